@@ -1,0 +1,23 @@
+"""parity-audit: is a model port computing the same function as its reference?
+
+Importing this package costs nothing: everything heavy is loaded on first use, so that
+`parity_audit.core` also imports on a bare interpreter inside a backend's own environment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "audit", "capture", "diff"]
+
+if TYPE_CHECKING:
+    from parity_audit.api import audit, capture, diff
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from parity_audit import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

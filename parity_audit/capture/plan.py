@@ -1,0 +1,89 @@
+"""What an audit will run: the model, its weights, its probes, and one plan per backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parity_audit.capture.probes import plan_probes
+from parity_audit.capture.session import SidePlan
+from parity_audit.core.errors import NotJudged, UsageError
+from parity_audit.core.progress import Progress
+from parity_audit.core.types import BackendRef, Checkpoint, Probe
+from parity_audit.envs.build import python_for
+from parity_audit.specs import miniature
+from parity_audit.specs.checkpoints import find_checkpoint
+from parity_audit.specs.resolve import ResolvedModel, resolve_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditPlan:
+    """The question, resolved."""
+
+    model: ResolvedModel
+    checkpoint: Checkpoint
+    config: dict[str, Any]
+    probes: tuple[Probe, ...]
+    dtype: str
+    device: str
+
+
+def plan_audit(
+    model: str,
+    *,
+    synthetic: str | None,
+    seed: int,
+    weights: Path | None,
+    probes: Sequence[str] | None,
+    dtype: str,
+    device: str,
+    cache: Path,
+) -> AuditPlan:
+    """Resolve the model, find or make its weights, and choose the probes.
+
+    Raises:
+        UsageError: unknown model or probe.
+        NotJudged: the weights are neither on disk nor reachable.
+    """
+    resolved = resolve_model(model, weights)
+    if synthetic is not None:
+        checkpoint = miniature.make(resolved, size=synthetic, seed=seed, root=cache / "synthetic")
+    else:
+        checkpoint = find_checkpoint(resolved, weights)
+    config = json.loads((Path(checkpoint.path) / "config.json").read_text())
+    chosen = _choose(plan_probes(config, resolved.spec, seed=seed), probes)
+    return AuditPlan(
+        model=resolved, checkpoint=checkpoint, config=config, probes=chosen, dtype=dtype, device=device
+    )  # fmt: skip
+
+
+def _choose(planned: Sequence[Probe], wanted: Sequence[str] | None) -> tuple[Probe, ...]:
+    if not wanted:
+        return tuple(planned)
+    known = {probe.name: probe for probe in planned}
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise UsageError(f"unknown probe `{unknown[0]}`", code="unknown-probe", expected=", ".join(known))
+    return tuple(known[name] for name in wanted)
+
+
+def side_plan(plan: AuditPlan, ref: BackendRef, *, install: bool, progress: Progress) -> SidePlan:
+    """Find or make the environment of one backend.
+
+    Raises:
+        EnvFailed: no environment, and none may be or could be made.
+    """
+    environment = python_for(ref, device=plan.device, allow_install=install, progress=progress)
+    return SidePlan(
+        ref=ref, environment=environment, checkpoint=plan.checkpoint, spec=plan.model.spec, config=plan.config,
+        dtype=plan.dtype, device=plan.device, max_positions=max(probe.shape[1] for probe in plan.probes) + 1,
+    )  # fmt: skip
+
+
+def require_judgeable(plan: AuditPlan) -> None:
+    """Stop before any engine starts when there is nothing to run."""
+    if not plan.probes:
+        raise NotJudged("no probe to run", hint="drop `--probe` to run them all")

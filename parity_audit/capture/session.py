@@ -1,0 +1,171 @@
+"""One backend of an audit: its plan, and a worker that is started when needed and let go when memory is.
+
+A session loads on first use, keeps its model for replays and patched runs, and after `release()` loads
+again by itself. Edits are part of its state: they survive a reload.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parity_audit.core.errors import ParityError
+from parity_audit.core.progress import SILENT, Progress
+from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, ReadBack, WeightPrint
+from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+from parity_audit.envs.build import Environment
+from parity_audit.specs.schema import Spec
+from parity_audit.specs.view import reads, weight_taps
+from parity_audit.workers.client import Worker
+
+TOKENIZE = ("The quick brown fox jumps over 13 lazy dogs.",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidePlan:
+    """What one side of an audit is: which program, in which environment, on which weights."""
+
+    ref: BackendRef
+    environment: Environment
+    checkpoint: Checkpoint
+    spec: Spec
+    config: dict[str, Any]
+    dtype: str
+    device: str
+    max_positions: int
+
+    @property
+    def backend_key(self) -> str:
+        """The backend implementation: hf, hooked_transformer, transformer_bridge or vllm."""
+        return self.environment.backend_key
+
+
+@dataclass
+class Session:
+    """A backend that answers; see the module docstring for when it is loaded."""
+
+    plan: SidePlan
+    log: Path
+    progress: Progress = SILENT
+    load_settings: dict[str, Any] = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    read_back: tuple[ReadBack, ...] = ()
+    _worker: Worker | None = None
+    _description: Description | None = None
+
+    @property
+    def label(self) -> str:
+        """The BACKEND string, as the user knows it."""
+        return str(self.plan.ref)
+
+    def description(self) -> Description:
+        """What the loaded backend says about itself."""
+        self._loaded()
+        assert self._description is not None
+        return self._description
+
+    def run(self, request: RunRequest) -> RunReply:
+        """Run one probe."""
+        worker = self._loaded()
+        return worker.run(request, on_progress=self._relay(f"run {request.probe.name}"))
+
+    def replay(self, request: RunRequest) -> RunReply:
+        """Run one probe with sites replaced by `request.inputs`."""
+        worker = self._loaded()
+        return worker.replay(request, on_progress=self._relay(f"replay {request.probe.name}"))
+
+    def weights(self) -> tuple[WeightPrint, ...]:
+        """Fingerprints of every checkpoint tensor in the live model."""
+        plan = self.plan
+        worker = self._loaded()
+        taps = weight_taps(plan.spec, plan.backend_key, plan.config, self.description().version)
+        return tuple(worker.weights(WeightsRequest(taps=taps)))
+
+    def apply(self, edits: tuple[Edit, ...]) -> tuple[ReadBack, ...]:
+        """Bring the live model to exactly these edits; `load` edits start the backend afresh."""
+        settings: dict[str, Any] = {}
+        for edit in edits:
+            if edit.op == "load":
+                settings = merged(settings, edit.value)
+        if settings != self.load_settings:
+            self.release()
+            self.load_settings = settings
+        live = tuple(edit for edit in edits if edit.op != "load")
+        if live == self.edits:
+            self._loaded()
+            return self.read_back
+        self.edits = live
+        self.read_back = tuple(self._loaded().apply(ApplyRequest(edits=live)))
+        return self.read_back
+
+    def release(self) -> None:
+        """Let the process and its memory go; the next call loads again."""
+        if self._worker is not None:
+            self._worker.kill()
+        self._worker = None
+
+    def _loaded(self) -> Worker:
+        if self._worker is not None:
+            return self._worker
+        plan, started = self.plan, time.perf_counter()
+        self.progress.update("load", self.label)
+        environment = plan.environment
+        worker = Worker.start(environment.backend_key, environment.python, self._environ(), self.log)
+        try:
+            worker.load(self._request(), on_progress=self._relay("load"))
+            description = worker.describe()
+            if self.edits:
+                self.read_back = tuple(worker.apply(ApplyRequest(edits=self.edits)))
+        except BaseException:
+            worker.kill()
+            raise
+        self._worker, self._description = worker, description
+        self.seconds["load"] = self.seconds.get("load", 0.0) + time.perf_counter() - started
+        return worker
+
+    def _request(self) -> LoadRequest:
+        plan = self.plan
+        settings = merged({"max_model_len": plan.max_positions} if plan.backend_key == "vllm" else {}, plan.ref.settings)
+        return LoadRequest(
+            checkpoint=plan.checkpoint, dtype=plan.dtype, device=plan.device,
+            settings=merged(settings, self.load_settings), architecture=plan.spec.architecture,
+            reads=reads(plan.spec, plan.backend_key, plan.environment.version), tokenize=TOKENIZE,
+        )  # fmt: skip
+
+    def _environ(self) -> dict[str, str]:
+        environ = dict(self.plan.environment.env_vars)
+        if self.plan.checkpoint.hf_home:
+            environ |= {"HF_HOME": self.plan.checkpoint.hf_home, "HF_HUB_OFFLINE": "1"}
+        return environ
+
+    def _relay(self, stage: str) -> Any:
+        return lambda text, done=None, total=None: self.progress.update(stage, f"{self.label} {text}", done, total)
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `over` on top, dictionaries inside merged the same way."""
+    out = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = merged(out[key], value) if both else value
+    return out
+
+
+def failed(error: ParityError, label: str) -> dict[str, Any]:
+    """The error as the report carries it, with the backend it happened in."""
+    return dataclasses.asdict(_Failure(backend=label, **error.to_json()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failure:
+    backend: str
+    code: str
+    message: str
+    where: str = ""
+    expected: str = ""
+    found: str = ""
+    hint: str = ""

@@ -1,0 +1,93 @@
+"""Captures: run every probe through a session and keep what it showed, with its provenance, on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture, open_capture, write_manifest
+from parity_audit.core.jsonio import dumps
+from parity_audit.core.manifest import Entry, Manifest
+from parity_audit.core.types import NotTested, NotVisible, Probe, SiteTap
+from parity_audit.core.wire import NATIVE, RunRequest
+from parity_audit.specs.view import not_visible, taps
+
+RESIDUAL_SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+
+
+def wanted(tap: SiteTap, probe: Probe) -> bool:
+    """Whether a probe captures a site: all of them, or the residual stream where the rest would not fit."""
+    return probe.sites == "all" or not tap.site.startswith("blocks.") or tap.site.endswith(RESIDUAL_SITES)
+
+
+def take_capture(
+    session: Session,
+    probes: Sequence[Probe],
+    out: Path,
+    *,
+    precision: str = NATIVE,
+    with_weights: bool = False,
+    forced_by: Capture | None = None,
+    choose: Callable[[SiteTap, Probe], bool] = wanted,
+) -> Capture:
+    """Run the probes and return the capture; a finished capture of the same plan is reused.
+
+    `forced_by`: replay that capture's tensors (the introduced error of every component) instead of running.
+
+    Raises:
+        NotJudged: the backend failed; probes finished before stay on disk.
+    """
+    description = session.description()
+    plan = session.plan
+    every_tap = taps(plan.spec, plan.backend_key, plan.config, description.version)
+    entries: list[Entry] = []
+    hidden: dict[str, NotVisible] = {
+        item.site: item for item in not_visible(plan.spec, plan.backend_key, plan.config, description.version)
+    }
+    gaps: list[NotTested] = []
+    seconds: dict[str, float] = {}
+    for number, probe in enumerate(probes):
+        session.progress.update("capture", f"{session.label}: {probe.name}", number, len(probes))
+        chosen = tuple(tap for tap in every_tap if choose(tap, probe))
+        request = RunRequest(
+            probe=probe, taps=chosen, out=str(out), precision=precision, inputs=_inputs(forced_by, probe, chosen)
+        )
+        started = time.perf_counter()
+        reply = session.run(request) if forced_by is None else session.replay(request)
+        seconds[probe.name] = time.perf_counter() - started
+        entries += reply.entries
+        hidden |= {item.site: item for item in reply.not_visible}
+        gaps += reply.not_tested
+    manifest = Manifest(
+        backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,
+        checkpoint=plan.checkpoint, description=description, probes=tuple(probes), entries=tuple(entries),
+        not_visible=tuple(hidden.values()), not_tested=tuple(gaps),
+        weights=session.weights() if with_weights else (), seconds=seconds,
+    )  # fmt: skip
+    write_manifest(out, manifest)
+    return open_capture(out)
+
+
+def _inputs(forced_by: Capture | None, probe: Probe, chosen: Sequence[SiteTap]) -> dict[str, str]:
+    if forced_by is None:
+        return {}
+    held = forced_by.sites(probe.name)
+    return {tap.site: str(forced_by.file(probe.name, tap.site)) for tap in chosen if tap.site in held}
+
+
+def plan_key(session: Session, probes: Sequence[Probe], precision: str) -> str:
+    """A name for everything that decides a capture's numbers: equal keys, equal captures."""
+    plan = session.plan
+    parts = {
+        "checkpoint": plan.checkpoint.fingerprint,
+        "environment": plan.environment.key,
+        "version": plan.environment.version,
+        "settings": [plan.ref.settings, session.load_settings, session.edits],
+        "run": [plan.dtype, plan.device, precision],
+        "probes": list(probes),
+        "spec": plan.spec.fingerprint,
+    }
+    return hashlib.sha256(dumps(parts).encode()).hexdigest()[:16]

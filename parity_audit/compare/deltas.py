@@ -1,0 +1,207 @@
+"""Distances between captures, site by site: nothing but one chunk of one site is ever in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from parity_audit.compare.source import TensorSource
+from parity_audit.compare.divergences import kl_per_position, top1_matches
+from parity_audit.compare.floor import noise_ratio
+from parity_audit.compare.moments import Moments
+from parity_audit.core.report import LogitsDelta, SiteDelta
+from parity_audit.core.types import NotTested, Probe
+
+CHUNK_ENTRIES = 1 << 22
+ATTENTION_SITES = (".attn_scores", ".pattern")
+LOGITS = "logits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Every delta of one candidate. `sites` holds one delta per site, from the probe with the largest
+    noise ratio; `by_probe` holds them all."""
+
+    sites: tuple[SiteDelta, ...]
+    by_probe: tuple[SiteDelta, ...]
+    logits: LogitsDelta | None
+    not_tested: tuple[NotTested, ...] = ()
+    non_finite: tuple[str, ...] = ()
+    mask_mismatch: tuple[str, ...] = ()
+    seconds: float = 0.0
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+def layer_of(site: str) -> int | None:
+    """The block of a site, None for embed, ln_final and logits."""
+    return int(site.split(".")[1]) if site.startswith("blocks.") else None
+
+
+def site_order(site: str) -> tuple[int, int]:
+    """Sort key that follows the data through the model."""
+    layer = layer_of(site)
+    if layer is None:
+        return {"embed": (-1, 0), "ln_final.out": (1 << 30, 0)}.get(site, (1 << 30, 1))
+    name = site.split(".", 2)[2]
+    return layer, BLOCK_ORDER.index(name) if name in BLOCK_ORDER else len(BLOCK_ORDER)
+
+
+BLOCK_ORDER = (
+    "resid_pre", "ln1.out", "q", "k", "v", "rot_q", "rot_k", "attn_scores", "pattern", "z", "attn_proj",
+    "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp.pre", "mlp.pre_linear", "mlp.post", "mlp_proj",
+    "ln2_post.out", "mlp_out", "resid_post",
+)  # fmt: skip
+
+
+def compare(candidate: TensorSource, reference: TensorSource, judge: TensorSource | None, *, dtype: str) -> Comparison:
+    """Compare every site that both sides show, over every probe.
+
+    Raises:
+        CaptureBroken: a file is missing, truncated or altered.
+    """
+    deltas: list[SiteDelta] = []
+    bad: list[str] = []
+    masks: list[str] = []
+    gaps: list[NotTested] = []
+    logits = _LogitsSums()
+    for probe in reference.probes:
+        shared = candidate.sites(probe.name) & reference.sites(probe.name)
+        if not shared:
+            gaps.append(NotTested(what=f"probe {probe.name}", why="the candidate did not run it"))
+        for site in sorted(shared, key=site_order):
+            moments = _measure(candidate, reference, judge, probe, site, logits if site == LOGITS else None)
+            where = f"{probe.name}/{site}"
+            if moments.non_finite:
+                bad.append(f"{where}: {moments.non_finite} NaN or infinite entries")
+            if moments.hidden_by_one_side:
+                masks.append(where)
+            if moments.count == 0:
+                gaps.append(NotTested(what=where, why="no finite entry at a real position"))
+                continue
+            deltas.append(_delta(site, probe.name, moments, dtype))
+    return Comparison(
+        sites=worst_per_site(deltas), by_probe=tuple(deltas), logits=logits.result(deltas),
+        not_tested=tuple(gaps), non_finite=tuple(bad), mask_mismatch=tuple(masks),
+    )  # fmt: skip
+
+
+def worst_per_site(deltas: Iterable[SiteDelta]) -> tuple[SiteDelta, ...]:
+    """One delta per site: the probe where it stands out most from the floor."""
+    worst: dict[str, SiteDelta] = {}
+    for delta in deltas:
+        known = worst.get(delta.site)
+        if known is None or _severity(delta) > _severity(known):
+            worst[delta.site] = delta
+    return tuple(sorted(worst.values(), key=lambda delta: site_order(delta.site)))
+
+
+def _severity(delta: SiteDelta) -> tuple[float, float]:
+    return (delta.noise_ratio if delta.noise_ratio is not None else -1.0, delta.rel)
+
+
+def rmse_to_forced(own: TensorSource, forced: TensorSource, probe: Probe, site: str) -> tuple[float, float]:
+    """RMSE between a capture and what the judge makes of that capture's own inputs, and the judge's rms."""
+    moments = _measure(own, forced, None, probe, site, None)
+    return moments.rms(moments.square_sum), moments.rms(moments.reference_square_sum)
+
+
+def _measure(
+    candidate: TensorSource, reference: TensorSource, judge: TensorSource | None, probe: Probe, site: str, logits: _LogitsSums | None
+) -> Moments:
+    moments = Moments()
+    sides = [candidate, reference] + ([judge] if judge is not None and site in judge.sites(probe.name) else [])
+    for offset, tensors in _lockstep(sides, probe.name, site):
+        chunk = [*tensors, None][:3]
+        keep = _keep(probe, site, tensors[0].shape, offset)
+        moments.add(tensors[0], tensors[1], chunk[2] if len(tensors) == 3 else None, keep, offset)
+        if logits is not None:
+            logits.add(tensors[0], tensors[1], keep[..., 0])
+    return moments
+
+
+def _lockstep(sides: list[TensorSource], probe: str, site: str) -> Iterator[tuple[int, list[Tensor]]]:
+    """Chunks of the same rows of every side; a side that was clipped to fewer positions clips all (causal prefix)."""
+    shapes = [side.shape(probe, site) for side in sides]
+    common = tuple(min(axis) for axis in zip(*shapes, strict=True))
+    per_row = math.prod(common) // max(common[1], 1)
+    rows = max(1, CHUNK_ENTRIES // max(per_row, 1))
+    for start in range(0, common[1], rows):
+        stop = min(start + rows, common[1])
+        tensors = [side.rows(probe, site, start, stop) for side in sides]
+        yield start, [_clip(tensor, common) for tensor in tensors]
+
+
+def _clip(tensor: Tensor, common: tuple[int, ...]) -> Tensor:
+    for axis in range(2, tensor.ndim):
+        tensor = tensor.narrow(axis, 0, common[axis])
+    return tensor
+
+
+def _keep(probe: Probe, site: str, shape: torch.Size, offset: int) -> Tensor:
+    """Which entries of a chunk belong to real tokens. Axis 1 is pos, or head for attention sites."""
+    mask = torch.tensor(probe.mask, dtype=torch.bool)
+    if site.endswith(ATTENTION_SITES):
+        queries, keys = mask[:, : shape[2]], mask[:, : shape[3]]
+        return (queries[:, None, :, None] & keys[:, None, None, :]).expand(shape)
+    rows = mask[:, offset : offset + shape[1]]
+    return rows.reshape(*rows.shape, *[1] * (len(shape) - 2)).expand(shape)
+
+
+def _delta(site: str, probe: str, moments: Moments, dtype: str) -> SiteDelta:
+    rms = moments.rms(moments.judge_square_sum if moments.judged else moments.reference_square_sum)
+    rmse = moments.rms(moments.square_sum)
+    ratio = None
+    if moments.judged:
+        errors = moments.rms(moments.candidate_judge), moments.rms(moments.reference_judge)
+        ratio = noise_ratio(*errors, rms, dtype)
+    return SiteDelta(
+        site=site, layer=layer_of(site), probe=probe, max_abs=moments.max_abs, rmse=rmse,
+        rel=rmse / rms if rms > 0 else 0.0, noise_ratio=ratio, worst=moments.worst,
+    )  # fmt: skip
+
+
+class _LogitsSums:
+    """Running sums of the distribution metrics over real positions of every probe."""
+
+    def __init__(self) -> None:
+        self.positions = 0
+        self.kl = 0.0
+        self.top1 = 0
+        self.abs_sum = 0.0
+        self.square_sum = 0.0
+        self.reference_square_sum = 0.0
+        self.entries = 0
+
+    def add(self, candidate: Tensor, reference: Tensor, keep: Tensor) -> None:
+        """Add logits `[batch, pos, d_vocab]` at the positions that `keep` `[batch, pos]` marks."""
+        ours, theirs = candidate[keep].double(), reference[keep].double()
+        if ours.numel() == 0:
+            return
+        self.positions += ours.shape[0]
+        self.kl += float(kl_per_position(theirs, ours).sum())
+        self.top1 += top1_matches(theirs, ours)
+        delta = ours - theirs
+        self.entries += delta.numel()
+        self.abs_sum += float(delta.abs().sum())
+        self.square_sum += float(delta.square().sum())
+        self.reference_square_sum += float(theirs.square().sum())
+
+    def result(self, deltas: list[SiteDelta]) -> LogitsDelta | None:
+        """The summary, None when no logits were compared."""
+        own = [delta for delta in deltas if delta.site == LOGITS]
+        if not own or not self.entries:
+            return None
+        ratios = [delta.noise_ratio for delta in own if delta.noise_ratio is not None]
+        return LogitsDelta(
+            max_abs=max(delta.max_abs for delta in own),
+            mean_abs=self.abs_sum / self.entries,
+            rmse=math.sqrt(self.square_sum / self.entries),
+            rel=math.sqrt(self.square_sum / max(self.reference_square_sum, 1e-300)),
+            noise_ratio=max(ratios) if ratios else None,
+            kl=self.kl / self.positions,
+            top1_agreement=self.top1 / self.positions,
+        )

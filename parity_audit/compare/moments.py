@@ -1,0 +1,72 @@
+"""Streaming distances between two or three tensors at one site: chunks in, sums out, all in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Moments:
+    """Running sums over the real entries of one site. `judge` may be absent; then its sums stay 0."""
+
+    count: int = 0
+    abs_sum: float = 0.0
+    square_sum: float = 0.0
+    reference_square_sum: float = 0.0
+    candidate_judge: float = 0.0
+    reference_judge: float = 0.0
+    judge_square_sum: float = 0.0
+    max_abs: float = -1.0
+    worst: tuple[int, ...] = ()
+    non_finite: int = 0
+    hidden_by_one_side: int = 0
+    judged: bool = field(default=False)
+
+    def add(self, candidate: Tensor, reference: Tensor, judge: Tensor | None, keep: Tensor, offset: int) -> None:
+        """Add one chunk. All tensors share one shape; `keep` is a boolean of that shape, `offset` the
+        position of the chunk's first row on axis 1 of the whole tensor."""
+        finite = candidate.isfinite() & reference.isfinite()
+        masked_both = torch.isneginf(candidate) & torch.isneginf(reference)
+        masked_one = torch.isneginf(candidate) ^ torch.isneginf(reference)
+        self.hidden_by_one_side += int((masked_one & keep).sum())
+        self.non_finite += int((~finite & ~masked_both & ~masked_one & keep).sum())
+        keep = keep & finite
+        count = int(keep.sum())
+        if count == 0:
+            return
+        delta = torch.where(keep, candidate.double() - reference.double(), 0.0).abs()
+        self.count += count
+        self.abs_sum += float(delta.sum())
+        self.square_sum += float(delta.square().sum())
+        self.reference_square_sum += float(torch.where(keep, reference.double(), 0.0).square().sum())
+        self._note_worst(delta, offset)
+        if judge is not None:
+            self._add_judge(candidate, reference, judge, keep)
+
+    def _note_worst(self, delta: Tensor, offset: int) -> None:
+        peak = int(delta.argmax())
+        value = float(delta.flatten()[peak])
+        if value > self.max_abs:
+            index = [int(i) for i in torch.unravel_index(torch.tensor(peak), delta.shape)]
+            index[1] += offset
+            self.max_abs, self.worst = value, tuple(index)
+
+    def _add_judge(self, candidate: Tensor, reference: Tensor, judge: Tensor, keep: Tensor) -> None:
+        keep = keep & judge.isfinite()
+        zero = torch.zeros((), dtype=torch.float64)
+        self.judged = True
+        self.candidate_judge += float(torch.where(keep, candidate.double() - judge.double(), zero).square().sum())
+        self.reference_judge += float(torch.where(keep, reference.double() - judge.double(), zero).square().sum())
+        self.judge_square_sum += float(torch.where(keep, judge.double(), zero).square().sum())
+
+    def mean(self, total: float) -> float:
+        """A sum over entries as a mean."""
+        return total / self.count if self.count else math.nan
+
+    def rms(self, square_sum: float) -> float:
+        """A sum of squares over entries as a root mean square."""
+        return math.sqrt(square_sum / self.count) if self.count else math.nan

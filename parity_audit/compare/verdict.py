@@ -1,0 +1,46 @@
+"""One function decides. It needs deltas, finite numbers and the logits; a pass cannot be the default."""
+
+from __future__ import annotations
+
+from parity_audit.compare.deltas import Comparison
+from parity_audit.compare.floor import PARITY_RATIO, WARN_RATIO
+from parity_audit.core.report import SiteDelta, Verdict
+
+REQUIRED = "logits"
+
+
+def judge_comparison(comparison: Comparison) -> tuple[Verdict, str]:
+    """The verdict and, in one line, why."""
+    if comparison.non_finite:
+        return Verdict.INCONCLUSIVE, f"not finite: {comparison.non_finite[0]}"
+    if not comparison.by_probe:
+        return Verdict.INCONCLUSIVE, "nothing was compared"
+    if comparison.logits is None:
+        return Verdict.INCONCLUSIVE, "the logits were not compared"
+    if comparison.mask_mismatch:
+        return Verdict.MISMATCH, f"the two sides attend to different positions at {comparison.mask_mismatch[0]}"
+    if all(delta.max_abs == 0.0 for delta in comparison.by_probe):
+        return Verdict.EXACT, f"bit-identical at {len(comparison.sites)} sites"
+    if any(delta.noise_ratio is None for delta in comparison.by_probe):
+        return Verdict.INCONCLUSIVE, "no judge measured the noise floor, so rounding and error cannot be told apart"
+    return _against_floor(comparison)
+
+
+def _against_floor(comparison: Comparison) -> tuple[Verdict, str]:
+    wrong = [delta for delta in comparison.sites if ratio_of(delta) > PARITY_RATIO]
+    if wrong:
+        first = wrong[0]
+        return Verdict.MISMATCH, f"{ratio_of(first):.3g}x the noise floor at {first.site} (limit {PARITY_RATIO:g}x)"
+    top = max(comparison.sites, key=ratio_of)
+    near = "; close to the limit" if ratio_of(top) > WARN_RATIO else ""
+    return Verdict.PARITY, f"at most {ratio_of(top):.2g}x the noise floor (at {top.site}){near}"
+
+
+def ratio_of(delta: SiteDelta) -> float:
+    """The noise ratio as a number; a site without one counts as infinitely far."""
+    return float("inf") if delta.noise_ratio is None else delta.noise_ratio
+
+
+def first_divergence(comparison: Comparison) -> SiteDelta | None:
+    """The first site, in the order of the data, that the floor does not explain."""
+    return next((delta for delta in comparison.sites if ratio_of(delta) > PARITY_RATIO), None)

@@ -1,0 +1,71 @@
+"""Dataclasses to JSON and back. NaN and infinity never reach JSON: the caller counts them first."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from typing import Any, TypeVar, Union
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """Turn dataclasses, enums and tuples into dicts, values and lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """Serialise; raises ValueError on NaN or infinity instead of writing invalid JSON."""
+    return json.dumps(to_plain(value), allow_nan=False, indent=indent, ensure_ascii=False)
+
+
+def from_plain(kind: type[T], value: Any) -> T:
+    """Build `kind` (a dataclass, or a type built of them) from plain JSON values.
+
+    Raises:
+        TypeError: a required field is missing or a field is unknown.
+    """
+    return typing.cast(T, _build(kind, value))
+
+
+def _build(kind: Any, value: Any) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _build_union(typing.get_args(kind), value)
+    if origin in (list, tuple) or kind in (list, tuple):
+        return _build_sequence(origin or kind, typing.get_args(kind), value)
+    if origin is dict:
+        item = typing.get_args(kind)[1]
+        return {key: _build(item, entry) for key, entry in value.items()}
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return typing.cast(Any, kind)(**{key: _build(hints.get(key, Any), entry) for key, entry in value.items()})
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
+    return value
+
+
+def _build_union(options: tuple[Any, ...], value: Any) -> Any:
+    if value is None:
+        return None
+    real = [option for option in options if option is not type(None)]
+    return _build(real[0], value) if len(real) == 1 else value
+
+
+def _build_sequence(origin: Any, args: tuple[Any, ...], value: Any) -> Any:
+    if not args:
+        return origin(value)
+    if origin is tuple and len(args) > 1 and args[-1] is not Ellipsis:
+        return tuple(_build(arg, entry) for arg, entry in zip(args, value, strict=True))
+    return origin(_build(args[0], entry) for entry in value)

@@ -1,0 +1,48 @@
+"""The capture manifest: what lies in a capture directory, readable and writable by anyone.
+
+A capture directory is `manifest.json` plus one safetensors file per probe and site, each holding one
+tensor named `x`. llama.cpp, MLX or JAX can write it; `parity-audit diff` reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity_audit.core.types import Checkpoint, Description, NotTested, NotVisible, Probe, WeightPrint
+
+MANIFEST_NAME = "manifest.json"
+CAPTURE_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One tensor of a capture. `file` is relative to the manifest; `non_finite` counts NaN and infinity
+    (for `attn_scores`, masked entries are -inf by definition and are not counted)."""
+
+    probe: str
+    site: str
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+    sha256: str
+    non_finite: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Provenance and contents of one capture."""
+
+    format: int = CAPTURE_FORMAT
+    backend: str
+    dtype: str
+    device: str
+    checkpoint: Checkpoint
+    description: Description | None = None
+    probes: tuple[Probe, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    not_visible: tuple[NotVisible, ...] = ()
+    not_tested: tuple[NotTested, ...] = ()
+    weights: tuple[WeightPrint, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,161 @@
+"""The judged nouns: deltas, findings, patches, verdicts and the Report, as report.json carries them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity_audit.core.types import Edit, KnobValue, NotTested, NotVisible, ReadBack
+
+SCHEMA_VERSION = 1
+
+
+class Verdict(str, enum.Enum):
+    """What is claimed about one candidate. `PARITY` is never a default."""
+
+    EXACT = "exact"
+    PARITY = "parity"
+    MISMATCH = "mismatch"
+    INCONCLUSIVE = "inconclusive"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteDelta:
+    """Distance of candidate and reference at one site, over all probes that show it (the worst is reported).
+
+    `max_abs`, `rmse`, `rel` (rmse over the judge's rms) are candidate against reference;
+    `noise_ratio` is RMSE(candidate, judge) / RMSE(reference, judge);
+    `introduced_ratio` is the same with both replayed on their own immediate inputs, None when not replayed.
+    `worst` is the coordinate of max_abs in the site's axes.
+    """
+
+    site: str
+    layer: int | None
+    probe: str
+    max_abs: float
+    rmse: float
+    rel: float
+    noise_ratio: float | None
+    introduced_ratio: float | None = None
+    worst: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsDelta:
+    """Distance at the logits over every real position of every probe. `kl` is mean KL(reference || candidate) in nats."""
+
+    max_abs: float
+    mean_abs: float
+    rmse: float
+    rel: float
+    noise_ratio: float | None
+    kl: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What is wrong, where, and how we know.
+
+    `kind` is one of: constant, variant, mask, weights, settings, unexplained.
+    `departs_from_spec` names the side that is wrong: "candidate", "reference", "both" or "unknown".
+    `confidence` in [0, 1]; `evidence` holds the numbers that a sceptic would ask for.
+    """
+
+    knob: str
+    kind: str
+    layers: tuple[int, ...] | None
+    site: str
+    reference_value: KnobValue
+    candidate_value: KnobValue
+    spec_value: KnobValue = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+    confidence: float = 0.0
+    departs_from_spec: str = "unknown"
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """Settings of one backend that repair findings: as data, as code, and with what was read back."""
+
+    knob: str
+    backend: str
+    value: KnobValue
+    edits: tuple[Edit, ...]
+    code: str
+    fixes: tuple[str, ...]
+    note: str = ""
+    read_back: tuple[ReadBack, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patched:
+    """The candidate again, with its patches applied."""
+
+    verdict: Verdict
+    logits: LogitsDelta | None
+    sites: tuple[SiteDelta, ...]
+    target: float
+    target_reached: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Everything about one candidate."""
+
+    backend: str
+    package: str
+    version: str
+    settings: dict[str, Any]
+    dtype: str
+    device: str
+    verdict: Verdict
+    why: str
+    logits: LogitsDelta | None = None
+    sites: tuple[SiteDelta, ...] = ()
+    first_divergence: dict[str, Any] | None = None
+    findings: tuple[Finding, ...] = ()
+    patches: tuple[Patch, ...] = ()
+    patched: Patched | None = None
+    proof: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    not_visible: tuple[NotVisible, ...] = ()
+    not_tested: tuple[NotTested, ...] = ()
+    detection_limits: dict[str, float] = field(default_factory=dict)
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """The reference or the judge, as it ran."""
+
+    backend: str
+    package: str
+    version: str
+    settings: dict[str, Any]
+    dtype: str
+    device: str
+    self_check: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The whole audit; `report.json` is this, field by field."""
+
+    schema_version: int = SCHEMA_VERSION
+    model: str
+    architecture: str
+    spec: str
+    weights: dict[str, Any]
+    reference: Side | None
+    judge: Side | None
+    probes: tuple[dict[str, Any], ...]
+    candidates: tuple[Candidate, ...]
+    environment: dict[str, Any]
+    seconds: dict[str, float]
+    exit_code: int
+    not_tested: tuple[NotTested, ...] = ()
+    error: dict[str, Any] | None = None

@@ -1,0 +1,175 @@
+"""The nouns that flow through an audit, before anything is judged. The judged ones are in `report.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+Scalar = Union[float, int, str, bool, None]
+KnobValue = Union[Scalar, list[Any], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotTested:
+    """Something this run did not look at, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotVisible:
+    """A site that a backend cannot show, and why."""
+
+    site: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendRef:
+    """A BACKEND string, parsed: `name[==version][,key=value...]`."""
+
+    name: str
+    version: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        version = f"=={self.version}" if self.version else ""
+        settings = "".join(f",{key}={value}" for key, value in self.settings.items())
+        return f"{self.name}{version}{settings}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Weights on disk: `path` holds config.json and safetensors.
+
+    `hf_home` is set when the weights live in a hub cache of our own (miniatures): workers then get
+    `HF_HOME` and `HF_HUB_OFFLINE=1`, so every backend loads `repo_id` through its ordinary code path.
+    `synthetic` is None for real weights, else "mini", "small" or "full"; only then may a backend
+    replace the sizes (never the constants) that a port hard-codes by model name.
+    """
+
+    repo_id: str
+    path: str
+    hf_home: str | None = None
+    synthetic: str | None = None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Token ids built to expose something.
+
+    `token_ids` and `mask` are `[batch, pos]`; mask 0 marks padding, which no backend may attend to and
+    no comparison may look at. `sites` names what to capture: "all", or "residual" (embed, resid_*, norms
+    out of blocks, logits) for probes whose attention matrices would not fit.
+    """
+
+    name: str
+    purpose: str
+    token_ids: tuple[tuple[int, ...], ...]
+    mask: tuple[tuple[int, ...], ...]
+    sites: str = "all"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.token_ids), len(self.token_ids[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteTap:
+    """Where one backend shows one site.
+
+    `module` is a dotted path from the root module; `take` says what of it is the site:
+
+    - `output` / `input`: the first tensor the module returns / is given
+    - `output:N` / `input:N`: the N-th element of the returned tuple / N-th positional input
+    - `output_sum`: the sum of the first two returned tensors (vLLM's `(hidden, residual)`)
+    - `attention:query|key|value|scores|pattern|z`: seen at the attention core, whatever the kernel
+      (query and key after rotation)
+
+    `slice` keeps `[start, stop)` of the last axis before `layout`, an einops pattern from the
+    backend's own axes to the canonical ones of DESIGN (`b p d_model`, `b p head d_head`,
+    `b head query_pos key_pos`), with `sizes` for the axes that einops cannot infer.
+    """
+
+    site: str
+    module: str
+    take: str = "output"
+    slice: tuple[int, int] | None = None
+    layout: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+    scale: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightTap:
+    """Where one backend keeps one checkpoint tensor, and how to bring it back to the checkpoint's layout.
+
+    Canonical value = rearrange(param[slice], layout) * scale + shift.
+    """
+
+    name: str
+    path: str
+    slice: tuple[int, int] | None = None
+    layout: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+    scale: float | None = None
+    shift: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightPrint:
+    """Fingerprint of one tensor in the checkpoint's layout, taken in float64.
+
+    `sketch` are inner products with seeded random signs, relative to the norm: equal tensors have equal
+    sketches up to rounding, a transposed, shifted or permuted one does not.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sha256: str
+    rms: float
+    sketch: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """One reversible change of a live model.
+
+    - op `set`: write `value` at `path` (attributes, `[3]`, `[*]` for every element)
+    - op `load`: settings to load the backend with (`value` is a dict); needs a fresh load
+    - op `rotary_tables`: rewrite the sin/cos tables of the modules at `path` from
+      `value = {"inv_freq": [...], "attention_factor": float}`
+    """
+
+    op: str
+    path: str = ""
+    value: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadBack:
+    """What the live module holds after an edit, per matched path."""
+
+    path: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What a loaded backend says about itself: versions and settings read from live modules, not from configs."""
+
+    backend: str
+    package: str
+    version: str
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    effective: dict[str, Any] = field(default_factory=dict)
+    tokenization: dict[str, list[int]] = field(default_factory=dict)
+    max_positions: int | None = None
+    sizes_replaced: dict[str, Any] = field(default_factory=dict)
+    numerics: dict[str, Any] = field(default_factory=dict)
+    not_visible: tuple[NotVisible, ...] = ()
+    parameters: int = 0

@@ -1,0 +1,81 @@
+"""What parent and worker say to each other: one JSON object per line, on a file descriptor of its own.
+
+Engines print on stdout, so the wire never uses it. Tensors never cross the wire: the worker writes
+safetensors and answers with the manifest entries.
+
+Parent to worker: `{"id": 7, "op": "run", "args": {...}}`.
+Worker to parent: any number of `{"id": 7, "progress": {"text": ..., "done": 3, "total": 6}}`, then one of
+`{"id": 7, "result": {...}}` or `{"id": 7, "error": {"code", "message", "hint", "traceback"}}`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity_audit.core.manifest import Entry
+from parity_audit.core.types import Checkpoint, Edit, NotTested, NotVisible, Probe, SiteTap, WeightTap
+
+PROTOCOL = 1
+WIRE_FD_ENV = "PARITY_AUDIT_WIRE_FD"
+
+NATIVE = "native"
+FLOAT64 = "float64"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRequest:
+    """Load a model. `module` names the backend implementation, for example `parity_audit.backends.hf:load`.
+
+    `reads` maps a knob to the dotted paths of the live values that implement it; `describe` reads them.
+    """
+
+    checkpoint: Checkpoint
+    dtype: str
+    device: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    architecture: str = ""
+    reads: dict[str, str] = field(default_factory=dict)
+    tokenize: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """Run one probe and write the sites of `taps` below `out`.
+
+    `precision` is "native", or "float64" for the judge (reference backends only).
+    `inputs` maps a site to a safetensors file. Such a site is first recorded as computed, then replaced
+    by the file's tensor before the model goes on. With every visible site of a capture given, each
+    recorded tensor is what this model makes of that capture's own immediate inputs: the error that a
+    component introduces, free of what it inherits.
+    """
+
+    probe: Probe
+    taps: tuple[SiteTap, ...]
+    out: str
+    precision: str = NATIVE
+    inputs: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReply:
+    """What a run wrote, and what it could not show."""
+
+    entries: tuple[Entry, ...]
+    not_visible: tuple[NotVisible, ...] = ()
+    not_tested: tuple[NotTested, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsRequest:
+    """Fingerprint these tensors of the live model."""
+
+    taps: tuple[WeightTap, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyRequest:
+    """Bring the live model to exactly these edits: earlier ones not listed are undone."""
+
+    edits: tuple[Edit, ...]

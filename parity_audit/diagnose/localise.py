@@ -1,0 +1,87 @@
+"""Introduced or inherited: which component makes the error, and which only passes it on.
+
+The judge replays a capture with every visible site replaced by the capture's own tensor, so each of its
+outputs is the true value *for that capture's inputs* (see `core.wire.RunRequest.inputs`). Then
+
+    introduced_ratio = RMSE(candidate, judge on candidate's inputs) / RMSE(reference, judge on reference's inputs)
+
+at a site is large only where the component in front of that site is itself wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from parity_audit.compare.source import TensorSource
+from parity_audit.compare.deltas import rmse_to_forced, site_order
+from parity_audit.compare.floor import PARITY_RATIO, noise_ratio
+from parity_audit.core.report import SiteDelta
+
+COMPONENT_OF = {
+    "embed": "embed",
+    "resid_pre": "residual",
+    "resid_mid": "residual",
+    "resid_post": "residual",
+    "ln1.out": "norm",
+    "ln2.out": "norm",
+    "ln1_post.out": "norm",
+    "ln2_post.out": "norm",
+    "q": "qkv",
+    "k": "qkv",
+    "v": "qkv",
+    "rot_q": "rope",
+    "rot_k": "rope",
+    "attn_scores": "scores",
+    "pattern": "pattern",
+    "z": "z",
+    "attn_proj": "attn_proj",
+    "attn_out": "attn_out",
+    "mlp.pre": "mlp",
+    "mlp.pre_linear": "mlp",
+    "mlp.post": "mlp",
+    "mlp_proj": "mlp",
+    "mlp_out": "mlp_out",
+    "ln_final.out": "final_norm",
+    "logits": "logits",
+}
+
+
+def component_of(site: str) -> str:
+    """The component that produces a site."""
+    name = site.split(".", 2)[2] if site.startswith("blocks.") else site
+    return COMPONENT_OF.get(name, name)
+
+
+def introduced_ratios(
+    candidate: TensorSource, candidate_forced: TensorSource, reference: TensorSource, reference_forced: TensorSource, *, dtype: str
+) -> dict[tuple[str, str], float]:
+    """Introduced ratio by (probe, site), wherever all four captures show the site."""
+    ratios: dict[tuple[str, str], float] = {}
+    for probe in candidate_forced.probes:
+        captures = (candidate, candidate_forced, reference, reference_forced)
+        shared = set.intersection(*(set(capture.sites(probe.name)) for capture in captures))
+        for site in sorted(shared, key=site_order):
+            own, rms = rmse_to_forced(candidate, candidate_forced, probe, site)
+            floor, _ = rmse_to_forced(reference, reference_forced, probe, site)
+            if own == own and floor == floor:
+                ratios[probe.name, site] = noise_ratio(own, floor, rms, dtype)
+    return ratios
+
+
+def with_introduced(deltas: Iterable[SiteDelta], ratios: dict[tuple[str, str], float]) -> tuple[SiteDelta, ...]:
+    """The same deltas with their worst introduced ratio over the replayed probes."""
+    worst: dict[str, float] = {}
+    for (_, site), ratio in ratios.items():
+        worst[site] = max(ratio, worst.get(site, 0.0))
+    return tuple(dataclasses.replace(delta, introduced_ratio=worst.get(delta.site)) for delta in deltas)
+
+
+def suspects(ratios: dict[tuple[str, str], float], limit: float = PARITY_RATIO) -> dict[str, set[int | None]]:
+    """Components that introduce more error than the floor explains, with the layers where they do."""
+    found: dict[str, set[int | None]] = {}
+    for (_, site), ratio in ratios.items():
+        if ratio > limit:
+            layer = int(site.split(".")[1]) if site.startswith("blocks.") else None
+            found.setdefault(component_of(site), set()).add(layer)
+    return found

@@ -1,0 +1,83 @@
+"""Is the question itself sound? Token ids, weights parameter by parameter, config facts, before anything is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parity_audit.core.report import Finding
+from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
+
+SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+
+
+def token_findings(reference: Description, candidate: Description) -> tuple[list[str], list[NotTested]]:
+    """Warnings where the two sides turn the same text into different ids, and texts only one side tokenized.
+
+    The probes are token ids, so a difference does not spoil the audit; it would spoil the user's own runs.
+    """
+    warnings: list[str] = []
+    gaps: list[NotTested] = []
+    for text, ids in reference.tokenization.items():
+        other = candidate.tokenization.get(text)
+        if other is None:
+            gaps.append(NotTested(what="tokenization", why=f"{candidate.backend} shows no tokenizer here"))
+        elif other != ids:
+            warnings.append(f"token ids differ for {text!r}: reference {ids[:8]}, candidate {other[:8]}")
+    return warnings, gaps
+
+
+def weight_findings(
+    reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint], dtype: str
+) -> tuple[list[Finding], list[NotTested]]:
+    """One finding per tensor that is not the reference's, after layout transforms; tensors nobody compared."""
+    ours = {item.name: item for item in candidate}
+    theirs = {item.name: item for item in reference}
+    tolerance = SKETCH_TOLERANCE[dtype]
+    findings = [
+        _weight_finding(theirs[name], ours[name])
+        for name in sorted(theirs.keys() & ours.keys())
+        if not same_weight(theirs[name], ours[name], tolerance)
+    ]
+    gaps = [NotTested(what=f"weight {name}", why="the candidate does not show it") for name in theirs.keys() - ours.keys()]
+    return findings, sorted(gaps, key=lambda gap: gap.what)
+
+
+def same_weight(a: WeightPrint, b: WeightPrint, tolerance: float) -> bool:
+    """Equal bytes, or equal shape, norm and sketch up to the rounding of a layout transform."""
+    if a.sha256 == b.sha256:
+        return True
+    if a.shape != b.shape or abs(a.rms - b.rms) > tolerance * max(a.rms, b.rms):
+        return False
+    return all(abs(x - y) <= tolerance * max(1.0, abs(x)) for x, y in zip(a.sketch, b.sketch, strict=True))
+
+
+def _weight_finding(reference: WeightPrint, candidate: WeightPrint) -> Finding:
+    cause = "shape" if reference.shape != candidate.shape else "values"
+    return Finding(
+        knob="weights", kind="weights", layers=None, site=reference.name,
+        reference_value=list(reference.shape) if cause == "shape" else reference.rms,
+        candidate_value=list(candidate.shape) if cause == "shape" else candidate.rms,
+        evidence={"tensor": reference.name, "differs_in": cause, "reference_rms": reference.rms,
+                  "candidate_rms": candidate.rms, "reference_sha256": reference.sha256,
+                  "candidate_sha256": candidate.sha256},
+        confidence=0.99, departs_from_spec="candidate",
+        message=f"tensor {reference.name} of the candidate is not the reference's ({cause} differ)",
+    )  # fmt: skip
+
+
+def config_warnings(
+    spec_values: dict[str, KnobValue], effective: dict[str, KnobValue], side: str
+) -> list[str]:
+    """Live settings that differ from the spec, read from the modules: a hint, never a finding by itself."""
+    return [
+        f"{side}: live {knob} is {effective[knob]!r}, the spec says {spec_values[knob]!r}"
+        for knob in sorted(spec_values.keys() & effective.keys())
+        if not close(spec_values[knob], effective[knob])
+    ]
+
+
+def close(a: KnobValue, b: KnobValue) -> bool:
+    """Equal, or numbers within 1e-5 relative (settings are often stored in float32)."""
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return abs(a - b) <= 1e-5 * max(abs(a), abs(b))
+    return a == b

@@ -1,0 +1,166 @@
+"""One candidate from its first capture to its verified patch."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture
+from parity_audit.capture.take import take_capture
+from parity_audit.compare.deltas import Comparison, compare
+from parity_audit.compare.verdict import first_divergence, judge_comparison
+from parity_audit.core.report import Candidate, Finding, Patched, Verdict
+from parity_audit.core.types import NotTested, Probe
+from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
+from parity_audit.diagnose.localise import with_introduced
+from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
+from parity_audit.repair.choose import Proposal, propose
+from parity_audit.repair.verify import Bench, Verified, merge_fixes, needed, run_patched
+from parity_audit.specs.view import effective_values, spec_values
+
+MAX_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The believed side: a session to replay with, its capture, and the judge's."""
+
+    session: Session
+    capture: Capture
+    judge: Capture | None
+    probes: tuple[Probe, ...]
+    dtype: str
+
+
+@dataclass
+class _State:
+    """What is known of a candidate as its faults are peeled off."""
+
+    findings: list[Finding] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
+    gaps: list[NotTested] = field(default_factory=list)
+    verified: Verified | None = None
+
+
+def audit_candidate(session: Session, reference: Reference, *, target: float, repair: bool, out: Path) -> Candidate:
+    """Capture, compare and, on a mismatch, diagnose, repair and verify.
+
+    Raises:
+        NotJudged: the backend failed; what it captured before stays on disk.
+    """
+    capture = take_capture(session, reference.probes, out / "capture", with_weights=True)
+    comparison = compare(capture, reference.capture, reference.judge, dtype=reference.dtype)
+    verdict, why = judge_comparison(comparison)
+    result = _base(session, capture, comparison, verdict, why, reference)
+    if verdict is not Verdict.MISMATCH:
+        return result
+    diagnosis = _diagnose(session, reference, capture, comparison, out / "diagnosis-0")
+    result = _with_diagnosis(result, comparison, diagnosis)
+    if not repair:
+        gaps = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair"))
+        return dataclasses.replace(result, not_tested=gaps)
+    bench = Bench(
+        reference=reference.capture, judge=reference.judge, probes=reference.probes, dtype=reference.dtype, target=target
+    )
+    state = _State(findings=[*result.findings])
+    _peel(session, reference, bench, state, out)
+    return _with_repair(result, state)
+
+
+def _diagnose(session: Session, reference: Reference, capture: Capture, comparison: Comparison, out: Path) -> Diagnosis:
+    return diagnose(
+        Case(
+            candidate=session, reference=reference.session, candidate_capture=capture,
+            reference_capture=reference.capture, comparison=comparison, probes=reference.probes,
+            dtype=reference.dtype, out=out,
+        )
+    )  # fmt: skip
+
+
+def _peel(session: Session, reference: Reference, bench: Bench, state: _State, out: Path) -> None:
+    """Patch what is known, look again at what is left, until parity, nothing new, or too many rounds."""
+    new = list(state.findings)
+    for number in range(1, MAX_ROUNDS + 1):
+        version = session.description().version
+        proposals, gaps = propose(new, session.plan, version, known=state.findings)
+        state.gaps += gaps
+        if not proposals:
+            return
+        state.proposals = _replaced(state.proposals, proposals)
+        state.verified = run_patched(session, state.proposals, bench, out / f"patched-{number}")
+        if state.verified.patched.verdict in (Verdict.PARITY, Verdict.EXACT):
+            _shrink(session, bench, state, out)
+            return
+        left = _diagnose(
+            session, reference, state.verified.capture, state.verified.comparison, out / f"diagnosis-{number}"
+        )
+        known = {(finding.knob, finding.layers) for finding in state.findings}
+        new = [finding for finding in left.findings if (finding.knob, finding.layers) not in known]
+        state.findings = _still_true(state.findings, left.findings) + new
+
+
+def _replaced(old: list[Proposal], new: list[Proposal]) -> list[Proposal]:
+    knobs = {proposal.knob for proposal in new}
+    return [proposal for proposal in old if proposal.knob not in knobs] + new
+
+
+def _still_true(findings: list[Finding], left: tuple[Finding, ...]) -> list[Finding]:
+    """An unexplained remainder of an earlier round is settled by what this round says about it."""
+    remains = {finding.site for finding in left if finding.kind == "unexplained"}
+    return [finding for finding in findings if finding.kind != "unexplained" or finding.site in remains]
+
+
+def _shrink(session: Session, bench: Bench, state: _State, out: Path) -> None:
+    """Keep the patches that are needed, and only the findings that a needed patch confirms."""
+    kept = needed(session, state.proposals, bench, out)
+    if len(kept) < len(state.proposals):
+        dropped = {proposal.knob for proposal in state.proposals} - {proposal.knob for proposal in kept}
+        state.gaps += [
+            NotTested(what=f"finding {knob}", why="fitted, but undoing its patch does not move the outputs beyond the floor")
+            for knob in sorted(dropped)
+        ]
+        state.findings = [finding for finding in state.findings if finding.knob not in dropped]
+        state.proposals = kept
+    state.findings = [finding for finding in state.findings if finding.kind != "unexplained"]
+    state.verified = run_patched(session, kept, bench, out / "patched")
+
+
+def _with_repair(result: Candidate, state: _State) -> Candidate:
+    patched: Patched | None = state.verified.patched if state.verified else None
+    return dataclasses.replace(
+        result,
+        findings=tuple(state.findings),
+        patches=merge_fixes(state.verified.patches) if state.verified else (),
+        patched=patched,
+        not_tested=(*result.not_tested, *state.gaps),
+    )
+
+
+def _base(
+    session: Session, capture: Capture, comparison: Comparison, verdict: Verdict, why: str, reference: Reference
+) -> Candidate:
+    plan, about = session.plan, session.description()
+    warnings, gaps = token_findings(reference.session.description(), about)
+    weights, unseen = weight_findings(reference.capture.manifest.weights, capture.manifest.weights, plan.dtype)
+    live = effective_values(plan.spec, plan.backend_key, about, plan.config)
+    warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
+    first = first_divergence(comparison)
+    return Candidate(
+        backend=plan.ref.name, package=about.package, version=about.version, settings=about.settings,
+        dtype=plan.dtype, device=plan.device, verdict=Verdict.MISMATCH if weights else verdict,
+        why=weights[0].message if weights else why, logits=comparison.logits, sites=comparison.sites,
+        first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
+        findings=tuple(weights), warnings=tuple(warnings), not_visible=capture.manifest.not_visible,
+        not_tested=(*comparison.not_tested, *capture.manifest.not_tested, *gaps, *unseen),
+    )  # fmt: skip
+
+
+def _with_diagnosis(result: Candidate, comparison: Comparison, diagnosis: Diagnosis) -> Candidate:
+    return dataclasses.replace(
+        result,
+        sites=with_introduced(comparison.sites, diagnosis.introduced),
+        findings=(*result.findings, *diagnosis.findings),
+        not_tested=(*result.not_tested, *diagnosis.not_tested),
+    )

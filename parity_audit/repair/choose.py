@@ -1,0 +1,65 @@
+"""From findings to the edits that bring the candidate to the reference, in the candidate's own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parity_audit.capture.session import SidePlan
+from parity_audit.core.report import Finding
+from parity_audit.core.types import Edit, KnobValue, NotTested
+from parity_audit.specs.view import edit_note, edits
+
+NO_PATCH_KINDS = ("unexplained", "weights")
+SAME_VALUE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """One knob, the value it shall take in one backend, and the edits that set it."""
+
+    knob: str
+    backend: str
+    value: KnobValue
+    edits: tuple[Edit, ...]
+    note: str = ""
+
+
+def propose(findings: Sequence[Finding], plan: SidePlan, version: str) -> tuple[list[Proposal], list[NotTested]]:
+    """Edits per finding, and the findings that this backend has no setting for, with the reason.
+
+    Rotary findings share one table: it is rewritten once, with every rotary value of the reference.
+    """
+    proposals: list[Proposal] = []
+    gaps: list[NotTested] = []
+    for finding in findings:
+        if finding.kind in NO_PATCH_KINDS:
+            gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{finding.kind}: no setting repairs it"))
+            continue
+        target = target_value(finding)
+        known = {other.knob: target_value(other) for other in findings}
+        found = edits(plan.spec, plan.backend_key, finding.knob, target, plan.config, version, known)
+        if found is None:
+            gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{plan.ref.name} has no setting for it"))
+            continue
+        note = edit_note(plan.spec, plan.backend_key, finding.knob, version)
+        proposals.append(
+            Proposal(knob=finding.knob, backend=str(plan.ref), value=target, edits=found, note=note)
+        )  # fmt: skip
+    return proposals, gaps
+
+
+def target_value(finding: Finding) -> KnobValue:
+    """The reference's value; the spec's own number where the fit agrees with it, so that a patch says 16 and not 15.99997."""
+    fitted, spec = finding.reference_value, finding.spec_value
+    if isinstance(fitted, (int, float)) and isinstance(spec, (int, float)) and not isinstance(fitted, bool):
+        return spec if abs(fitted - spec) <= SAME_VALUE * abs(spec) else fitted
+    return spec if finding.departs_from_spec == "candidate" else fitted
+
+
+def all_edits(proposals: Sequence[Proposal]) -> tuple[Edit, ...]:
+    """The edits of several proposals, each once, in order."""
+    out: list[Edit] = []
+    for proposal in proposals:
+        out += [edit for edit in proposal.edits if edit not in out]
+    return tuple(out)

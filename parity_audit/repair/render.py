@@ -1,0 +1,73 @@
+"""A patch as Python that can be pasted into a script with that release."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from parity_audit.core.types import Edit
+
+ROTARY_CODE = """\
+inv_freq = torch.tensor({inv_freq}, dtype=torch.float64)
+{loop}angles = torch.arange({attn}.rotary_sin.shape[0], dtype=torch.float64)[:, None] * inv_freq
+{indent}angles = {spread}
+{indent}{attn}.rotary_sin = (angles.sin() * {factor}).to({attn}.rotary_sin)
+{indent}{attn}.rotary_cos = (angles.cos() * {factor}).to({attn}.rotary_cos)"""
+
+
+def render(edits: Sequence[Edit], backend_key: str) -> str:
+    """Code with the same effect as the edits; `model` is the loaded model, `llm` the vLLM engine."""
+    loads = [edit for edit in edits if edit.op == "load"]
+    live = [edit for edit in edits if edit.op != "load"]
+    lines = [_load_code(edit.value, backend_key) for edit in loads]
+    lines += [_rotary_code(edit) if edit.op == "rotary_tables" else _set_code(edit) for edit in live]
+    if any(edit.op == "rotary_tables" for edit in live):
+        lines.insert(0, "import torch")
+    return "\n".join(lines)
+
+
+def _load_code(settings: dict[str, Any], backend_key: str) -> str:
+    given = ", ".join(f"{key}={_literal(value)}" for key, value in settings.items())
+    call = {
+        "hf": "model = AutoModelForCausalLM.from_pretrained(name, {given})",
+        "hooked_transformer": "model = HookedTransformer.from_pretrained_no_processing(name, {given})",
+        "transformer_bridge": "model = TransformerBridge.boot_transformers(name, {given})",
+        "vllm": "llm = LLM(model=name, {given})",
+    }[backend_key]
+    return call.format(given=given)
+
+
+def _set_code(edit: Edit) -> str:
+    loop, target = _loop(edit.path)
+    value = edit.value
+    if isinstance(value, list) and "[*]" in edit.path:
+        head, _, tail = edit.path.partition("[*]")
+        return f"for part, value in zip(model.{head}, {_literal(value)}):\n    part{tail} = value"
+    return f"{loop}{target} = {_literal(value)}"
+
+
+def _rotary_code(edit: Edit) -> str:
+    loop, attn = _loop(edit.path)
+    indent = "    " if loop else ""
+    pairing = edit.value.get("pairing", "half")
+    spread = "angles.repeat_interleave(2, dim=1)" if pairing == "adjacent" else "angles.repeat(1, 2)"
+    return ROTARY_CODE.format(
+        inv_freq=edit.value["inv_freq"], loop=loop, attn=attn, indent=indent, spread=spread,
+        factor=edit.value.get("attention_factor", 1.0),
+    )  # fmt: skip
+
+
+def _loop(path: str) -> tuple[str, str]:
+    """`blocks[*].attn.x` as a for statement and the target inside it."""
+    if "[*]" not in path:
+        return "", f"model.{path}"
+    head, _, tail = path.partition("[*]")
+    name = head.rstrip("s").rpartition(".")[2] or "part"
+    name = name if name != head else "part"
+    return f"for {name} in model.{head}:\n    ", f"{name}{tail}"
+
+
+def _literal(value: Any) -> str:
+    """Python source of plain data."""
+    return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -1,0 +1,107 @@
+"""Apply, read back, run again, judge again: a patch that was not seen to work is not reported as one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture
+from parity_audit.capture.take import take_capture
+from parity_audit.compare.deltas import Comparison, compare
+from parity_audit.compare.floor import PARITY_RATIO
+from parity_audit.compare.verdict import judge_comparison, ratio_of
+from parity_audit.core.report import Patch, Patched, Verdict
+from parity_audit.core.types import Probe
+from parity_audit.repair.choose import Proposal, all_edits
+from parity_audit.repair.render import render
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What a patched candidate is judged against."""
+
+    reference: Capture
+    judge: Capture | None
+    probes: tuple[Probe, ...]
+    dtype: str
+    target: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """A patched run: its capture, its comparison, and what is claimed of it."""
+
+    capture: Capture
+    comparison: Comparison
+    patched: Patched
+    patches: tuple[Patch, ...]
+
+
+def run_patched(session: Session, proposals: Sequence[Proposal], bench: Bench, out: Path) -> Verified:
+    """Apply the proposals together, run every probe, and judge against the same reference and judge."""
+    read_back = session.apply(all_edits(proposals))
+    capture = take_capture(session, bench.probes, out)
+    comparison = compare(capture, bench.reference, bench.judge, dtype=bench.dtype)
+    verdict, _ = judge_comparison(comparison)
+    patched = Patched(
+        verdict=verdict, logits=comparison.logits, sites=comparison.sites, target=bench.target,
+        target_reached=comparison.logits is not None and comparison.logits.max_abs <= bench.target,
+    )  # fmt: skip
+    patches = tuple(_patch(proposal, session, read_back) for proposal in proposals)
+    return Verified(capture=capture, comparison=comparison, patched=patched, patches=patches)
+
+
+def needed(session: Session, proposals: Sequence[Proposal], bench: Bench, out: Path) -> list[Proposal]:
+    """The smallest set: drop each proposal whose absence the logits do not show beyond the floor.
+
+    Every probe that the full set repaired is run again without the proposal, so that a fault seen by one
+    probe only keeps its patch.
+    """
+    kept = list(proposals)
+    for number, proposal in enumerate(proposals):
+        if len(kept) == 1:
+            break
+        rest = [other for other in kept if other is not proposal]
+        session.apply(all_edits(rest))
+        capture = take_capture(session, bench.probes, out / f"without-{number}")
+        if worst_ratio(compare(capture, bench.reference, bench.judge, dtype=bench.dtype)) <= PARITY_RATIO:
+            kept = rest
+    return kept
+
+
+def worst_ratio(comparison: Comparison) -> float:
+    """The largest noise ratio of a comparison; infinite when it is not a clean pass for another reason."""
+    verdict, _ = judge_comparison(comparison)
+    if verdict not in (Verdict.PARITY, Verdict.EXACT, Verdict.MISMATCH) or comparison.mask_mismatch:
+        return float("inf")
+    return max((ratio_of(delta) for delta in comparison.sites), default=float("inf"))
+
+
+def _patch(proposal: Proposal, session: Session, read_back: Sequence[object]) -> Patch:
+    mine = tuple(item for item in session.read_back if any(_covers(edit.path, item.path) for edit in proposal.edits))
+    return Patch(
+        knob=proposal.knob, backend=proposal.backend, value=proposal.value, edits=proposal.edits,
+        code=render(proposal.edits, session.plan.backend_key), fixes=(proposal.knob,), note=proposal.note, read_back=mine,
+    )  # fmt: skip
+
+
+def _covers(pattern: str, path: str) -> bool:
+    """Whether a concrete path was matched by an edit's path."""
+    head, star, tail = pattern.partition("[*]")
+    return path == pattern or bool(star) and path.startswith(head + "[") and path.endswith(tail)
+
+
+def merge_fixes(patches: Sequence[Patch]) -> tuple[Patch, ...]:
+    """Patches with identical edits are one patch that fixes several findings."""
+    merged: list[Patch] = []
+    for patch in patches:
+        twin = next((number for number, other in enumerate(merged) if other.edits == patch.edits), None)
+        if twin is None:
+            merged.append(patch)
+        else:
+            both = (*merged[twin].fixes, *patch.fixes)
+            merged[twin] = dataclasses.replace(merged[twin], fixes=tuple(dict.fromkeys(both)))
+    return tuple(merged)
