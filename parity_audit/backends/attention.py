@@ -1,0 +1,161 @@
+"""See and replace what goes on at the attention core, whatever kernel computes it.
+
+Rotated queries and keys, scores and pattern are locals of the model's code. A `TorchFunctionMode` sees the
+calls that consume them, inside the attention modules only:
+
+- the first product of two 4-D tensors is query @ key^T (eager attention);
+- softmax takes the scores and returns the pattern;
+- `scaled_dot_product_attention` takes query and key, and hides scores and pattern.
+
+Nothing is computed differently for being watched: the original function is called with the original
+arguments unless a replay replaces them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from parity_audit.backends.taps import ATTENTION, Recorder
+from parity_audit.core.types import NotVisible, SiteTap
+from parity_audit.core.wire import FLOAT64
+
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__}
+SDPA = {F.scaled_dot_product_attention}
+CHUNK_BYTES = 1 << 28
+
+
+class _Watch(TorchFunctionMode):
+    """Hands the arguments of attention calls to the recorder while an attention module runs."""
+
+    def __init__(self, recorder: Recorder, taps: dict[str, dict[str, SiteTap]]) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.taps = taps
+        self.inside: dict[str, SiteTap] | None = None
+        self.keys_seen = False
+
+    def enter(self, name: str) -> None:
+        self.inside, self.keys_seen = self.taps[name], False
+
+    def leave(self) -> None:
+        if self.inside is not None and "scores" in self.inside and self.inside["scores"].site not in self.recorder.entries:
+            self._hidden("scores", "pattern")
+        self.inside = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside is None:
+            return func(*args, **kwargs)
+        if func in MATMUL and not self.keys_seen and all(isinstance(x, Tensor) and x.ndim == 4 for x in args[:2]):
+            query, key = self.query_key(args[0], args[1].transpose(2, 3))
+            return func(query, key.transpose(2, 3), **kwargs)
+        if func in SOFTMAX:
+            return self._softmax(func, args, kwargs)
+        if func in SDPA:
+            query, key = self.query_key(*args[:2]) if len(args) > 1 else (kwargs.pop("query"), kwargs.pop("key"))
+            return func(query, key, *args[2:], **kwargs)
+        return func(*args, **kwargs)
+
+    def query_key(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Record (and replace) rotated query `[b head q d]` and key `[b head|kv_head k d]`."""
+        self.keys_seen = True
+        assert self.inside is not None
+        if "query" in self.inside:
+            replaced = self.recorder.see(self.inside["query"], query)
+            query = query if replaced is None else replaced
+        if "key" in self.inside:
+            key = self._key(self.inside["key"], key)
+        return query, key
+
+    def _key(self, tap: SiteTap, key: Tensor) -> Tensor:
+        repeats = key.shape[1] // tap.sizes.get("kv_head", key.shape[1])
+        replaced = self.recorder.see(tap, key[:, ::repeats])
+        return key if replaced is None else replaced.repeat_interleave(repeats, dim=1)
+
+    def _softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
+        assert self.inside is not None
+        scores = args[0]
+        if "scores" in self.inside:
+            replaced = self.recorder.see(self.inside["scores"], scores)
+            scores = scores if replaced is None else _finite_rows(replaced, scores)
+        pattern = func(scores, *args[1:], **kwargs)
+        if "pattern" in self.inside:
+            replaced = self.recorder.see(self.inside["pattern"], pattern)
+            pattern = pattern if replaced is None else replaced
+        return pattern
+
+    def _hidden(self, *takes: str) -> None:
+        assert self.inside is not None
+        for take in takes:
+            if take in self.inside:
+                self.recorder.not_visible.append(
+                    NotVisible(site=self.inside[take].site, why="the attention kernel does not show it")
+                )
+
+
+def _finite_rows(replaced: Tensor, scores: Tensor) -> Tensor:
+    """-inf back to the mask value of this model's dtype: a row that is masked whole must stay finite."""
+    return torch.where(replaced.isneginf(), torch.finfo(scores.dtype).min, replaced)
+
+
+@contextmanager
+def watched(root: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Serve every `attention:` tap of the request, and bound the memory of the judge's attention."""
+    taps: dict[str, dict[str, SiteTap]] = {}
+    for tap in recorder.request.taps:
+        if tap.take.startswith(ATTENTION):
+            taps.setdefault(tap.module, {})[tap.take.removeprefix(ATTENTION)] = tap
+    watch = _Watch(recorder, taps)
+    with ExitStack() as stack:
+        for name in taps:
+            module = root.get_submodule(name)
+            stack.callback(module.register_forward_pre_hook(lambda *_, name=name: watch.enter(name)).remove)
+            stack.callback(module.register_forward_hook(lambda *_: watch.leave()).remove)
+        if recorder.request.precision == FLOAT64:
+            stack.enter_context(_chunked_eager(root, watch))
+        if taps:
+            stack.enter_context(watch)
+        yield
+
+
+@contextmanager
+def _chunked_eager(root: nn.Module, watch: _Watch) -> Iterator[None]:
+    """Run the model's own eager attention a block of queries at a time.
+
+    Rows of attention do not depend on each other, so this is the same function; it keeps the judge's
+    float64 score matrices out of memory on long probes. Models without the function run it whole.
+    """
+    module = sys.modules[type(root).__module__]
+    original: Callable[..., Any] | None = getattr(module, "eager_attention_forward", None)
+    if original is None:
+        yield
+        return
+
+    def chunked(layer: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *rest: Any, **more: Any) -> Any:
+        if query.shape[1] * query.shape[2] * key.shape[2] * query.element_size() <= CHUNK_BYTES:
+            return original(layer, query, key, value, attention_mask, *rest, **more)
+        if watch.inside is not None:
+            query, key = watch.query_key(query, key)
+            watch.inside = {}
+        rows = max(1, CHUNK_BYTES // (query.shape[1] * key.shape[2] * query.element_size()))
+        parts = []
+        for start in range(0, query.shape[2], rows):
+            stop = start + rows
+            cut = None if attention_mask is None else attention_mask[:, :, start:stop]
+            parts.append(original(layer, query[:, :, start:stop], key, value, cut, *rest, **more)[0])
+        return torch.cat(parts, dim=1), None
+
+    setattr(module, "eager_attention_forward", chunked)
+    try:
+        yield
+    finally:
+        setattr(module, "eager_attention_forward", original)

@@ -1,0 +1,40 @@
+"""The interface of a backend: six members. Everything model-specific arrives as data (taps, reads, edits)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from parity_audit.core.types import Description, ReadBack, WeightPrint
+from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+
+Tell = Callable[[str], None]
+
+REGISTRY = {
+    "hf": "parity_audit.backends.hf:HfBackend",
+    "hooked_transformer": "parity_audit.backends.hooked_transformer:HookedTransformerBackend",
+    "transformer_bridge": "parity_audit.backends.transformer_bridge:TransformerBridgeBackend",
+    "vllm": "parity_audit.backends.vllm:VllmBackend",
+}
+
+
+class Backend(Protocol):
+    """A program that runs the model, seen from inside its worker."""
+
+    def load(self, request: LoadRequest) -> None:
+        """Load the checkpoint; raises whatever the engine raises."""
+
+    def describe(self) -> Description:
+        """Versions and effective settings, read from live modules."""
+
+    def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
+        """Fingerprint tensors of the live model, in the checkpoint's layout."""
+
+    def run(self, request: RunRequest, tell: Tell) -> RunReply:
+        """Run one probe and write the sites that `request.taps` name."""
+
+    def replay(self, request: RunRequest, tell: Tell) -> RunReply:
+        """Run one probe with `request.inputs` replacing sites; raises NotImplementedError where impossible."""
+
+    def apply(self, request: ApplyRequest) -> list[ReadBack]:
+        """Bring the live model to exactly these edits and return what it holds now."""

@@ -1,0 +1,97 @@
+"""Reversible edits of a live model: write, remember what was there, undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity_audit.backends.paths import assign, get, matches
+from parity_audit.core.types import Edit, ReadBack
+
+PREVIEW = 8
+Op = Callable[[Any, Edit], "list[tuple[str, Any]]"]
+
+
+def _set(root: Any, edit: Edit) -> list[tuple[str, Any]]:
+    """Concrete (path, new value) pairs of a `set` edit; a list value is dealt out over `[*]`."""
+    found = list(matches(root, edit.path))
+    values = edit.value if isinstance(edit.value, list) and len(edit.value) == len(found) else [edit.value] * len(found)
+    return [(path, _like(old, value)) for (path, old), value in zip(found, values)]
+
+
+def _like(old: Any, value: Any) -> Any:
+    """Keep tensors tensors, of the same dtype, shape and place."""
+    return torch.full_like(old, value) if isinstance(old, Tensor) and not isinstance(value, Tensor) else value
+
+
+def _rotary_tables(root: Any, edit: Edit) -> list[tuple[str, Any]]:
+    """New sin/cos tables for HookedTransformer-style modules that hold `rotary_sin`, `rotary_cos` `[n_ctx, d_rot]`."""
+    inv_freq = torch.tensor(edit.value["inv_freq"], dtype=torch.float64)
+    factor = edit.value.get("attention_factor", 1.0)
+    changes: list[tuple[str, Any]] = []
+    for path, module in matches(root, edit.path):
+        positions = torch.arange(module.rotary_sin.shape[0], dtype=torch.float64)
+        angles = positions[:, None] * inv_freq
+        adjacent = edit.value.get("pairing", "half") == "adjacent"
+        angles = angles.repeat_interleave(2, dim=1) if adjacent else angles.repeat(1, 2)
+        changes += [
+            (f"{path}.rotary_sin", (angles.sin() * factor).to(module.rotary_sin)),
+            (f"{path}.rotary_cos", (angles.cos() * factor).to(module.rotary_cos)),
+        ]
+    return changes
+
+
+OPS: dict[str, Op] = {"set": _set, "rotary_tables": _rotary_tables}
+
+
+@dataclass
+class LiveEdits:
+    """The edits that are in force on one model."""
+
+    originals: dict[str, Any] = field(default_factory=dict)
+
+    def bring_to(self, root: Any, edits: tuple[Edit, ...]) -> list[ReadBack]:
+        """Undo everything, then make these edits, and read the live values back.
+
+        Raises:
+            NoSuchPath: the model does not have the path; everything is undone before it is raised.
+            ValueError: an operation this backend does not know (`load` needs a fresh load).
+        """
+        self.undo(root)
+        touched: list[str] = []
+        try:
+            for edit in edits:
+                touched += self._make(root, edit)
+        except BaseException:
+            self.undo(root)
+            raise
+        unique = dict.fromkeys(touched)
+        return [
+            ReadBack(path=path, before=preview(self.originals[path]), after=preview(get(root, path))) for path in unique
+        ]
+
+    def undo(self, root: Any) -> None:
+        """Put every original value back."""
+        for path, value in self.originals.items():
+            assign(root, path, value)
+        self.originals.clear()
+
+    def _make(self, root: Any, edit: Edit) -> list[str]:
+        if edit.op not in OPS:
+            raise ValueError(f"`{edit.op}` is not an edit of a live model; it needs a fresh load")
+        changes = OPS[edit.op](root, edit)
+        for path, value in changes:
+            self.originals.setdefault(path, get(root, path))
+            assign(root, path, value)
+        return [path for path, _ in changes]
+
+
+def preview(value: Any) -> Any:
+    """A live value as JSON: numbers and short tensors whole, long tensors by their shape."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() <= PREVIEW else f"tensor{list(value.shape)}"
+    return value if isinstance(value, (int, float, str, bool, list, dict, type(None))) else repr(value)

@@ -1,0 +1,59 @@
+"""Facts about a running backend: versions, numerics, live values. Nothing here is read from a config."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+import torch
+from torch import nn
+
+from parity_audit.backends.edits import preview
+from parity_audit.backends.paths import NoSuchPath, matches
+
+
+def use_exact_float32(*, allow_tf32: bool) -> None:
+    """TF32 off unless asked for: it keeps 10 bits of mantissa and calls itself float32."""
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    torch.backends.cudnn.allow_tf32 = allow_tf32
+    torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
+
+
+def numerics(dtype: torch.dtype) -> dict[str, Any]:
+    """What decides rounding on this machine."""
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device_name": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Installed versions of torch, Python and these packages."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def effective(root: nn.Module, reads: dict[str, str]) -> dict[str, Any]:
+    """Live value, or values for a `[*]` path, of each knob that this release holds where the spec says."""
+    found: dict[str, Any] = {}
+    for knob, path in reads.items():
+        try:
+            values = [preview(value) for _, value in matches(root, path)]
+        except NoSuchPath:
+            continue
+        if values:
+            found[knob] = values if "[*]" in path else values[0]
+    return found

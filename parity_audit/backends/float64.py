@@ -1,0 +1,94 @@
+"""The judge: a model in *true* float64.
+
+`model.double()` is not that: transformers casts to float32 inside RMSNorm, softmax and rotary, which leaves
+the "float64" model off by more than a third of the float32 error. Here a `TorchFunctionMode` turns those
+casts into float64 ones. Values that the reference *defines* in float32 (`inv_freq`) stay those values.
+
+Weights are promoted module by module while that module runs, so memory stays that of the native model.
+The way there and back is exact: float64 holds every float32, float16 and bfloat16 number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+LOW = (torch.float32, torch.float16, torch.bfloat16)
+DOWNCASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+
+
+class _Promote(TorchFunctionMode):
+    """Every cast to a lower float, and every low float `dtype=`, becomes float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DOWNCASTS:
+            return args[0].double()
+        args = tuple(_raised(arg) for arg in args)
+        kwargs = {key: _raised(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _raised(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in LOW else value
+
+
+@contextmanager
+def promoted(root: nn.Module) -> Iterator[None]:
+    """Run `root` in true float64 inside this context; its weights are untouched afterwards."""
+    with ExitStack() as stack:
+        for module in root.modules():
+            if module._parameters or module._buffers:
+                stack.enter_context(_promoted_while_running(module))
+        stack.enter_context(_default_dtype(torch.float64))
+        stack.enter_context(_Promote())
+        yield
+
+
+@contextmanager
+def _promoted_while_running(module: nn.Module) -> Iterator[None]:
+    """Swap the module's own floating tensors for float64 copies between its first and last line."""
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+
+    def before(*_: Any) -> None:
+        for store in (module._parameters, module._buffers):
+            for name, value in store.items():
+                if isinstance(value, Tensor) and value.dtype in LOW:
+                    kept.append((store, name, value))
+                    store[name] = _copy(value)
+
+    def after(*_: Any) -> None:
+        while kept:
+            store, name, value = kept.pop()
+            store[name] = value
+
+    handles = [
+        module.register_forward_pre_hook(before, prepend=True),
+        module.register_forward_hook(after, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        after()
+        for handle in handles:
+            handle.remove()
+
+
+def _copy(value: Tensor) -> Tensor:
+    raised = value.detach().double()
+    return nn.Parameter(raised, requires_grad=False) if isinstance(value, nn.Parameter) else raised
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

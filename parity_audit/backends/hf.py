@@ -1,0 +1,101 @@
+"""transformers models, 4.43 to current; also the judge (true float64) and the replays."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from parity_audit.backends import positions
+from parity_audit.backends.attention import watched
+from parity_audit.backends.base import Tell
+from parity_audit.backends.edits import LiveEdits
+from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
+from parity_audit.backends.float64 import promoted
+from parity_audit.backends.loading import load_name, tokenization
+from parity_audit.backends.prints import fingerprints
+from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.core.types import Description, ReadBack, WeightPrint
+from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+
+DEFAULT_ATTENTION = "eager"
+
+
+class HfBackend:
+    """AutoModelForCausalLM. `attn_implementation` defaults to eager; other settings override config attributes."""
+
+    request: LoadRequest
+    model: nn.Module
+
+    def __init__(self) -> None:
+        self.edits = LiveEdits()
+
+    def load(self, request: LoadRequest) -> None:
+        """Load by the name a user would type, without remote code."""
+        use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
+        self.request = request
+        name = load_name(request.checkpoint)
+        overrides = {key: value for key, value in request.settings.items() if key not in ("attn_implementation", "tf32")}
+        config = transformers.AutoConfig.from_pretrained(name)
+        for key, value in overrides.items():
+            _set_config(config, key, value)
+        attention = request.settings.get("attn_implementation", DEFAULT_ATTENTION)
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            name, config=config, attn_implementation=attention, torch_dtype=getattr(torch, request.dtype)
+        )
+        self.model.to(request.device).eval()
+
+    def describe(self) -> Description:
+        """Versions, the attention implementation in force, and live knob values."""
+        config: Any = self.model.config
+        return Description(
+            backend="hf", package="transformers", version=transformers.__version__, versions=versions("transformers"),
+            settings={**self.request.settings, "attn_implementation": config._attn_implementation},
+            effective=effective(self.model, self.request.reads),
+            tokenization=tokenization(self.request.checkpoint, self.request.tokenize),
+            max_positions=getattr(config, "max_position_embeddings", None),
+            numerics=numerics(next(self.model.parameters()).dtype),
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+        )  # fmt: skip
+
+    def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
+        """Fingerprints of the live parameters."""
+        return fingerprints(self.model, request)
+
+    def run(self, request: RunRequest, tell: Tell) -> RunReply:
+        """One forward pass, natively or as the judge."""
+        recorder = Recorder(request)
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            if request.precision == FLOAT64:
+                stack.enter_context(promoted(self.model))
+            stack.enter_context(hooked(self.model, recorder))
+            stack.enter_context(watched(self.model, recorder))
+            device = self.request.device
+            self.model(
+                input_ids=positions.tokens(request.probe, device),
+                attention_mask=positions.mask(request.probe, device),
+                position_ids=positions.position_ids(request.probe, device),
+                use_cache=False,
+            )
+        return recorder.reply()
+
+    replay = run
+
+    def apply(self, request: ApplyRequest) -> list[ReadBack]:
+        """Live edits; `attn_implementation` is a load setting."""
+        return self.edits.bring_to(self.model, request.edits)
+
+
+def _set_config(config: Any, key: str, value: Any) -> None:
+    if not hasattr(config, key):
+        near = difflib.get_close_matches(key, [*config.to_dict(), "attn_implementation"], 1)
+        raise ValueError(
+            f"`{key}` is not a setting of {type(config).__name__}" + (f"; did you mean `{near[0]}`?" if near else "")
+        )
+    setattr(config, key, value)

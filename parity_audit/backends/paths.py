@@ -1,0 +1,77 @@
+"""Dotted paths into live objects: `model.layers[*].self_attn.scaling`, `blocks[3].attn.W_Q`, `cfg.attn_scale`.
+
+`[3]` indexes, `[*]` means every element. A dictionary is entered with `[key]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_STEP = re.compile(r"([^.\[\]]+)|\[(\*|[^\]]+)\]")
+
+
+class NoSuchPath(LookupError):
+    """A path that the live object does not have; the message says how far it exists."""
+
+
+def steps(path: str) -> list[str | int]:
+    """Split a path into attribute names, indices and `*`."""
+    out: list[str | int] = []
+    for name, index in _STEP.findall(path):
+        out.append(name or ("*" if index == "*" else int(index) if index.lstrip("-").isdigit() else f"[{index}"))
+    return out
+
+
+def matches(root: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every concrete path that `path` stands for, with its value."""
+    yield from _walk(root, steps(path), "")
+
+
+def get(root: Any, path: str) -> Any:
+    """The value at a path without `[*]`."""
+    return next(iter(matches(root, path)))[1]
+
+
+def assign(root: Any, path: str, value: Any) -> None:
+    """Write `value` at a concrete path."""
+    *head, last = steps(path)
+    holder = root
+    for step in head:
+        holder = _enter(holder, step, path)
+    if isinstance(last, int):
+        holder[last] = value
+    elif last.startswith("["):
+        holder[last[1:]] = value
+    else:
+        setattr(holder, last, value)
+
+
+def _walk(value: Any, rest: list[str | int], done: str) -> Iterator[tuple[str, Any]]:
+    if not rest:
+        yield done, value
+        return
+    step, *tail = rest
+    if step == "*":
+        for number, item in enumerate(value):
+            yield from _walk(item, tail, f"{done}[{number}]")
+        return
+    yield from _walk(_enter(value, step, done), tail, _joined(done, step))
+
+
+def _enter(value: Any, step: str | int, done: str) -> Any:
+    try:
+        if isinstance(step, int):
+            return value[step]
+        return value[step[1:]] if step.startswith("[") else getattr(value, step)
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise NoSuchPath(f"`{step}` is not in {type(value).__name__} (after `{done or 'the root'}`)") from error
+
+
+def _joined(done: str, step: str | int) -> str:
+    if isinstance(step, int):
+        return f"{done}[{step}]"
+    if step.startswith("["):
+        return f"{done}{step}]"
+    return f"{done}.{step}" if done else step

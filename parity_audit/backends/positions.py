@@ -1,0 +1,26 @@
+"""Positions and masks of a probe, the same for every backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.types import Probe
+
+
+def tokens(probe: Probe, device: str) -> Tensor:
+    """Token ids `[batch, pos]`."""
+    return torch.tensor(probe.token_ids, dtype=torch.long, device=device)
+
+
+def mask(probe: Probe, device: str) -> Tensor | None:
+    """Attention mask `[batch, pos]` of 0 and 1, None when nothing is padded: that is the path a user takes."""
+    if all(all(row) for row in probe.mask):
+        return None
+    return torch.tensor(probe.mask, dtype=torch.long, device=device)
+
+
+def position_ids(probe: Probe, device: str) -> Tensor:
+    """Positions `[batch, pos]` that count real tokens only, so that left padding does not shift them."""
+    counted = torch.tensor(probe.mask, dtype=torch.long, device=device).cumsum(-1) - 1
+    return counted.clamp(min=0)

@@ -1,0 +1,146 @@
+"""Record sites where a backend shows them, and replace them where a replay asks for it.
+
+One hook per tap. Each tensor is brought to the canonical layout, cloned to the CPU and written at once, so
+that no more than one site is held in memory and engines that reuse buffers cannot alter what was seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from parity_audit.backends.sink import read_input, write_site
+from parity_audit.core.manifest import Entry
+from parity_audit.core.types import NotTested, NotVisible, SiteTap
+from parity_audit.core.wire import FLOAT64, RunReply, RunRequest
+
+ATTENTION = "attention:"
+ATTENTION_MATRICES = (".attn_scores", ".pattern")
+
+
+@dataclass
+class Recorder:
+    """What one run has shown so far."""
+
+    request: RunRequest
+    entries: dict[str, Entry] = field(default_factory=dict)
+    not_tested: list[NotTested] = field(default_factory=list)
+    not_visible: list[NotVisible] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    def see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
+        """Write a site as computed; return what to go on with instead, in the same layout, if a replay says so."""
+        canonical = to_canonical(native, tap)
+        if tap.site not in self.entries:
+            dtype = torch.float64 if self.request.precision == FLOAT64 else torch.float32
+            self.entries[tap.site] = write_site(self.request, tap.site, canonical, dtype)
+        path = self.request.inputs.get(tap.site)
+        if path is None:
+            return None
+        given = self._only_real(tap.site, read_input(path).to(canonical), canonical)
+        return from_canonical(given, native, tap)
+
+    def _only_real(self, site: str, given: Tensor, computed: Tensor) -> Tensor:
+        """Padded positions keep what this model computed: what others leave there has no meaning."""
+        mask = torch.tensor(self.request.probe.mask, dtype=torch.bool, device=computed.device)
+        if site.endswith(ATTENTION_MATRICES):
+            real = mask[:, None, :, None] & mask[:, None, None, :]
+        else:
+            real = mask.reshape(*mask.shape, *[1] * (computed.ndim - 2))
+        out = computed.clone()
+        index = tuple(slice(0, size) for size in given.shape)
+        out[index] = torch.where(real.expand(computed.shape)[index], given, computed[index])
+        return out
+
+    def reply(self) -> RunReply:
+        """The answer; taps that never fired are not visible."""
+        silent = [tap.site for tap in self.request.taps if tap.site not in self.entries]
+        known = {item.site for item in self.not_visible}
+        missed = [NotVisible(site=site, why="its module did not run") for site in silent if site not in known]
+        return RunReply(
+            entries=tuple(self.entries.values()), not_visible=(*self.not_visible, *missed),
+            not_tested=tuple(self.not_tested), seconds=time.perf_counter() - self.started,
+        )  # fmt: skip
+
+
+@contextmanager
+def hooked(root: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Hooks for every tap that names a module's input or output; attention taps belong to `attention.py`."""
+    with ExitStack() as stack:
+        for tap in recorder.request.taps:
+            if tap.take.startswith(ATTENTION):
+                continue
+            try:
+                module = root.get_submodule(tap.module)
+            except AttributeError:
+                recorder.not_visible.append(NotVisible(site=tap.site, why=f"no module `{tap.module}` here"))
+                continue
+            stack.callback(_register(module, tap, recorder).remove)
+        yield
+
+
+def _register(module: nn.Module, tap: SiteTap, recorder: Recorder) -> Any:
+    if tap.take.startswith("input"):
+        return module.register_forward_pre_hook(partial(_before, tap, recorder), with_kwargs=True)
+    return module.register_forward_hook(partial(_after, tap, recorder))
+
+
+def _before(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    number = _number(tap.take)
+    if len(args) > number:
+        replacement = recorder.see(tap, args[number])
+        return None if replacement is None else ((*args[:number], replacement, *args[number + 1 :]), kwargs)
+    key = next(key for key, value in kwargs.items() if isinstance(value, Tensor))
+    replacement = recorder.see(tap, kwargs[key])
+    return None if replacement is None else (args, {**kwargs, key: replacement})
+
+
+def _after(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return recorder.see(tap, output)
+    if tap.take == "output_sum":
+        recorder.see(tap, output[0] if output[1] is None else output[0] + output[1])
+        return None
+    number = _number(tap.take)
+    replacement = recorder.see(tap, output[number])
+    if replacement is None:
+        return None
+    return (*output[:number], replacement, *output[number + 1 :]) if isinstance(output, tuple) else None
+
+
+def _number(take: str) -> int:
+    _, _, number = take.partition(":")
+    return int(number) if number else 0
+
+
+def to_canonical(native: Tensor, tap: SiteTap) -> Tensor:
+    """A backend's tensor with the canonical axes of its site."""
+    value = native.detach()
+    if tap.slice is not None:
+        value = value[..., tap.slice[0] : tap.slice[1]]
+    if tap.layout:
+        value = rearrange(value, tap.layout, **tap.sizes)
+    return value if tap.scale is None else value * tap.scale
+
+
+def from_canonical(value: Tensor, native: Tensor, tap: SiteTap) -> Tensor:
+    """The inverse of `to_canonical`: the native tensor with this site's part replaced."""
+    if tap.scale is not None:
+        value = value / tap.scale
+    if tap.layout:
+        source, _, target = tap.layout.partition("->")
+        value = rearrange(value, f"{target} -> {source}", **tap.sizes)
+    value = value.to(native)
+    if tap.slice is None:
+        return value
+    whole = native.clone()
+    whole[..., tap.slice[0] : tap.slice[1]] = value
+    return whole

@@ -1,0 +1,135 @@
+"""What an identifier is given, and what it answers: activations of one side in, fitted constants out.
+
+An identifier never reads a config. It sees the tensors that one side computed, makes the same fit on
+both sides, and leaves the comparison to `findings.merge`. Tensors may come in any floating dtype;
+identifiers promote what they use to float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Union
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.types import KnobValue, NotTested, Probe
+
+
+class KnobSpec(Protocol):
+    """What the spec says of one knob; `parity_audit.specs.ResolvedKnob` is one."""
+
+    @property
+    def value(self) -> KnobValue:
+        """The value where the knob applies."""
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """The layers where it applies; None means all."""
+
+    @property
+    def off(self) -> KnobValue:
+        """The value in the other layers."""
+
+
+TensorOf = Callable[[str, str], Union[Tensor, None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One side's activations in one layer (or outside the blocks: `layer` None).
+
+    `tensor(probe, site)` takes a site relative to the block ("q", "ln1.out") when `layer` is a number,
+    else a full one ("embed", "blocks.3.resid_post", "logits"); None means not visible.
+    `weight(role)` is a checkpoint tensor: "embed" and "unembed" `[d_vocab d_model]`, "norm.ln1", "norm.ln2",
+    "norm.ln1_post", "norm.ln2_post", "norm.final" `[d_model]`, "mlp.gate" and "mlp.up" `[d_mlp d_model]`.
+    `dims` has d_model, n_heads, n_kv_heads, d_head, n_layers.
+    """
+
+    side: str
+    layer: int | None
+    dims: Mapping[str, int]
+    knobs: Mapping[str, KnobSpec]
+    probes: tuple[Probe, ...]
+    tensor: TensorOf
+    weight: Callable[[str], Union[Tensor, None]]
+
+    def spec_value(self, knob: str) -> KnobValue:
+        """What the spec says of a knob in this layer; None where it is silent."""
+        return spec_value(self.knobs, knob, self.layer)
+
+    def spec_number(self, knob: str, default: float) -> float:
+        """The spec's number, or a start value where it has none."""
+        value = self.spec_value(knob)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+    def short_probes(self) -> Iterator[Probe]:
+        """The probes that capture every site."""
+        return (probe for probe in self.probes if probe.sites == "all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnobFit:
+    """One constant as one side's activations show it.
+
+    `residual` is the relative rms that the fit leaves unexplained. Comparison uses, where present,
+    `interval` (all values the data admit, ends included) or `coordinate` (value and standard error in a
+    parametrisation that is smooth where `value` is not, such as 1/cap^2), else `value` and `stderr`.
+    """
+
+    knob: str
+    layer: int | None
+    value: KnobValue
+    stderr: float | None
+    residual: float
+    n: int
+    site: str
+    interval: tuple[float, float] | None = None
+    coordinate: tuple[float, float] | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+Outcome = Union[KnobFit, NotTested]
+
+
+def spec_value(knobs: Mapping[str, KnobSpec], knob: str, layer: int | None) -> KnobValue:
+    """The spec's value of a knob in a layer, None where the spec has no such knob."""
+    if knob not in knobs:
+        return None
+    resolved = knobs[knob]
+    everywhere = resolved.layers is None or layer is None
+    return resolved.value if everywhere or layer in (resolved.layers or ()) else resolved.off
+
+
+def where(evidence: Evidence) -> str:
+    """The place, for messages."""
+    return "outside the blocks" if evidence.layer is None else f"layer {evidence.layer}"
+
+
+def gap(evidence: Evidence, knob: str, why: str) -> NotTested:
+    """A knob that could not be read off this side, and why."""
+    return NotTested(what=f"{knob} of the {evidence.side}, {where(evidence)}", why=why)
+
+
+def real(probe: Probe) -> Tensor:
+    """`[batch pos]` True at real tokens."""
+    return torch.tensor(probe.mask, dtype=torch.bool)
+
+
+def spread(count: int, wanted: int) -> Tensor:
+    """At most `wanted` indices spread evenly over `range(count)`, both ends included; the same every time."""
+    if count <= wanted:
+        return torch.arange(count)
+    return torch.linspace(0, count - 1, wanted, dtype=torch.float64).round().long().unique()
+
+
+def f64(tensor: Tensor) -> Tensor:
+    """The tensor in float64 on the CPU."""
+    return tensor.detach().to(device="cpu", dtype=torch.float64)
+
+
+def relative_rms(residual: Tensor, of: Tensor) -> float:
+    """rms(residual) / rms(of), 0 when both vanish."""
+    norm = float(of.norm())
+    return float(residual.norm()) / norm if norm > 0.0 else float(residual.norm())

@@ -1,0 +1,54 @@
+"""Does every query see what it should: itself and all before it, and nothing else?
+
+Read from the scores, where finite means visible. In real tokens (padding cut away) a correct mask is
+causal without holes: key j is visible to query i exactly when i - W < j <= i for one W (`window`).
+Padding keys must be hidden from every real query.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap, real
+from parity_audit.diagnose.identify.attention_rows import MASKED_BELOW
+
+KNOB = "attention.mask"
+CAUSAL = "causal"
+
+
+def mask_from_scores(evidence: Evidence) -> Outcome:
+    """The mask in words: "causal", or what is wrong with it."""
+    faults: set[str] = set()
+    queries = 0
+    for probe in evidence.short_probes():
+        scores = evidence.tensor(probe.name, "attn_scores")
+        if scores is None:
+            continue
+        for own, mask in zip(scores, real(probe), strict=True):
+            faults |= faults_of((own > MASKED_BELOW).any(0), mask)
+            queries += int(mask.sum())
+    if queries == 0:
+        return gap(evidence, KNOB, "the scores are not visible")
+    value = ", ".join(sorted(faults)) if faults else CAUSAL
+    return KnobFit(
+        knob=KNOB, layer=evidence.layer, value=value, stderr=None, residual=0.0, n=queries, site="attn_scores"
+    )  # fmt: skip
+
+
+def faults_of(visible: Tensor, mask: Tensor) -> set[str]:
+    """What is wrong with `visible[query key]` of one row, given which tokens are real."""
+    faults: set[str] = set()
+    kept = mask.nonzero()[:, 0]
+    if bool(visible[kept][:, ~mask].any()):
+        faults.add("sees padding")
+    own = visible[kept][:, kept]
+    if bool(own.triu(1).any()):
+        faults.add("not causal")
+    if not bool(own.diagonal().all()):
+        faults.add("hides the query's own key")
+    first = own.to(torch.int8).argmax(-1)
+    expected = (torch.arange(len(kept))[None] >= first[:, None]).tril()
+    if bool((expected & ~own).any()):
+        faults.add("hides keys inside the window")
+    return faults

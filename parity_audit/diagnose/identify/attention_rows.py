@@ -1,0 +1,77 @@
+"""Attention inputs and outputs of one sequence at a time, padding cut away.
+
+After the cut, index = position, the causal mask is a triangle, and the same maths serves every probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.types import Probe
+from parity_audit.diagnose.evidence import Evidence, f64, real
+
+SITES = {"q": "rot_q", "k": "rot_k", "v": "v", "z": "z"}
+MASKED_BELOW = -1e30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One sequence: q, z `[pos head d_head]`, k, v `[pos kv_head d_head]` in float64, tokens in order.
+
+    `kept` are the indices of the real tokens in the probe's row; v and z are None where hidden.
+    """
+
+    probe: str
+    batch: int
+    kept: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor | None
+    z: Tensor | None
+
+    @property
+    def length(self) -> int:
+        """The number of real tokens."""
+        return self.q.shape[0]
+
+
+def attention_rows(evidence: Evidence, probes: Iterator[Probe] | Sequence[Probe]) -> Iterator[Row]:
+    """Every sequence of these probes whose rotated q and k are visible."""
+    for probe in probes:
+        sites = {name: evidence.tensor(probe.name, site) for name, site in SITES.items()}
+        q, k = sites["q"], sites["k"]
+        if q is None or k is None:
+            continue
+        for batch, mask in enumerate(real(probe)):
+            kept = mask.nonzero()[:, 0]
+            cut = {name: None if x is None else f64(x[batch, kept]) for name, x in sites.items()}
+            yield Row(probe=probe.name, batch=batch, kept=kept, **cut)  # type: ignore[arg-type]
+
+
+def dot_products(row: Row, heads: Sequence[int], queries: Tensor, keys: int) -> Tensor:
+    """q.k `[head query key]` of some queries with the first `keys` keys; head h reads kv head `heads[h]`."""
+    return torch.einsum("ihd,jhd->hij", row.q[queries], row.k[:keys, list(heads)])
+
+
+def visible_scores(evidence: Evidence, row: Row) -> Tensor | None:
+    """`[head query key]` scores of a sequence, masked entries -inf; None where hidden."""
+    scores = evidence.tensor(row.probe, "attn_scores")
+    if scores is None:
+        return None
+    own = f64(scores[row.batch][:, row.kept][:, :, row.kept])
+    return torch.where(own > MASKED_BELOW, own, torch.full_like(own, -torch.inf))
+
+
+def causal(queries: Tensor, keys: int, window: int | None) -> Tensor:
+    """`[query key]` True where a query at that position sees the key; `window` counts the query itself."""
+    distance = queries[:, None] - torch.arange(keys)[None, :]
+    return (distance >= 0) & (distance < (window if window is not None else keys + int(queries.max()) + 1))
+
+
+def grouped(n_heads: int, n_kv_heads: int) -> list[int]:
+    """The usual map: head h reads kv head h // (n_heads / n_kv_heads) (repeat_interleave)."""
+    return [head * n_kv_heads // n_heads for head in range(n_heads)]

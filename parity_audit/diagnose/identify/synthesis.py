@@ -1,0 +1,88 @@
+"""Attention recomputed: what z would be for a given scale, soft-cap and window.
+
+    z(theta) = softmax(g(slope * q.k, w) + mask) v        theta = (slope, w), see `saturation`
+    dz/dtheta = sum_j p_j (ds_j - sum_i p_i ds_i) v_j
+
+This is how constants are read where a backend hides its scores (paged attention, sdpa): Gauss-Newton on
+z over (slope, w), starting from the best of a grid, because softmax flattens far from the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parity_audit.diagnose.identify.attention_rows import Row, causal, dot_products
+from parity_audit.diagnose.identify.least_squares import Chunk, Estimate, Model, gauss_newton, squares_of
+from parity_audit.diagnose.identify.saturation import curve
+
+GRID_PARTS = 3
+CAP_GRID = (None, 100.0, 50.0, 30.0, 20.0, 10.0)
+SCALE_STEPS = [2.0 ** (step / 2) for step in range(-6, 7)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Some query rows of one sequence: y `[head query key]`, v `[key head d_head]`, z `[head query d_head]`,
+    visible `[query key]`."""
+
+    y: Tensor
+    v: Tensor
+    z: Tensor
+    visible: Tensor
+
+
+def queries_of(row: Row, heads: Sequence[int], queries: Tensor, window: int | None, *, future: bool = False) -> Query:
+    """The maths of these query positions, keys cut after the last query unless the future is visible."""
+    assert row.v is not None and row.z is not None
+    keys = row.length if future else int(queries.max()) + 1
+    visible = torch.ones(len(queries), keys, dtype=torch.bool) if future else causal(queries, keys, window)
+    return Query(
+        y=dot_products(row, heads, queries, keys), v=row.v[:keys, list(heads)],
+        z=row.z[queries].transpose(0, 1), visible=visible,
+    )  # fmt: skip
+
+
+def model_of(parts: Sequence[Query]) -> Model:
+    """Residuals of z and their Jacobian; one cluster is one head's query."""
+
+    def model(theta: Tensor) -> Iterable[Chunk]:
+        for part in parts:
+            yield _chunk(part, float(theta[0]), float(theta[1]))
+
+    return model
+
+
+def _chunk(part: Query, slope: float, w: float) -> Chunk:
+    s, dx, dw = curve(slope * part.y, w)
+    p = torch.softmax(s.masked_fill(~part.visible, -torch.inf), -1)
+    z = torch.einsum("hij,jhe->hie", p, part.v)
+    jacobian = []
+    for ds in (part.y * dx, dw):
+        weighted = p * ds
+        jacobian.append(torch.einsum("hij,jhe->hie", weighted, part.v) - weighted.sum(-1, keepdim=True) * z)
+    residual = (z - part.z).flatten(0, 1)
+    return residual, torch.stack(jacobian, -1).flatten(0, 1)
+
+
+def size_of(parts: Sequence[Query]) -> float:
+    """Root of the sum of squares of z over these queries."""
+    return sum(float(part.z.square().sum()) for part in parts) ** 0.5
+
+
+def fit_synthesis(
+    parts: Sequence[Query], slope: float, caps: Sequence[float], start: Tensor | None = None
+) -> Estimate | None:
+    """Fit (slope, w) from `start`, or from the best of a grid round `slope` with these caps and the usual ones."""
+    model = model_of(parts)
+    if start is not None:
+        return gauss_newton(model, start)
+    ws = sorted({0.0 if cap is None else cap**-2 for cap in (*CAP_GRID, *caps)})
+    grid = [torch.tensor([slope * step, w], dtype=torch.float64) for step in SCALE_STEPS for w in ws]
+    coarse = model_of(parts[:GRID_PARTS])
+    best = sorted(grid, key=lambda start: squares_of(coarse, start))[:3]
+    fits = [fit for fit in (gauss_newton(model, start) for start in best) if fit is not None]
+    return min(fits, key=lambda fit: fit.squares, default=None)
