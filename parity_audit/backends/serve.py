@@ -1,0 +1,112 @@
+"""The worker's main loop: read a request, answer it, survive the engine's exceptions, die with the parent.
+
+Runs as `python -I worker.pyz BACKEND_KEY` with the wire's file descriptors in the environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+from parity_audit.backends.base import REGISTRY
+from parity_audit.core.jsonio import dumps, from_plain, to_plain
+from parity_audit.core.wire import (
+    PROTOCOL,
+    WIRE_FD_ENV,
+    ApplyRequest,
+    LoadRequest,
+    RunRequest,
+    WeightsRequest,
+)
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve until the wire closes."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    read_fd, write_fd = (int(fd) for fd in os.environ.pop(WIRE_FD_ENV).split(","))
+    with os.fdopen(read_fd) as requests, os.fdopen(write_fd, "w") as replies:
+        server = _Server(sys.argv[1], replies)
+        server.say({"hello": PROTOCOL, "python": sys.version.split()[0], "pid": os.getpid()})
+        for line in requests:
+            message = json.loads(line)
+            if message["op"] == "shutdown":
+                break
+            server.answer(message)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when the parent dies, however it dies (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class _Server:
+    """One backend and the wire."""
+
+    def __init__(self, backend_key: str, replies: Any) -> None:
+        self.backend_key = backend_key
+        self.replies = replies
+        self.backend: Any = None
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.replies.write(dumps(message) + "\n")
+        self.replies.flush()
+
+    def answer(self, message: dict[str, Any]) -> None:
+        number = message["id"]
+
+        def tell(text: str, done: int | None = None, total: int | None = None) -> None:
+            self.say({"id": number, "progress": {"text": text, "done": done, "total": total}})
+
+        try:
+            result = self.do(message["op"], message.get("args", {}), tell)
+            self.say({"id": number, "result": to_plain(result)})
+        except Exception as error:
+            trace = traceback.format_exc()
+            print(trace, file=sys.stderr, flush=True)
+            self.say({"id": number, "error": _explained(error, trace)})
+
+    def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:
+        if op == "load":
+            self.backend = _backend_class(self.backend_key)()
+            return self.backend.load(from_plain(LoadRequest, args))
+        if self.backend is None:
+            raise RuntimeError(f"`{op}` before `load`")
+        if op == "describe":
+            return self.backend.describe()
+        if op == "weights":
+            return list(self.backend.weights(from_plain(WeightsRequest, args)))
+        if op == "apply":
+            return self.backend.apply(from_plain(ApplyRequest, args))
+        if op in ("run", "replay"):
+            return getattr(self.backend, op)(from_plain(RunRequest, args), tell)
+        raise ValueError(f"unknown operation `{op}`")
+
+
+def _backend_class(key: str) -> Any:
+    module, _, name = REGISTRY.get(key, key).partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _explained(error: Exception, trace: str) -> dict[str, Any]:
+    """The exception as data: its kind decides the hint, its last lines are kept."""
+    text = f"{type(error).__name__}: {error}"
+    memory = isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower()
+    disk = isinstance(error, OSError) and error.errno == 28
+    code = "out-of-memory" if memory else "disk-full" if disk else "backend-failed"
+    return {"code": code, "message": text[:2000], "traceback": trace[-8000:]}
+
+
+if __name__ == "__main__":
+    main()

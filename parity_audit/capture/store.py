@@ -1,0 +1,127 @@
+"""Captures on disk, read back: manifest first, every file checked against its hash, tensors a few rows at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from parity_audit.core.errors import CaptureBroken
+from parity_audit.core.jsonio import dumps, from_plain
+from parity_audit.core.manifest import CAPTURE_FORMAT, MANIFEST_NAME, Entry, Manifest
+from parity_audit.core.types import Probe
+
+TENSOR = "x"
+RETAKE = "take the capture again; this one cannot be trusted"
+
+
+class Capture:
+    """A capture directory. Files are verified once, when first read."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._verified: set[str] = set()
+
+    @property
+    def probes(self) -> Sequence[Probe]:
+        """The probes that were run."""
+        return self.manifest.probes
+
+    @cached_property
+    def entries(self) -> dict[tuple[str, str], Entry]:
+        """Manifest entries by (probe, site)."""
+        return {(entry.probe, entry.site): entry for entry in self.manifest.entries}
+
+    def sites(self, probe: str) -> set[str]:
+        """The sites held for one probe."""
+        return {site for name, site in self.entries if name == probe}
+
+    def shape(self, probe: str, site: str) -> tuple[int, ...]:
+        """The shape of one tensor, from the manifest."""
+        return self._entry(probe, site).shape
+
+    def file(self, probe: str, site: str) -> Path:
+        """The safetensors file of one tensor."""
+        return self.folder / self._entry(probe, site).file
+
+    def tensor(self, probe: str, site: str) -> Tensor:
+        """One whole tensor."""
+        return self.rows(probe, site, 0, self.shape(probe, site)[1])
+
+    def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
+        """`[start, stop)` on axis 1, every other axis whole.
+
+        Raises:
+            CaptureBroken: missing, truncated or altered file.
+        """
+        entry = self._entry(probe, site)
+        path = self.folder / entry.file
+        self._verify(entry, path)
+        try:
+            with safe_open(path, framework="pt") as handle:  # type: ignore[no-untyped-call]
+                part: Tensor = handle.get_slice(TENSOR)[:, start:stop]
+                return part
+        except (SafetensorError, OSError) as error:
+            raise CaptureBroken(f"cannot read {site} of probe {probe}: {error}", where=str(path), hint=RETAKE) from error
+
+    def _entry(self, probe: str, site: str) -> Entry:
+        try:
+            return self.entries[probe, site]
+        except KeyError:
+            raise CaptureBroken(f"no {site} for probe {probe} in this capture", where=str(self.folder)) from None
+
+    def _verify(self, entry: Entry, path: Path) -> None:
+        if entry.file in self._verified:
+            return
+        if not path.is_relative_to(self.folder) or ".." in Path(entry.file).parts:
+            raise CaptureBroken(f"the manifest points outside its directory: {entry.file}", where=str(self.folder))
+        try:
+            with path.open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else (
+                    hashlib.sha256(stream.read()).hexdigest()
+                )  # fmt: skip
+        except OSError as error:
+            raise CaptureBroken(f"{entry.file} is missing", where=str(path), hint=RETAKE) from error
+        if entry.sha256 and found != entry.sha256:
+            raise CaptureBroken(
+                f"{entry.file} is truncated or was altered", where=str(path), expected=entry.sha256, found=found, hint=RETAKE
+            )
+        self._verified.add(entry.file)
+
+
+def open_capture(folder: Path) -> Capture:
+    """Open a capture directory.
+
+    Raises:
+        CaptureBroken: no manifest, not JSON, unknown format, or fields missing.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        plain = json.loads(path.read_text())
+        if plain.get("format") != CAPTURE_FORMAT:
+            raise CaptureBroken(
+                f"capture format {plain.get('format')!r} is not one this version reads", where=str(path),
+                expected=str(CAPTURE_FORMAT),
+            )  # fmt: skip
+        return Capture(folder, from_plain(Manifest, plain))
+    except FileNotFoundError:
+        raise CaptureBroken(
+            f"{folder} is not a capture: no {MANIFEST_NAME}", where=str(folder), hint="make one with `parity-audit capture`"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, OSError) as error:
+        raise CaptureBroken(f"{MANIFEST_NAME} cannot be read: {error}", where=str(path), hint=RETAKE) from error
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest last and whole: a directory with a manifest is a finished capture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{MANIFEST_NAME}.part"
+    part.write_text(dumps(manifest, indent=1))
+    os.replace(part, folder / MANIFEST_NAME)

@@ -1,0 +1,99 @@
+"""Activation and gating of the MLP: post = act(pre) * pre_linear, or act(pre) without a gate.
+
+Every variant is tried with the two inputs in either order; the one that leaves least wins, if it explains
+post up to rounding. Variants that explain it as well (tanh and erf GELU on tiny inputs) are tied, not picked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
+
+ACTIVATION, GATING = "mlp.activation", "mlp.gate_up"
+TOKENS = 128
+EXPLAINED = 0.02
+TIE = 3.0
+
+VARIANTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": functional.silu,
+    "relu": torch.relu,
+    "relu2": lambda x: torch.relu(x).square(),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+}
+SAME_AS = {
+    "gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "gelu_python_tanh": "gelu_pytorch_tanh",
+    "gelu_tanh": "gelu_pytorch_tanh", "gelu_python": "gelu", "swish": "silu", "squared_relu": "relu2",
+}  # fmt: skip
+
+
+def canonical(name: object) -> str:
+    """One name per function."""
+    return SAME_AS.get(str(name), str(name))
+
+
+def fit(evidence: Evidence) -> list[Outcome]:
+    """mlp.activation and, where the MLP is gated, which input is activated."""
+    if evidence.layer is None:
+        return []
+    inputs = _inputs(evidence)
+    if inputs is None:
+        return [gap(evidence, ACTIVATION, "the inner activations of the MLP are not visible")]
+    pre, linear, post = inputs
+    tries = {(name, False): act(pre) * (1.0 if linear is None else linear) for name, act in VARIANTS.items()}
+    if linear is not None:
+        tries |= {(name, True): act(linear) * pre for name, act in VARIANTS.items()}
+    left = {key: relative_rms(value - post, post) for key, value in tries.items()}
+    return _chosen(evidence, left, gated=linear is not None, n=post.numel())
+
+
+def _inputs(evidence: Evidence) -> tuple[Tensor, Tensor | None, Tensor] | None:
+    """pre, pre_linear (None without a gate) and post `[token d_mlp]`."""
+    found = []
+    for probe in evidence.short_probes():
+        sites = [evidence.tensor(probe.name, site) for site in ("mlp.pre", "mlp.pre_linear", "mlp.post")]
+        if sites[0] is not None and sites[2] is not None:
+            kept = real(probe)
+            found.append([None if x is None else x[kept] for x in sites])
+    if not found:
+        return None
+    chosen = spread(sum(len(item[0]) for item in found if item[0] is not None), TOKENS)
+    joined = [f64(torch.cat([x for x in column if x is not None])[chosen]) if None not in column else None
+              for column in ([item[k] for item in found] for k in range(3))]  # fmt: skip
+    assert joined[0] is not None and joined[2] is not None
+    return joined[0], joined[1], joined[2]
+
+
+def _chosen(evidence: Evidence, left: dict[tuple[str, bool], float], *, gated: bool, n: int) -> list[Outcome]:
+    best = min(left, key=lambda key: left[key])
+    if left[best] > EXPLAINED:
+        why = f"no known activation explains mlp.post: the best, {best[0]}, leaves {left[best]:.2g}"
+        return [gap(evidence, ACTIVATION, why)]
+    tied = [key for key in left if key != best and left[key] <= TIE * left[best] + 1e-12]
+    spec = evidence.spec_value(ACTIVATION)
+    names = sorted({name for name, _ in (best, *tied)})
+    value = canonical(spec) if canonical(spec) in names else best[0]
+    shown = spec if spec is not None and canonical(spec) == value else value
+    facts = {
+        "left_over": {f"{name}{' swapped' if swap else ''}": float(f"{rms:.3g}") for (name, swap), rms in left.items()},
+        "tied_with": [name for name in names if name != value],
+    }
+    outcomes: list[Outcome] = [KnobFit(
+        knob=ACTIVATION, layer=evidence.layer, value=shown, stderr=None, residual=left[best], n=n, site="mlp.post",
+        evidence=facts,
+    )]  # fmt: skip
+    if gated and len({swap for _, swap in (best, *tied)}) == 1:
+        outcomes.append(KnobFit(
+            knob=GATING, layer=evidence.layer, value="swapped" if best[1] else "gate activated", stderr=None,
+            residual=left[best], n=n, site="mlp.post", evidence=facts,
+        ))  # fmt: skip
+    return outcomes

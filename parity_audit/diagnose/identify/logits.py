@@ -1,0 +1,83 @@
+"""Logits from the final norm: scale, soft-cap, and a shift that is constant over the vocabulary.
+
+    logits = g(scale * y, 1/cap^2),   y = h W_U^T   or, centred,   y = h W_U^T - mean over the vocabulary
+
+`saturation.fit_curve` on (y, logits) with and without centring. A cap bends, a centring shifts each token by its
+own constant, a scale multiplies: three different shapes, so they can be fitted together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, spread
+from parity_audit.diagnose.identify.least_squares import Estimate
+from parity_audit.diagnose.identify.saturation import cap_fit, fit_curve
+
+SCALE, CAP, CENTRING = "logits.scale", "logits.softcap", "logits.centring"
+TOKENS, COLUMNS, MEAN_ROWS = 64, 2048, 16384
+EXPLAINED = 0.05
+CLEAR = 3.0
+
+
+def fit(evidence: Evidence) -> list[Outcome]:
+    """logits.scale, logits.softcap and logits.centring."""
+    if evidence.layer is not None:
+        return []
+    unembed = evidence.weight("unembed")
+    if unembed is None:
+        return [gap(evidence, knob, "no checkpoint weight for the unembedding") for knob in (SCALE, CAP)]
+    columns = spread(unembed.shape[0], COLUMNS)
+    tokens = _tokens(evidence, columns)
+    if tokens is None:
+        return [gap(evidence, knob, "the final norm or the logits are not visible") for knob in (SCALE, CAP)]
+    hidden, logits = tokens
+    plain = hidden @ f64(unembed[columns]).T
+    centred = plain - (hidden @ mean_row(unembed))[:, None]
+    everything = torch.ones_like(plain, dtype=torch.bool)
+    fits = {name: fit_curve([(y, logits, everything)]) for name, y in (("none", plain), ("centred", centred))}
+    usable = {name: found for name, found in fits.items() if found is not None}
+    if not usable:
+        return [gap(evidence, knob, "all logits are zero") for knob in (SCALE, CAP)]
+    return _knobs(evidence, usable, float(logits.norm()))
+
+
+def _tokens(evidence: Evidence, columns: Tensor) -> tuple[Tensor, Tensor] | None:
+    hidden, logits = [], []
+    for probe in evidence.short_probes():
+        h, out = evidence.tensor(probe.name, "ln_final.out"), evidence.tensor(probe.name, "logits")
+        if h is not None and out is not None:
+            kept = real(probe).nonzero()
+            kept = kept[spread(len(kept), TOKENS // 2)]
+            hidden.append(f64(h[kept[:, 0], kept[:, 1]]))
+            logits.append(f64(out[kept[:, 0], kept[:, 1]][:, columns]))
+    if not hidden:
+        return None
+    chosen = spread(sum(len(h) for h in hidden), TOKENS)
+    return torch.cat(hidden)[chosen], torch.cat(logits)[chosen]
+
+
+def mean_row(unembed: Tensor) -> Tensor:
+    """The mean of W_U over the vocabulary `[d_model]`, in float64, a block of rows at a time."""
+    return torch.stack([f64(block).sum(0) for block in unembed.split(MEAN_ROWS)]).sum(0) / unembed.shape[0]
+
+
+def _knobs(evidence: Evidence, fits: dict[str, Estimate], size: float) -> list[Outcome]:
+    left = {name: found.squares**0.5 / max(size, 1e-300) for name, found in fits.items()}
+    best = min(left, key=lambda name: left[name])
+    if left[best] > EXPLAINED:
+        return [gap(evidence, knob, f"no scale, cap or shift explains the logits: {left[best]:.2g} left") for knob in (SCALE, CAP)]
+    estimate = fits[best]
+    tied = [name for name in left if name != best and left[name] <= CLEAR * left[best]]
+    outcomes: list[Outcome] = [KnobFit(
+        knob=SCALE, layer=None, value=float(estimate.value[0]), stderr=float(estimate.stderr[0]), residual=left[best],
+        n=estimate.n, site="logits",
+    )]  # fmt: skip
+    cap = cap_fit(CAP, None, estimate, residual=left[best], site="logits", spec_cap=evidence.spec_value(CAP))
+    outcomes.append(gap(evidence, CAP, cap) if isinstance(cap, str) else cap)
+    outcomes.append(KnobFit(
+        knob=CENTRING, layer=None, value=best, stderr=None, residual=left[best], n=estimate.n, site="logits",
+        evidence={"left_over": left, "tied_with": tied},
+    ))  # fmt: skip
+    return outcomes

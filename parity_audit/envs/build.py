@@ -1,0 +1,176 @@
+"""Environments that are never half-installed: hash-named, locked, staged, checked, then renamed into place."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from parity_audit.core.errors import EnvFailed
+from parity_audit.core.progress import SILENT, Progress
+from parity_audit.core.types import BackendRef
+from parity_audit.envs.cache import cache_root
+from parity_audit.envs.recipes import Recipe, backend_key, recipe_for
+
+INFO = "parity_audit_env.json"
+OFFLINE = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+MAIN_PACKAGES = {"hf": "transformers", "transformer_lens": "transformer-lens", "vllm": "vllm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """An interpreter that can run one backend. `same` is the interpreter parity-audit itself runs on."""
+
+    python: str
+    key: str
+    same: bool
+    backend_key: str
+    version: str
+
+    @property
+    def env_vars(self) -> dict[str, str]:
+        """Environment variables every worker gets."""
+        return dict(OFFLINE)
+
+
+def python_for(
+    ref: BackendRef, *, device: str = "cpu", allow_install: bool = True, progress: Progress = SILENT
+) -> Environment:
+    """The running interpreter where it satisfies the request, else a cached or new environment.
+
+    Raises:
+        EnvFailed: none exists and none may be made, or the recipe does not resolve or does not start.
+    """
+    own = installed_here(ref.name)
+    if own is not None and ref.version in (None, own):
+        return Environment(
+            python=sys.executable, key="same", same=True, backend_key=backend_key(ref, own), version=own
+        )
+    recipe = recipe_for(ref, device)
+    folder = envs_root() / recipe.key
+    if not is_ready(folder):
+        if not allow_install:
+            raise EnvFailed(
+                f"no environment for `{ref}`, and --no-install forbids making one", code="env-missing",
+                hint=f"run `parity-audit envs create '{ref.name}=={recipe.version}'`",
+            )  # fmt: skip
+        create(recipe, progress)
+    return Environment(
+        python=str(folder / "bin" / "python"), key=recipe.key, same=False,
+        backend_key=backend_key(ref, recipe.version), version=recipe.version,
+    )  # fmt: skip
+
+
+def installed_here(backend: str) -> str | None:
+    """The release of a backend in the running interpreter."""
+    try:
+        return importlib.metadata.version(MAIN_PACKAGES[backend])
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def envs_root() -> Path:
+    """Where environments live."""
+    return cache_root() / "envs"
+
+
+def is_ready(folder: Path) -> bool:
+    """Finished environments carry their info file and an interpreter."""
+    return (folder / INFO).is_file() and (folder / "bin" / "python").exists()
+
+
+def create(recipe: Recipe, progress: Progress = SILENT) -> Path:
+    """Build an environment, check that it starts, and put it in place.
+
+    Raises:
+        EnvFailed: uv cannot resolve or install it, or the health check fails; nothing is left behind.
+    """
+    root = envs_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / f"{recipe.key}.lock")
+        with lock:
+            return _create_locked(recipe, root / recipe.key, progress)
+    except OSError as error:
+        raise EnvFailed(f"cannot write environments: {error}", where=str(root), hint="set PARITY_AUDIT_CACHE") from error
+
+
+def _create_locked(recipe: Recipe, folder: Path, progress: Progress) -> Path:
+    if is_ready(folder):
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        _install(recipe, folder, progress)
+        (folder / INFO).write_text(json.dumps({"backend": recipe.backend, "requirements": recipe.requirements}))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _install(recipe: Recipe, folder: Path, progress: Progress) -> None:
+    name = f"{recipe.package} {recipe.version}"
+    progress.update("environment", f"{name}: creating")
+    _uv("venv", "--quiet", "--python", recipe.python, str(folder), what=name)
+    overrides = folder / "overrides.txt"
+    overrides.write_text("".join(f"{package} ; sys_platform == 'never'\n" for package in recipe.excluded))
+    progress.update("environment", f"{name}: installing")
+    python = str(folder / "bin" / "python")
+    _uv("pip", "install", "--quiet", "--python", python, "--override", str(overrides), *recipe.requirements, what=name)
+    progress.update("environment", f"{name}: checking")
+    _run([python, "-I", "-c", recipe.check], f"{name} installs but does not start")
+
+
+def _uv(*args: str, what: str) -> None:
+    from uv import find_uv_bin
+
+    _run([find_uv_bin(), *args], f"{what} cannot be installed")
+
+
+def _run(command: list[str], what: str) -> None:
+    environ = dict(os.environ)
+    if "PIP_FIND_LINKS" in environ:
+        environ.setdefault("UV_FIND_LINKS", environ["PIP_FIND_LINKS"])
+    environ.pop("PYTHONPATH", None)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        last = "\n".join(f"    {line}" for line in (done.stderr or done.stdout).strip().splitlines()[-12:])
+        raise EnvFailed(what, found="\n" + last, hint="try another version; `parity-audit envs list` shows the tested ones")
+
+
+def list_envs() -> list[tuple[str, str, int]]:
+    """(key, backend, bytes) of every finished environment."""
+    found = []
+    for folder in sorted(envs_root().glob("*/")):
+        if is_ready(folder):
+            info = json.loads((folder / INFO).read_text())
+            size = sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+            found.append((folder.name, str(info["backend"]), size))
+    return found
+
+
+def remove_env(key: str) -> bool:
+    """Delete one environment; False when there is none of that name."""
+    folder = envs_root() / key
+    if folder.parent != envs_root() or not folder.is_dir():
+        return False
+    shutil.rmtree(folder)
+    (envs_root() / f"{key}.lock").unlink(missing_ok=True)
+    return True
+
+
+def default_candidates(device: str, *, install: bool) -> list[BackendRef]:
+    """Every candidate backend that can run here: installed, cached, or allowed to be installed."""
+    refs = [BackendRef(name="transformer_lens"), BackendRef(name="vllm")]
+    return [ref for ref in refs if install or _exists(ref, device)]
+
+
+def _exists(ref: BackendRef, device: str) -> bool:
+    return installed_here(ref.name) is not None or is_ready(envs_root() / recipe_for(ref, device).key)

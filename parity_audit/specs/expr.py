@@ -1,0 +1,102 @@
+"""Safe arithmetic on config keys: `sqrt(query_pre_attn_scalar)`, `hidden_size // num_attention_heads`, `l % 2 == 0`."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {"sqrt": math.sqrt, "floor": math.floor, "min": min, "max": max, "log": math.log}
+
+
+class ExprError(ValueError):
+    """An expression that cannot be evaluated; the message names the part."""
+
+
+def evaluate(text: str, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> Any:
+    """Evaluate one expression. Unknown names are errors; nothing but arithmetic can be said.
+
+    Raises:
+        ExprError: syntax, unknown name, forbidden construct, or arithmetic on a missing value.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        return _Evaluator(names, {**FUNCTIONS, **(functions or {})}).visit(tree.body)
+    except SyntaxError as error:
+        raise ExprError(f"`{text}` is not an expression: {error.msg}") from error
+    except (TypeError, ZeroDivisionError, ValueError, OverflowError) as error:
+        raise error if isinstance(error, ExprError) else ExprError(f"`{text}`: {error}") from error
+
+
+class _Evaluator(ast.NodeVisitor):
+    def __init__(self, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> None:
+        self.names = names
+        self.functions = functions
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        raise ExprError(f"`{ast.unparse(node)}` is not allowed in an expression")
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if node.id not in self.names:
+            raise ExprError(f"unknown name `{node.id}`")
+        return self.names[node.id]
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        if type(node.op) not in _BINARY:
+            return self.generic_visit(node)
+        return _BINARY[type(node.op)](self.visit(node.left), self.visit(node.right))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        value = self.visit(node.operand)
+        if isinstance(node.op, ast.USub):
+            return -value
+        return not value if isinstance(node.op, ast.Not) else self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        if len(node.ops) != 1 or type(node.ops[0]) not in _COMPARE:
+            return self.generic_visit(node)
+        return _COMPARE[type(node.ops[0])](self.visit(node.left), self.visit(node.comparators[0]))
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        return self.visit(node.body if self.visit(node.test) else node.orelse)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        value: Any = None
+        for item in node.values:
+            value = self.visit(item)
+            if bool(value) == isinstance(node.op, ast.Or):
+                return value
+        return value
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        if not isinstance(node.func, ast.Name) or node.func.id not in self.functions or node.keywords:
+            return self.generic_visit(node)
+        return self.functions[node.func.id](*(self.visit(arg) for arg in node.args))
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        value, key = self.visit(node.value), self.visit(node.slice)
+        return value.get(key) if isinstance(value, Mapping) else value[key]

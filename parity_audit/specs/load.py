@@ -1,0 +1,169 @@
+"""Spec files: found, read with positions, merged over what they extend, validated with errors that name file, line and key."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from importlib.resources import files
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from parity_audit.core.errors import SpecError, UsageError
+from parity_audit.specs.schema import BackendSection, KnobEntry, Spec, SpecFile
+
+REPOSITORY_SPECS = Path(__file__).resolve().parents[2] / "model_specs"
+
+
+def specs_folder() -> Path:
+    """`model_specs/`: inside the installed wheel, or at the root of a checkout."""
+    packaged = Path(str(files("parity_audit"))) / "model_specs"
+    return packaged if packaged.is_dir() else REPOSITORY_SPECS
+
+
+@cache
+def list_specs() -> tuple[Spec, ...]:
+    """Every architecture, families and vocabularies (`_*.yaml`, files without models) left out."""
+    loaded = [load_spec(path) for path in sorted(specs_folder().glob("*.yaml")) if not path.name.startswith("_")]
+    return tuple(spec for spec in loaded if spec.content.models)
+
+
+def load_spec(where: str | Path) -> Spec:
+    """One spec, by file or by the name of a shipped one.
+
+    Raises:
+        SpecError: broken YAML or a wrong key, with file, line and column.
+        UsageError: no such spec.
+    """
+    path = Path(where)
+    if path.suffix != ".yaml":
+        path = specs_folder() / f"{where}.yaml"
+    if not path.is_file():
+        names = [item.stem for item in specs_folder().glob("*.yaml") if not item.name.startswith("_")]
+        near = difflib.get_close_matches(str(where), names, 1)
+        raise UsageError(
+            f"no spec `{where}`", code="unknown-spec", expected=", ".join(sorted(names)),
+            hint=f"did you mean `{near[0]}`?" if near else "",
+        )  # fmt: skip
+    merged = _extended(path, ())
+    _validate(merged, path)
+    return Spec(name=path.stem, file=str(path), content=SpecFile.model_validate(_plain(merged)))
+
+
+def _extended(path: Path, seen: tuple[Path, ...]) -> CommentedMap:
+    """The file merged over what it extends; child wins, `null` deletes."""
+    if path in seen:
+        raise SpecError(f"`extends` goes in a circle: {path.name}", code="spec-extends", where=str(path))
+    data = read_yaml(path)
+    parent = data.get("extends")
+    if parent is None:
+        return data
+    file = path.parent / f"{parent}.yaml"
+    if not file.is_file():
+        file = specs_folder() / f"{parent}.yaml"
+    if not file.is_file():
+        raise SpecError(f"`extends: {parent}`: no such spec", code="spec-extends", where=_place(path, data, ("extends",)))
+    own_problems = _problems(data, path, partial=True)
+    if own_problems:
+        raise own_problems
+    merged: CommentedMap = _merge(_extended(file, (*seen, path)), data)
+    return merged
+
+
+def read_yaml(path: Path) -> CommentedMap:
+    """YAML 1.2 with positions; duplicate keys and Python tags are errors."""
+    yaml = YAML(typ="rt", pure=True)
+    try:
+        data = yaml.load(StringIO(path.read_text()))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise SpecError(f"broken YAML: {error.problem}", code="spec-yaml", where=place) from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(f"broken YAML: {error}", code="spec-yaml", where=str(path)) from error
+    if not isinstance(data, CommentedMap):
+        raise SpecError("a spec is a mapping of keys", code="spec-yaml", where=str(path))
+    return data
+
+
+def _merge(base: Any, over: Any) -> Any:
+    if not (isinstance(base, CommentedMap) and isinstance(over, CommentedMap)):
+        return over
+    out = CommentedMap(base)
+    for key, value in over.items():
+        out[key] = _merge(base.get(key), value) if key in base else value
+    return out
+
+
+def _validate(data: CommentedMap, path: Path) -> None:
+    error = _problems(data, path, partial=False)
+    if error:
+        raise error
+
+
+def _problems(data: CommentedMap, path: Path, *, partial: bool) -> SpecError | None:
+    """The first mistake of a file. `partial`: keys that a parent will provide may be missing."""
+    try:
+        SpecFile.model_validate(_plain(data))
+        return None
+    except ValidationError as error:
+        found = [item for item in error.errors() if not (partial and item["type"] == "missing")]
+    if not found:
+        return None
+    item = min(found, key=lambda item: item["type"] == "missing")
+    keys = tuple(part for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return _unknown_key(data, path, keys)
+    return SpecError(
+        f"`{keys[-1]}`: {item['msg'].lower()}", code="spec-value", where=_place(path, data, keys), found=repr(item["input"])[:80]
+    )
+
+
+def _unknown_key(data: CommentedMap, path: Path, keys: tuple[int | str, ...]) -> SpecError:
+    valid = _valid_keys(keys)
+    near = difflib.get_close_matches(str(keys[-1]), valid, 1, 0.5)
+    return SpecError(
+        f"`{keys[-1]}` is not a key here", code="spec-unknown-key", where=_place(path, data, keys),
+        expected=", ".join(valid), hint=f"did you mean `{near[0]}`?" if near else "",
+    )  # fmt: skip
+
+
+def _valid_keys(keys: tuple[int | str, ...]) -> list[str]:
+    if len(keys) == 1:
+        return list(SpecFile.model_fields)
+    if keys[0] == "knobs":
+        return list(KnobEntry.model_fields)
+    if keys[0] == "backends" and len(keys) == 3:
+        return list(BackendSection.model_fields)
+    if keys[0] == "backends" and len(keys) >= 5:
+        section = BackendSection.model_fields.get(str(keys[2]))
+        inner = getattr(section.annotation, "__args__", (None, None))[1] if section else None
+        options = [option for option in getattr(inner, "__args__", ()) if hasattr(option, "model_fields")]
+        return list(options[0].model_fields) if options else []
+    return ["aliases", "config"] if keys[0] == "models" else []
+
+
+def _place(path: Path, data: CommentedMap, keys: tuple[int | str, ...]) -> str:
+    """`file:line:column` of the deepest key that the file itself holds."""
+    node: Any = data
+    line, column = 0, 0
+    for key in keys:
+        try:
+            line, column = node.lc.key(key) if isinstance(node, CommentedMap) else node.lc.item(key)
+            node = node[key]
+        except (KeyError, AttributeError, TypeError, IndexError):
+            break
+    return f"{path}:{line + 1}:{column + 1}   {'.'.join(map(str, keys))}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, CommentedMap):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, CommentedSeq):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, float) else int(value) if type(value).__name__ == "ScalarInt" else value

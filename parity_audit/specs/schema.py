@@ -1,0 +1,137 @@
+"""The shape of a spec file, validated by pydantic; unknown keys are errors."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelEntry(_Strict):
+    """One released model: its other names and the config it was released with."""
+
+    aliases: list[str] = []
+    config: dict[str, Any]
+
+
+class KnobEntry(_Strict):
+    """One semantic constant: an expression on config keys, and the layers where it holds."""
+
+    value: str
+    kind: str = "number"
+    layers: str | None = None
+    off: float | int | str | None = None
+    source: str = ""
+
+
+class SiteEntry(_Strict):
+    """Where a backend shows a site; see `core.types.SiteTap`."""
+
+    module: str
+    take: str = "output"
+    slice: list[str] | None = None
+    layout: str = ""
+    sizes: list[str] = []
+    scale: str | None = None
+
+
+class WeightEntry(_Strict):
+    """Where a backend keeps a checkpoint tensor; see `core.types.WeightTap`."""
+
+    path: str
+    slice: list[str] | None = None
+    layout: str = ""
+    sizes: list[str] = []
+    scale: str | None = None
+    shift: str | None = None
+
+
+class EditEntry(_Strict):
+    """One edit; strings that begin with `=` are expressions of `value` and the config."""
+
+    op: str = "set"
+    path: str = ""
+    value: Any = None
+
+
+class BackendKnob(_Strict):
+    """Where a backend holds a knob, and how to set it."""
+
+    read: str | None = None
+    from_read: str = "x"
+    edits: list[EditEntry] | None = None
+    note: str = ""
+
+
+class BackendSection(_Strict):
+    """Everything one backend needs to know about one architecture."""
+
+    sites: dict[str, SiteEntry | None] = {}
+    not_visible: dict[str, str | None] = {}
+    weights: dict[str, WeightEntry | None] = {}
+    knobs: dict[str, BackendKnob | None] = {}
+    variants: list[BackendVariant] = []
+
+
+class BackendVariant(_Strict):
+    """What is different in some releases of a backend; merged over the section. `null` deletes."""
+
+    versions: str
+    sites: dict[str, SiteEntry | None] = {}
+    not_visible: dict[str, str | None] = {}
+    weights: dict[str, WeightEntry | None] = {}
+    knobs: dict[str, BackendKnob | None] = {}
+
+
+class SpecFile(_Strict):
+    """One architecture."""
+
+    architecture: str
+    extends: str | None = None
+    sources: list[str] = []
+    dims: dict[str, str] = {}
+    models: dict[str, ModelEntry] = {}
+    miniature: dict[str, dict[str, int]] = {}
+    weight_scales: dict[str, float] = {}
+    roles: dict[str, str] = {}
+    knobs: dict[str, KnobEntry | None] = {}
+    backends: dict[str, BackendSection] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A validated spec with its place on disk."""
+
+    name: str
+    file: str
+    content: SpecFile
+
+    @property
+    def architecture(self) -> str:
+        """The transformers class name."""
+        return self.content.architecture
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything the spec says."""
+        return hashlib.sha256(self.content.model_dump_json().encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedKnob:
+    """A knob's value for one model: `value` on `layers` (all when None), `off` elsewhere."""
+
+    value: Any
+    layers: tuple[int, ...] | None = None
+    off: Any = None
+    kind: str = "number"
+
+    def at(self, layer: int | None) -> Any:
+        """The value in one layer."""
+        return self.value if self.layers is None or layer is None or layer in self.layers else self.off
