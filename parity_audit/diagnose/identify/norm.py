@@ -85,18 +85,24 @@ def centred(x: Tensor, kind: str) -> Tensor:
     return x - x.mean(-1, keepdim=True) if kind == "layer" else x
 
 
-def _left_over(norm: Norm, kind: str) -> float:
-    """Relative rms left with W (and B) free and eps started at 0, refined once through the gains."""
-    x = centred(norm.x, kind)
-    m = x.square().mean(-1, keepdim=True)
-    gain = (m + 1e-12).rsqrt()
-    out = norm.out
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A norm of one kind with W, B and a gain per token free: W up to a common factor, and what is left over."""
+
+    weight: Tensor
+    left: float
+
+
+def _shape(norm: Norm, kind: str) -> Shape:
+    """Alternate least squares of W (and B) over tokens and of the gain over components; three rounds settle it."""
+    x, out = centred(norm.x, kind), norm.out
+    gain = (x.square().mean(-1, keepdim=True) + 1e-12).rsqrt()
     for _ in range(3):
         unit = x * gain
-        shift = out.mean(0) - unit.mean(0) * _slope(unit, out, kind) if kind == "layer" else torch.zeros_like(out[0])
         weight = _slope(unit, out, kind)
+        shift = (out - unit * weight).mean(0) if kind == "layer" else torch.zeros_like(weight)
         gain = ((out - shift) * weight * x).sum(-1, keepdim=True) / (weight * x).square().sum(-1, keepdim=True)
-    return relative_rms(out - x * gain * weight - shift, out)
+    return Shape(weight=weight, left=relative_rms(out - x * gain * weight - shift, out))
 
 
 def _slope(unit: Tensor, out: Tensor, kind: str) -> Tensor:
@@ -107,7 +113,8 @@ def _slope(unit: Tensor, out: Tensor, kind: str) -> Tensor:
 
 def fit_norm(evidence: Evidence, norm: Norm) -> list[Outcome]:
     """The three knobs of one norm."""
-    left = {kind: _left_over(norm, kind) for kind in ("rms", "layer")}
+    shapes = {kind: _shape(norm, kind) for kind in ("rms", "layer")}
+    left = {kind: shape.left for kind, shape in shapes.items()}
     kind = min(left, key=lambda name: left[name])
     other = max(left, key=lambda name: left[name])
     if left[kind] > EXPLAINED:
@@ -123,42 +130,49 @@ def fit_norm(evidence: Evidence, norm: Norm) -> list[Outcome]:
         ))  # fmt: skip
     if norm.w is None:
         return [*outcomes, *(gap(evidence, k, f"no checkpoint weight for {norm.site}") for k in (OFFSET, EPS))]
-    return [*outcomes, *_offset_and_eps(evidence, norm, kind, left[kind])]
+    return [*outcomes, *_offset_and_eps(evidence, norm, kind, shapes[kind])]
 
 
-def _offset_and_eps(evidence: Evidence, norm: Norm, kind: str, left: float) -> list[Outcome]:
+def _offset_and_eps(evidence: Evidence, norm: Norm, kind: str, shape: Shape) -> list[Outcome]:
     assert norm.w is not None
     x = centred(norm.x, kind)
-    m = x.square().mean(-1)
     out = norm.out - (norm.b if norm.b is not None and kind == "layer" else 0.0)
-    eps = evidence.spec_number(EPS, 1e-6)
-    weight = _slope(x * (m + eps).rsqrt()[:, None], out, "rms")
-    size = float((weight * norm.w).sum() / weight.square().sum())
-    offset, error = _offset_of(weight, norm.w)
-    if relative_rms(weight - norm.w - offset, weight) > EXPLAINED:
-        why = f"the weight of {norm.site} is not the checkpoint's plus a constant (slope {size:.3g})"
+    offset, error, left = _offset(shape.weight, norm.w)
+    if left > EXPLAINED:
+        why = f"the weight of {norm.site} is not the checkpoint's plus a constant: {left:.2g} left"
         return [gap(evidence, knob, why) for knob in (OFFSET, EPS)]
-    known = norm.w + round(offset) if abs(offset - round(offset)) < 0.01 else norm.w + offset
+    known = norm.w + (round(offset) if abs(offset - round(offset)) < 0.01 else offset)
     return [
-        KnobFit(knob=OFFSET, layer=evidence.layer, value=float(offset), stderr=error, residual=left,
-                n=weight.numel(), site=norm.site),
-        _eps(evidence, norm, x, m, out, known, left),
+        KnobFit(knob=OFFSET, layer=evidence.layer, value=offset, stderr=error, residual=shape.left,
+                n=norm.w.numel(), site=norm.site),
+        _eps(evidence, norm, x, out, known, shape.left),
     ]  # fmt: skip
 
 
-def _offset_of(weight: Tensor, w: Tensor) -> tuple[float, float]:
-    """Median of W - w (an eps far from the start value bends it by a common factor) and its error."""
-    difference = weight - w
-    offset = float(difference.median())
-    spreading = float((difference - offset).abs().median())
-    return offset, max(spreading, 1e-7 * float(weight.abs().max()))
+def _offset(weight: Tensor, w: Tensor) -> tuple[float, float, float]:
+    """(offset, standard error, relative rest) of W ~ s (offset + w); s = 1 when w is constant.
+
+    The common factor s is not a weight fault: an unknown eps leaves it open.
+    """
+    spreading = float(w.std())
+    if spreading < 1e-3 * float(w.abs().max()):
+        difference = weight - w
+        return float(difference.mean()), float(difference.std()), relative_rms(difference - difference.mean(), weight)
+    dw = w - w.mean()
+    s = float((dw * weight).sum() / dw.square().sum())
+    if abs(s) < 1e-6:
+        return 0.0, 0.0, 1.0
+    rest = weight / s - w
+    error = float((rest - rest.mean()).norm()) / w.numel() * (1 + float(w.mean().abs()) / spreading)
+    return float(rest.mean()), error, relative_rms(rest - rest.mean(), weight / s)
 
 
 def _eps(
-    evidence: Evidence, norm: Norm, x: Tensor, m: Tensor, out: Tensor, weight: Tensor, left: float
+    evidence: Evidence, norm: Norm, x: Tensor, out: Tensor, weight: Tensor, left: float
 ) -> Outcome:
     """Weighted mean of 1/G^2 - m over tokens, weight 1/m^2 because its rounding error grows with m."""
-    total = m.clone()
+    m = x.square().mean(-1)
+    total = m
     for _ in range(2):  # the error of 1/G^2 scales with m + eps, which the first round estimates
         gain = (out * weight * x).sum(-1) / (weight * x).square().sum(-1)
         each = gain.abs().clamp_min(1e-300).pow(-2) - m

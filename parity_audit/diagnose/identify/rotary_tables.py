@@ -1,12 +1,7 @@
 """Which theta and which scaling explain a measured table of frequencies?
 
-    default   f_i = theta^(-2i/d_rot)
-    linear    f_i / factor
-    llama3    f_i where the wavelength 2 pi / f_i is below L/high, f_i / factor where it is above L/low, and
-              between them ((1 - s)/factor + s) f_i with s = (L/wavelength - low) / (high - low)
-
-(L = original_max_position_embeddings; only L/low and L/high can be seen, so L is the spec's, or 8192.)
-Dynamic NTK is another theta. Hypotheses are tried from the simplest: the spec's own values, default, linear,
+The formulas are those of `specs.rope.rope_table`. Of llama3's thresholds only original/low and original/high can
+be seen, so the original context is the spec's, or 8192. Dynamic NTK is another theta. Hypotheses are tried from the simplest: the spec's own values, default, linear,
 llama3 with known thresholds, llama3 with free ones. The first whose every pair lies within its error wins.
 Fitting is Gauss-Newton in the logarithm of the table, with numeric derivatives.
 """
@@ -14,13 +9,16 @@ Fitting is Gauss-Newton in the logarithm of the table, with numeric derivatives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from parity_audit.specs.rope import rope_table
+
+KNOWN = ("default", "linear", "llama3")
 LLAMA3_THRESHOLDS = (1.0, 4.0, 8192.0)
 SURE = 0.05
 LOG_EPS = 3e-7
@@ -42,33 +40,13 @@ class TableFit:
     stderr: dict[str, float] = field(default_factory=dict)
 
 
-def default_table(log_theta: Tensor, pairs: int) -> Tensor:
-    """Log frequencies without scaling."""
-    return -log_theta * torch.arange(pairs, dtype=torch.float64) / pairs
+def log_table(theta: float, scaling: dict[str, Any] | None, pairs: int) -> Tensor:
+    """Log frequencies of these values.
 
-
-def llama3_table(log_theta: Tensor, factor: Tensor, low: Tensor, high: Tensor, original: float, pairs: int) -> Tensor:
-    """Log frequencies with the scaling of Llama 3.1 (transformers `_compute_llama3_parameters`)."""
-    plain = default_table(log_theta, pairs)
-    turns = original * plain.exp() / (2 * math.pi)  # L / wavelength
-    smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return plain + torch.log((1 - smooth) / factor + smooth)
-
-
-def table_of(theta: float, scaling: dict[str, Any] | None, pairs: int) -> Tensor | None:
-    """Log frequencies of a spec's values; None for a scaling this module does not know."""
-    log_theta = torch.tensor(math.log(theta), dtype=torch.float64)
-    kind = "default" if scaling is None else scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return default_table(log_theta, pairs)
-    assert scaling is not None
-    factor = torch.tensor(float(scaling.get("factor", 1.0)), dtype=torch.float64)
-    if kind == "linear":
-        return default_table(log_theta, pairs) - factor.log()
-    if kind == "llama3":
-        low, high, original = thresholds_of(scaling)
-        return llama3_table(log_theta, factor, torch.tensor(low), torch.tensor(high), original, pairs)
-    return None
+    Raises:
+        ValueError: a scaling type that `specs.rope` does not know.
+    """
+    return torch.tensor(rope_table(theta, scaling, 2 * pairs), dtype=torch.float64).log()
 
 
 def thresholds_of(scaling: Any) -> tuple[float, float, float]:
@@ -89,78 +67,88 @@ def explain(inv_freq: Tensor, stderr: Tensor, spec_theta: float | None, spec_sca
     measured = inv_freq.clamp_min(1e-300).log()
     sigma = torch.where(sure, torch.hypot(stderr / inv_freq.abs().clamp_min(1e-300), torch.tensor(LOG_EPS)), torch.inf)
     pairs = inv_freq.numel()
-    tries = _hypotheses(measured, sigma, spec_theta, spec_scaling, pairs)
-    for name, table, start, read in tries:
-        found = _fitted(table, start, measured, sigma)
-        if found is None:
-            continue
-        theta, covariance = found
-        worst = float(((table(theta) - measured) / sigma).abs().max())
-        if worst <= SIGMAS:
-            error = covariance.diagonal().clamp_min(0).sqrt() * max(1.0, worst / 2)
-            value = math.exp(float(theta[0]))
-            scaling, names = read(theta)
-            errors = {key: float(error[k]) * math.exp(float(theta[k])) for k, key in enumerate(names) if k > 0}
-            return TableFit(
-                name=name, theta=value, theta_stderr=value * float(error[0]), scaling=scaling, worst=worst,
-                pairs=int(sure.sum()), stderr=errors,
-            )  # fmt: skip
+    for hypothesis in _hypotheses(measured, sigma, spec_theta, spec_scaling, pairs):
+        found = _tested(hypothesis, measured, sigma)
+        if found is not None:
+            return found
     return None
 
 
-Read = Callable[[Tensor], tuple[Any, Sequence[str]]]
-Hypothesis = tuple[str, Table, Tensor, Read]
+def _tested(hypothesis: Hypothesis, measured: Tensor, sigma: Tensor) -> TableFit | None:
+    """The hypothesis with its best parameters, None when some pair lies outside its error."""
+
+    def table(p: Tensor) -> Tensor:
+        return hypothesis.table(p, measured.numel())
+
+    found = _fitted(table, hypothesis.start, measured, sigma)
+    if found is None:
+        return None
+    p, covariance = found
+    worst = float(((table(p) - measured) / sigma).abs().max())
+    if worst > SIGMAS:
+        return None
+    values = p.exp().tolist()
+    errors = (covariance.diagonal().clamp_min(0).sqrt() * p.exp() * max(1.0, worst / 2)).tolist()
+    return TableFit(
+        name=hypothesis.name, theta=values[0], theta_stderr=errors[0], scaling=hypothesis.scaling(values[1:]),
+        worst=worst, pairs=int(torch.isfinite(sigma).sum()),
+        stderr=dict(zip(hypothesis.names[1:], errors[1:], strict=True)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """A formula with log theta (and log factor, low, high) free: start values, and the scaling they mean."""
+
+    name: str
+    start: Tensor
+    scaling: Callable[[list[float]], dict[str, Any] | None]
+    names: tuple[str, ...]
+
+    def table(self, p: Tensor, pairs: int) -> Tensor:
+        """Log frequencies."""
+        values = p.exp().tolist()
+        return log_table(values[0], self.scaling(values[1:]), pairs)
 
 
 def _hypotheses(
     measured: Tensor, sigma: Tensor, spec_theta: float | None, spec_scaling: Any, pairs: int
 ) -> list[Hypothesis]:
-    """Named tables as functions of log parameters, start values, and how to read the parameters."""
+    """From the simplest to the freest."""
     low, high, original = thresholds_of(spec_scaling)
-    start = _start_theta(measured, sigma, pairs)
-    known = {"low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": original}
-    tail = float((default_table(start, pairs) - measured)[torch.isfinite(sigma)][-1].clamp(min=0.1))
+    theta = _start_theta(measured, sigma, pairs)
+    first = float(measured[0].neg().clamp(min=0.0))
+    plain = -theta * torch.arange(pairs, dtype=torch.float64) / pairs
+    tail = float((plain - measured)[torch.isfinite(sigma)][-1].clamp(min=0.1))
 
-    def default(p: Tensor) -> Tensor:
-        return default_table(p[0], pairs)
+    def llama3(values: list[float]) -> dict[str, Any]:
+        factor, lower, upper = (*values, low, high)[:3] if len(values) == 1 else values
+        return {"rope_type": "llama3", "factor": factor, "low_freq_factor": lower, "high_freq_factor": upper,
+                "original_max_position_embeddings": original}  # fmt: skip
 
-    def linear(p: Tensor) -> Tensor:
-        return default_table(p[0], pairs) - p[1]
+    def of(name: str, start: list[float], scaling: Callable[[list[float]], Any], *names: str) -> Hypothesis:
+        return Hypothesis(
+            name=name, start=torch.tensor(start, dtype=torch.float64), scaling=scaling, names=("theta", *names)
+        )
 
-    def llama3(p: Tensor) -> Tensor:
-        return llama3_table(p[0], p[1].exp(), torch.tensor(low), torch.tensor(high), original, pairs)
-
-    def llama3_free(p: Tensor) -> Tensor:
-        return llama3_table(p[0], p[1].exp(), p[2].exp(), p[3].exp(), original, pairs)
-
-    first = measured[0].neg().clamp(min=0.0)
-    free = torch.stack([start, torch.tensor(tail), torch.tensor(math.log(low)), torch.tensor(math.log(high))])
-    out: list[Hypothesis] = [
-        ("default", default, start[None], lambda p: (None, ("theta",))),
-        ("linear", linear, torch.stack([start, first]),
-         lambda p: ({"rope_type": "linear", "factor": math.exp(p[1])}, ("theta", "factor"))),
-        ("llama3", llama3, torch.stack([start, torch.tensor(tail)]),
-         lambda p: ({"rope_type": "llama3", "factor": math.exp(p[1]), **known}, ("theta", "factor"))),
-        ("llama3", llama3_free, free,
-         lambda p: ({"rope_type": "llama3", "factor": math.exp(p[1]), "low_freq_factor": math.exp(p[2]),
-                     "high_freq_factor": math.exp(p[3]), "original_max_position_embeddings": original},
-                    ("theta", "factor", "low_freq_factor", "high_freq_factor"))),
-    ]  # fmt: skip
-    spec_table = table_of(spec_theta, spec_scaling, pairs) if spec_theta else None
-    if spec_theta and spec_table is not None:
-        shift = spec_table + math.log(spec_theta) * torch.arange(pairs, dtype=torch.float64) / pairs
-        out.insert(0, ("spec", lambda p: default_table(p[0], pairs) + shift,
-                       torch.tensor([math.log(spec_theta)], dtype=torch.float64),
-                       lambda p: (spec_scaling, ("theta",))))  # fmt: skip
+    free = [theta, tail, math.log(low), math.log(high)]
+    out = [
+        of("default", [theta], lambda _: None),
+        of("linear", [theta, first], lambda v: {"rope_type": "linear", "factor": v[0]}, "factor"),
+        of("llama3", [theta, tail], llama3, "factor"),
+        of("llama3 with other thresholds", free, llama3, "factor", "low_freq_factor", "high_freq_factor"),
+    ]
+    if spec_theta and (spec_scaling or {}).get("rope_type", "default") in KNOWN:
+        out.insert(0, of("spec", [math.log(spec_theta)], lambda _: spec_scaling))
     return out
 
 
-def _start_theta(measured: Tensor, sigma: Tensor, pairs: int) -> Tensor:
+def _start_theta(measured: Tensor, sigma: Tensor, pairs: int) -> float:
     """log theta from the fastest pairs, which no scaling but `linear` touches; slopes only, for its sake."""
     index = torch.arange(pairs, dtype=torch.float64) / pairs
     few = torch.isfinite(sigma).nonzero()[:, 0][: max(2, pairs // 8)]
     x, y = index[few] - index[few[0]], measured[few] - measured[few[0]]
-    return -(x * y).sum() / (x * x).sum().clamp_min(1e-300)
+    return float(-(x * y).sum() / (x * x).sum().clamp_min(1e-300))
 
 
 def _fitted(table: Table, start: Tensor, measured: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -1,0 +1,67 @@
+"""Probes: token ids built to expose something, seeded, and the same for every backend."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parity_audit.core.types import Probe
+
+PAST_THRESHOLD = 64
+FIRST_ORDINARY_ID = 8
+SHORT, REPEATED = 48, 32
+RAGGED = (40, 23, 9)
+
+
+def plan_probes(config: Mapping[str, Any], *, seed: int = 0) -> tuple[Probe, ...]:
+    """The probes for one config.
+
+    The long one goes past every length that the architecture knows (window, original context) as far as its
+    positions reach; only the residual stream is captured there, because its attention matrices would not fit.
+    """
+    draw = random.Random(seed)
+    rows = {"vocab": int(config["vocab_size"]), "bos": config.get("bos_token_id")}
+    probes = [
+        _probe("short", "every component, from BOS on", [_tokens(draw, SHORT, **rows)]),
+        _probe("repeated", "copying heads: a segment said twice", [_repeated(draw, REPEATED, **rows)]),
+        _probe("ragged", "a batch of different lengths, padded on the right", [_tokens(draw, n, **rows) for n in RAGGED]),
+        _probe("left_padded", "padding on the left must shift nothing", [_tokens(draw, n, **rows) for n in RAGGED], left=True),
+    ]  # fmt: skip
+    length = long_length(config)
+    if length > SHORT:
+        what = f"past the window or original context of {length - PAST_THRESHOLD} tokens"
+        probes.append(_probe("long", what, [_tokens(draw, length, **rows)], sites="residual"))
+    return tuple(probes)
+
+
+def long_length(config: Mapping[str, Any]) -> int:
+    """Tokens needed to cross every length threshold, 0 when there is none within the model's positions."""
+    scaling = config.get("rope_scaling") or {}
+    known = (config.get("sliding_window"), scaling.get("original_max_position_embeddings"))
+    thresholds = [int(value) for value in known if value]
+    limit = int(config.get("max_position_embeddings") or 0)
+    reachable = [value + PAST_THRESHOLD for value in thresholds if value + PAST_THRESHOLD <= limit]
+    return max(reachable, default=0)
+
+
+def _tokens(draw: random.Random, length: int, *, vocab: int, bos: int | None) -> list[int]:
+    ordinary = [draw.randrange(min(FIRST_ORDINARY_ID, vocab - 1), vocab) for _ in range(length)]
+    return ordinary if bos is None else [bos, *ordinary[1:]]
+
+
+def _repeated(draw: random.Random, length: int, *, vocab: int, bos: int | None) -> list[int]:
+    half = _tokens(draw, length // 2, vocab=vocab, bos=None)
+    row = half + half
+    return row if bos is None else [bos, *row[1:]]
+
+
+def _probe(name: str, purpose: str, rows: Sequence[list[int]], *, left: bool = False, sites: str = "all") -> Probe:
+    """Rows padded to one length. Padding repeats the row's last id: its value must not matter to anybody."""
+    width = max(len(row) for row in rows)
+    ids, mask = [], []
+    for row in rows:
+        pad = width - len(row)
+        ids.append((*[row[-1]] * pad, *row) if left else (*row, *[row[-1]] * pad))
+        mask.append((*[0] * pad, *[1] * len(row)) if left else (*[1] * len(row), *[0] * pad))
+    return Probe(name=name, purpose=purpose, token_ids=tuple(ids), mask=tuple(mask), sites=sites)

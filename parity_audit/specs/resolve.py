@@ -1,0 +1,110 @@
+"""From what the user typed to an architecture, a repository id and a config. The name is never parsed for its meaning."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parity_audit.core.errors import UsageError
+from parity_audit.specs.load import list_specs
+from parity_audit.specs.schema import Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedModel:
+    """A model: its id, its architecture's spec, and the config it was released with."""
+
+    repo_id: str
+    spec: Spec
+    config: dict[str, Any]
+
+
+def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
+    """Find the spec of a hub id, an alias, or a local directory with a config.json.
+
+    Raises:
+        UsageError: nothing of that name (nearest names are given), or an architecture without a spec.
+    """
+    folder = weights or (Path(name) if Path(name, "config.json").is_file() else None)
+    known = _known(name)
+    if folder is not None:
+        config = read_config(folder)
+        return ResolvedModel(repo_id=known[0] if known else name, spec=spec_for(config, str(folder)), config=config)
+    if known:
+        repo_id, spec = known
+        return ResolvedModel(repo_id=repo_id, spec=spec, config=spec.content.models[repo_id].config)
+    cached = cached_snapshot(name)
+    if cached is not None:
+        config = read_config(cached)
+        return ResolvedModel(repo_id=name, spec=spec_for(config, name), config=config)
+    raise _unknown(name)
+
+
+def spec_for(config: dict[str, Any], where: str) -> Spec:
+    """The spec of `config["architectures"][0]`."""
+    architectures = config.get("architectures") or ["(none given)"]
+    for spec in list_specs():
+        if spec.architecture == architectures[0]:
+            return spec
+    known = ", ".join(spec.architecture for spec in list_specs())
+    raise UsageError(
+        f"no spec for architecture `{architectures[0]}`", code="unknown-architecture", where=where, expected=known,
+        hint="write one: model_specs/ has the others, CONTRIBUTING says how",
+    )  # fmt: skip
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint directory."""
+    path = folder / "config.json"
+    try:
+        loaded: dict[str, Any] = json.loads(path.read_text())
+        return loaded
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}", code="bad-config", where=str(path)) from error
+
+
+def hub_cache() -> Path:
+    """The user's hub cache, where the hub library itself would look."""
+    if "HF_HUB_CACHE" in os.environ:
+        return Path(os.environ["HF_HUB_CACHE"])
+    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
+
+
+def cached_snapshot(repo_id: str) -> Path | None:
+    """The snapshot directory of a model in the user's hub cache."""
+    root = hub_cache() / f"models--{repo_id.replace('/', '--')}"
+    try:
+        commit = (root / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    snapshot = root / "snapshots" / commit
+    return snapshot if (snapshot / "config.json").is_file() else None
+
+
+def _known(name: str) -> tuple[str, Spec] | None:
+    wanted = name.lower()
+    for spec in list_specs():
+        for repo_id, entry in spec.content.models.items():
+            if wanted in (repo_id.lower(), *(alias.lower() for alias in entry.aliases)):
+                return repo_id, spec
+    return None
+
+
+def _unknown(name: str) -> UsageError:
+    names = [
+        alias
+        for spec in list_specs()
+        for repo_id, entry in spec.content.models.items()
+        for alias in (repo_id, *entry.aliases)
+    ]
+    lowered = {item.lower(): item for item in names}
+    near = [lowered[item] for item in difflib.get_close_matches(name.lower(), lowered, 3, 0.5)]
+    return UsageError(
+        f"unknown model `{name}`", code="unknown-model",
+        hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near
+        else "`parity-audit specs list` shows the known ones; a local directory with config.json works too",
+    )  # fmt: skip

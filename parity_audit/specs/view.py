@@ -1,0 +1,227 @@
+"""A spec seen by one backend of one release, for one config: taps, reads, edits, values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from parity_audit.core.types import Description, Edit, KnobValue, NotVisible, SiteTap, WeightTap
+from parity_audit.specs.expr import ExprError, evaluate
+from parity_audit.specs.rope import rope_table
+from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, SiteEntry, Spec, WeightEntry
+
+ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
+
+
+def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
+    """d_model, n_heads, n_kv_heads, d_head, d_mlp, n_layers, d_vocab of a config."""
+    return {name: int(evaluate(text, _names(config))) for name, text in spec.content.dims.items()}
+
+
+def _names(config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """What an expression may name: config keys with None for the optional ones, and `config` itself."""
+    return {**config, "config": config, "true": True, "false": False, "null": None, **more}
+
+
+def knob_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, ResolvedKnob]:
+    """Every knob of the architecture, for this config."""
+    names = _names(config, **dims(spec, config))
+    found: dict[str, ResolvedKnob] = {}
+    for knob, entry in spec.content.knobs.items():
+        if entry is None:
+            continue
+        layers = None
+        if entry.layers is not None:
+            chosen = (l for l in range(names["n_layers"]) if evaluate(entry.layers, {**names, "l": l}))  # noqa: E741
+            layers = tuple(chosen)
+        value = evaluate(entry.value, names)
+        found[knob] = ResolvedKnob(value=value, layers=layers, off=entry.off, kind=entry.kind)
+    return found
+
+
+def spec_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, KnobValue]:
+    """Knob values as they compare with live readings: one value, or one per layer."""
+    layers = range(dims(spec, config)["n_layers"])
+    return {
+        knob: known.value if known.layers is None else [known.at(layer) for layer in layers]
+        for knob, known in knob_values(spec, config).items()
+    }
+
+
+def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
+    """The backend's section with the variants of this release merged over it."""
+    base = spec.content.backends.get(backend_key, BackendSection())
+    parts: dict[str, dict[str, Any]] = {
+        name: dict(getattr(base, name)) for name in ("sites", "not_visible", "weights", "knobs")
+    }
+    for variant in base.variants:
+        if version and version in SpecifierSet(variant.versions, prereleases=True):
+            for name, entries in parts.items():
+                entries.update(getattr(variant, name))
+    return BackendSection(**{name: _present(entries) for name, entries in parts.items()}, variants=[])
+
+
+def _present(entries: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entries.items() if value is not None}
+
+
+def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[SiteTap, ...]:
+    """Where this backend shows each site, one tap per layer."""
+    sizes = dims(spec, config)
+    out: list[SiteTap] = []
+    for site, entry in section(spec, backend_key, version).sites.items():
+        assert entry is not None
+        out += [_tap(name, entry, config, sizes, layer) for name, layer in _per_layer(site, sizes["n_layers"])]
+    return tuple(out)
+
+
+def _per_layer(pattern: str, n_layers: int) -> list[tuple[str, int | None]]:
+    if "{l}" not in pattern:
+        return [(pattern, None)]
+    return [(pattern.replace("{l}", str(layer)), layer) for layer in range(n_layers)]
+
+
+def _tap(site: str, entry: SiteEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None) -> SiteTap:
+    names = _names(config, **sizes, l=layer)
+    return SiteTap(
+        site=site, module=entry.module.replace("{l}", str(layer)), take=entry.take,
+        slice=_slice(entry.slice, names), layout=entry.layout, sizes=_sizes(entry.sizes, sizes),
+        scale=None if entry.scale is None else float(evaluate(entry.scale, names)),
+    )  # fmt: skip
+
+
+def _slice(entry: list[str] | None, names: dict[str, Any]) -> tuple[int, int] | None:
+    return None if entry is None else (int(evaluate(entry[0], names)), int(evaluate(entry[1], names)))
+
+
+AXIS_DIMS = {"d_head": "d_head", "head": "n_heads", "kv_head": "n_kv_heads", "d_model": "d_model", "d_mlp": "d_mlp"}
+
+
+def _sizes(axes: list[str], sizes: dict[str, int]) -> dict[str, int]:
+    return {axis: sizes[AXIS_DIMS[axis]] for axis in axes}
+
+
+def not_visible(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[NotVisible, ...]:
+    """The sites this backend cannot show, with the reason."""
+    layers = dims(spec, config)["n_layers"]
+    return tuple(
+        NotVisible(site=name, why=why or "")
+        for site, why in section(spec, backend_key, version).not_visible.items()
+        for name, _ in _per_layer(site, layers)
+    )
+
+
+def weight_taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[WeightTap, ...]:
+    """Where this backend keeps each checkpoint tensor."""
+    sizes = dims(spec, config)
+    out: list[WeightTap] = []
+    for name, entry in section(spec, backend_key, version).weights.items():
+        assert entry is not None
+        out += [_weight(full, entry, config, sizes, layer) for full, layer in _per_layer(name, sizes["n_layers"])]
+    return tuple(out)
+
+
+def _weight(
+    name: str, entry: WeightEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None
+) -> WeightTap:
+    names = _names(config, **sizes, l=layer)
+    return WeightTap(
+        name=name, path=entry.path.replace("{l}", str(layer)), slice=_slice(entry.slice, names), layout=entry.layout,
+        sizes=_sizes(entry.sizes, sizes),
+        scale=None if entry.scale is None else float(evaluate(entry.scale, names)),
+        shift=None if entry.shift is None else float(evaluate(entry.shift, names)),
+    )  # fmt: skip
+
+
+def roles(spec: Spec, layer: int | None) -> dict[str, str]:
+    """Checkpoint tensor names by role: `embed`, `unembed`, `norm.ln1` ... of one block or of the model."""
+    return {role: name.replace("{l}", str(layer)) for role, name in spec.content.roles.items()}
+
+
+def reads(spec: Spec, backend_key: str, version: str) -> dict[str, str]:
+    """Live paths of each knob that this release can read back."""
+    knobs = section(spec, backend_key, version).knobs
+    return {knob: entry.read for knob, entry in knobs.items() if entry is not None and entry.read is not None}
+
+
+def effective_values(
+    spec: Spec, backend_key: str, about: Description, config: Mapping[str, Any]
+) -> dict[str, KnobValue]:
+    """Live readings as knob values; equal values of all layers become one."""
+    knobs = section(spec, backend_key, about.version).knobs
+    found: dict[str, KnobValue] = {}
+    for knob, raw in about.effective.items():
+        entry = knobs.get(knob)
+        if entry is not None:
+            values = [_converted(entry, value, config) for value in (raw if isinstance(raw, list) else [raw])]
+            found[knob] = values[0] if all(value == values[0] for value in values) else values
+    return found
+
+
+def _converted(entry: BackendKnob, raw: Any, config: Mapping[str, Any]) -> Any:
+    try:
+        return evaluate(entry.from_read, _names(config, x=raw))
+    except ExprError:
+        return raw
+
+
+def edits(
+    spec: Spec,
+    backend_key: str,
+    knob: str,
+    value: KnobValue,
+    config: Mapping[str, Any],
+    version: str,
+    known: Mapping[str, KnobValue],
+) -> tuple[Edit, ...] | None:
+    """The edits that give a knob this value, None where the backend has no setting for it.
+
+    `known`: values that other knobs shall take; a rotary table needs its base and its scaling together.
+    """
+    entry = section(spec, backend_key, version).knobs.get(knob)
+    if entry is None or not entry.edits:
+        return None
+    targets = {**{name: item.value for name, item in knob_values(spec, config).items()}, **known, knob: value}
+    names = _names(config, **dims(spec, config), value=value)
+    functions = {
+        "rotary": lambda: _rotary(targets, names["d_head"]),
+        "rope_parameters": lambda: _rope_parameters(targets),
+        "per_layer": lambda setting, off: _dealt(spec, config, knob, setting, off),
+    }
+    return tuple(
+        Edit(op=edit.op, path=edit.path, value=_filled(edit.value, names, functions)) for edit in entry.edits
+    )  # fmt: skip
+
+
+def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: Any, off: Any) -> list[Any]:
+    """`setting` on the knob's layers and `off` on the others, one value per layer."""
+    layers = knob_values(spec, config)[knob].layers
+    count = dims(spec, config)["n_layers"]
+    return [setting if layers is None or layer in layers else off for layer in range(count)]
+
+
+def _rotary(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:
+    table = rope_table(float(targets["rope.theta"]), targets.get("rope.scaling"), d_head)
+    return {"inv_freq": table, "attention_factor": 1.0, "pairing": targets.get("rope.pairing", "half")}
+
+
+def _rope_parameters(targets: Mapping[str, Any]) -> dict[str, Any]:
+    """The complete rope dictionary: overriding a part of it drops the rest in current transformers."""
+    scaling = targets.get("rope.scaling") or {"rope_type": "default"}
+    return {**scaling, "rope_theta": targets["rope.theta"]}
+
+
+def _filled(value: Any, names: dict[str, Any], functions: Mapping[str, Any]) -> Any:
+    if isinstance(value, str) and value.startswith("="):
+        return evaluate(value[1:], names, functions)
+    if isinstance(value, dict):
+        return {key: _filled(item, names, functions) for key, item in value.items()}
+    return value
+
+
+def edit_note(spec: Spec, backend_key: str, knob: str, version: str) -> str:
+    """What a user should know about a patch."""
+    entry = section(spec, backend_key, version).knobs.get(knob)
+    return entry.note if entry else ""
