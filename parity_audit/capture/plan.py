@@ -54,7 +54,7 @@ def plan_audit(
     else:
         checkpoint = find_checkpoint(resolved, weights)
     config = json.loads((Path(checkpoint.path) / "config.json").read_text())
-    chosen = _choose(plan_probes(config, resolved.spec, seed=seed), probes)
+    chosen = _choose(plan_probes(config, seed=seed), probes)
     return AuditPlan(
         model=resolved, checkpoint=checkpoint, config=config, probes=chosen, dtype=dtype, device=device
     )  # fmt: skip

@@ -17,6 +17,7 @@ from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 from parity_audit.envs.build import Environment
+from parity_audit.envs.cache import cache_root
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import reads, weight_taps
 from parity_audit.workers.client import Worker
@@ -114,7 +115,7 @@ class Session:
         plan, started = self.plan, time.perf_counter()
         self.progress.update("load", self.label)
         environment = plan.environment
-        worker = Worker.start(environment.backend_key, environment.python, self._environ(), self.log)
+        worker = Worker.start(environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers")
         try:
             worker.load(self._request(), on_progress=self._relay("load"))
             description = worker.describe()

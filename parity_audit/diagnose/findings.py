@@ -21,7 +21,7 @@ from parity_audit.diagnose.identify.attention_rows import grouped
 SIGMAS = 8.0
 MATERIAL = 2e-4
 MATERIAL_OF = {"norm.eps": 0.02, "norm.offset": 0.01}
-CLOSE = 2e-3
+NEARER = 0.25
 SAME_IN_DICT = 0.01
 MASKS = ("attention.window", "attention.mask")
 DEFAULTS: dict[str, KnobValue] = {
@@ -192,18 +192,23 @@ def departure(
     """Which side's fitted values are not the spec's: "candidate", "reference", "both", or "unknown"."""
     if candidate[0].knob not in knobs and candidate[0].knob not in DEFAULTS:
         return "unknown"
-    sides = [name for name, fits in (("candidate", candidate), ("reference", reference))
-             if not all(_agrees(fit, knobs) for fit in fits)]  # fmt: skip
+    def departs(fits: Sequence[KnobFit], others: Sequence[KnobFit]) -> bool:
+        return not all(_agrees(fit, other, knobs) for fit, other in zip(fits, others, strict=True))
+
+    sides = ["candidate"] * departs(candidate, reference) + ["reference"] * departs(reference, candidate)
     return {0: "unknown", 1: sides[0] if sides else "", 2: "both"}[len(sides)]
 
 
-def _agrees(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> bool:
+def _agrees(fit: KnobFit, other: KnobFit, knobs: Mapping[str, KnobSpec]) -> bool:
+    """Whether a fit is the spec's value: within its error, or much nearer to it than the two sides to each other."""
     spec = _spec(fit.knob, fit.layer, knobs, fit.value)
     if fit.interval is not None:
         size = math.inf if spec is None else float(spec)  # type: ignore[arg-type]
         return fit.interval[0] <= size <= fit.interval[1]
     if _is_number(spec) and _is_number(fit.value):
-        slack = max(CLOSE * abs(float(spec)), SIGMAS * (fit.stderr or 0.0))  # type: ignore[arg-type]
+        apart = abs(float(fit.value) - float(other.value)) if _is_number(other.value) else 0.0  # type: ignore[arg-type]
+        material = MATERIAL_OF.get(fit.knob, MATERIAL) * abs(float(spec))  # type: ignore[arg-type]
+        slack = max(material, SIGMAS * (fit.stderr or 0.0), NEARER * apart)
         return abs(float(fit.value) - float(spec)) <= slack  # type: ignore[arg-type]
     return same(fit.value, spec) or _tied(fit, spec)
 
@@ -211,6 +216,8 @@ def _agrees(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> bool:
 def _kind(knob: str, candidate: KnobValue, reference: KnobValue) -> str:
     if knob in MASKS:
         return "mask"
+    if knob == "rope.offset":
+        return "settings"
     number = all(value is None or _is_number(value) for value in (candidate, reference))
     return "constant" if number else "variant"
 

@@ -20,7 +20,7 @@ ByLayer = Mapping["int | None", Evidence]
 FAMILIES: dict[str, tuple[Identifier, frozenset[str]]] = {
     "embedding": (embedding.fit, frozenset({"embed"})),
     "norm": (norm.fit, frozenset({"norm", "final_norm", "attn_out", "mlp_out"})),
-    "rotary": (rotary.fit, frozenset({"rope", "scores", "z"})),
+    "rotary": (rotary.fit, frozenset({"rope"})),
     "head_map": (head_map.fit, frozenset({"scores", "pattern", "z"})),
     "attention": (attention.fit, frozenset({"scores", "pattern", "z"})),
     "activation": (activation.fit, frozenset({"mlp"})),

@@ -68,7 +68,7 @@ def _offset(evidence: Evidence, rotation: Rotation) -> KnobFit:
     value = distinct[0] if len(distinct) == 1 else "differs between rows"
     return KnobFit(
         knob=OFFSET, layer=evidence.layer, value=value, stderr=None, residual=rotation.residual, n=rotation.n,
-        site="rot_q", evidence={"offsets": list(rotation.offsets)},
+        site="rot_q", evidence={"offsets": list(rotation.offsets), "note": "scores depend on distances only"},
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def _hypotheses(
             name=name, start=torch.tensor(start, dtype=torch.float64), scaling=scaling, names=("theta", *names)
         )
 
-    free = [theta, tail, math.log(low), math.log(high)]
+    free = [theta, tail, *_start_thresholds(plain, measured, sigma, tail, original)]
     out = [
         of("default", [theta], lambda _: None),
         of("linear", [theta, first], lambda v: {"rope_type": "linear", "factor": v[0]}, "factor"),
@@ -141,6 +141,29 @@ def _hypotheses(
     if spec_theta and (spec_scaling or {}).get("rope_type", "default") in KNOWN:
         out.insert(0, of("spec", [math.log(spec_theta)], lambda _: spec_scaling))
     return out
+
+
+def _start_thresholds(plain: Tensor, measured: Tensor, sigma: Tensor, tail: float, original: float) -> tuple[float, float]:
+    """log low and log high from the pairs at the ends of the transition, or either side of it where it is sharp.
+
+    smooth = (turns - low) / (high - low) is a line in turns = original / wavelength; the two pairs nearest its
+    middle give it, clipped so that pairs beyond are flat.
+    """
+    sure = torch.isfinite(sigma)
+    turns = original * plain[sure].exp() / (2 * math.pi)
+    smooth = (((measured - plain)[sure]).exp() - math.exp(-tail)) / (1 - math.exp(-tail))
+    above, below = turns[smooth > 0.99], turns[smooth < 0.01]
+    inside = (smooth >= 0.01) & (smooth <= 0.99)
+    low = float(below.max()) if below.numel() else float(turns.min())
+    high = float(above.min()) if above.numel() else float(turns.max())
+    if int(inside.sum()) >= 2:
+        t, s = turns[inside], smooth[inside]
+        slope = float((t[0] - t[-1]) / (s[0] - s[-1]))
+        low, high = float(t[-1] - s[-1] * slope), float(t[-1] + (1 - s[-1]) * slope)
+    elif bool(inside.any()):
+        t1, s1 = float(turns[inside]), float(smooth[inside])
+        low = (t1 - s1 * high) / (1 - s1) if t1 > s1 * high else low
+    return math.log(max(low, 1e-6)), math.log(max(high, 1e-5))
 
 
 def _start_theta(measured: Tensor, sigma: Tensor, pairs: int) -> float:
