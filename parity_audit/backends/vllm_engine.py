@@ -1,0 +1,129 @@
+"""How a vLLM engine is started: environment, arguments, and checks that give a readable error before a long start."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parity_audit.backends.loading import load_name
+from parity_audit.core.wire import LoadRequest
+
+OWN_SETTINGS = ("tf32",)
+BLOCK = 128
+ROWS = 16
+MIN_BATCHED_TOKENS = 2048
+
+
+def set_environment(request: LoadRequest) -> None:
+    """Variables that vLLM reads when it is imported: one process, no telemetry, and float32 that is float32.
+
+    Without `TRITON_F32_DEFAULT=ieee` the Triton attention kernel multiplies in TF32 and is off by 3e-3.
+    """
+    tf32 = bool(request.settings.get("tf32", False))
+    chosen = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "VLLM_FLOAT32_MATMUL_PRECISION": "high" if tf32 else "highest",
+        "TRITON_F32_DEFAULT": "tf32" if tf32 else "ieee",
+    }
+    os.environ.update(chosen)
+    # Unless told the number of threads, vLLM goes down to one when its engine shares the caller's process.
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+
+
+def start(request: LoadRequest) -> Any:
+    """A running `vllm.LLM`; call `set_environment` first.
+
+    Raises:
+        ValueError: a setting that vLLM does not have, with the nearest one.
+        Whatever vLLM raises for settings that it has and cannot satisfy.
+    """
+    from vllm import LLM
+
+    check_settings(request.settings)
+    if request.device == "cpu":
+        _inspect_in_process(request.architecture)
+    llm = LLM(**arguments(request))
+    _remove_rendezvous_file()
+    return llm
+
+
+def arguments(request: LoadRequest) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`: the user's settings over ours, which choose the plainest path through the engine."""
+    config = _text_config(request)
+    given = {key: value for key, value in request.settings.items() if key not in OWN_SETTINGS}
+    limit = int(getattr(config, "max_position_embeddings", 0)) or None
+    asked = given.pop("max_model_len", None) or limit
+    length = asked if limit is None else min(int(asked), limit)
+    chosen: dict[str, Any] = {
+        "model": load_name(request.checkpoint),
+        "dtype": request.dtype,
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+        "seed": 0,
+        "max_model_len": length,
+        "max_num_seqs": ROWS,
+        "max_num_batched_tokens": max(2 * length, MIN_BATCHED_TOKENS),
+    }
+    if request.device == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        # An explicit size also skips the profiling run.
+        chosen["kv_cache_memory_bytes"] = cache_bytes(config, length, str(given.get("dtype", request.dtype)))
+    return chosen | given
+
+
+def cache_bytes(config: Any, length: int, dtype: str) -> int:
+    """Bytes of a key-value cache that holds one sequence of `length` tokens and a batch of short ones."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = getattr(torch, dtype, torch.float32).itemsize
+    blocks = -(-length // BLOCK) + ROWS
+    return int(2 * config.num_hidden_layers * heads * width * size * blocks * BLOCK)
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Refuse settings that vLLM would only refuse after seconds, or with a list of two hundred names.
+
+    Raises:
+        ValueError: an unknown setting.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = [*EngineArgs.__dataclass_fields__, *OWN_SETTINGS]
+    for key in settings:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise ValueError(f"`{key}` is not a setting of vLLM" + (f"; did you mean `{near[0]}`?" if near else ""))
+
+
+def _text_config(request: LoadRequest) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(load_name(request.checkpoint)).get_text_config()
+
+
+def _inspect_in_process(architecture: str) -> None:
+    """Register the model class that vLLM would find anyway, already imported.
+
+    vLLM looks at a class it has not seen before in a process of its own, so as not to initialise CUDA; that
+    costs eight seconds, and there is no CUDA here.
+    """
+    from vllm.model_executor.models import ModelRegistry
+
+    found = ModelRegistry.models.get(architecture)
+    if found is not None:
+        ModelRegistry.register_model(architecture, found.load_model_cls())
+
+
+def _remove_rendezvous_file() -> None:
+    """vLLM leaves the file its one process met itself at in the temporary folder."""
+    name = os.environ.get("VLLM_DIST_IDENT", "")
+    if name.startswith("vllm_dist_"):
+        (Path(tempfile.gettempdir()) / name).unlink(missing_ok=True)

@@ -1,0 +1,145 @@
+"""From vLLM's flat tokens back to `[batch, pos]`.
+
+vLLM runs the requests of a batch side by side as one axis of tokens, in as many steps as its scheduler
+likes, without padding. Each step says which tokens it runs (`input_ids`, `positions`); that is enough to
+find the row and column of every one of them, whatever the scheduler does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parity_audit.backends.taps import Recorder
+from parity_audit.core.types import NotVisible, Probe, SiteTap
+from parity_audit.core.wire import RunRequest
+
+COMPUTE_LOGITS = "compute_logits"
+LOGITS_ROWS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Tokens `[start, stop)` of a step are tokens `[first, first + stop - start)` of a row."""
+
+    row: int
+    first: int
+    start: int
+    stop: int
+
+
+def place(ids: Sequence[int], positions: Sequence[int], rows: Sequence[Sequence[int]], done: list[int]) -> list[Piece]:
+    """Find the rows that a step's tokens belong to, and count them in `done`.
+
+    A row can only go on where it stopped. Of the rows that can, the one that explains most tokens is taken,
+    the first among equals: equal rows are interchangeable. Tokens of no row (padding of a step) are skipped.
+    """
+    pieces: list[Piece] = []
+    start = 0
+    while start < len(ids):
+        matched = [_matched(ids, positions, start, row, done[number]) for number, row in enumerate(rows)]
+        longest = max(matched, default=0)
+        if longest == 0:
+            start += 1
+            continue
+        number = matched.index(longest)
+        pieces.append(Piece(row=number, first=done[number], start=start, stop=start + longest))
+        done[number] += longest
+        start += longest
+    return pieces
+
+
+def _matched(ids: Sequence[int], positions: Sequence[int], start: int, row: Sequence[int], first: int) -> int:
+    """How many tokens from `start` on continue this row from its token `first` on."""
+    count = 0
+    while (
+        first + count < len(row) and start + count < len(ids)
+        and positions[start + count] == first + count and ids[start + count] == row[first + count]
+    ):  # fmt: skip
+        count += 1
+    return count
+
+
+def real_rows(probe: Probe) -> list[list[int]]:
+    """The rows of a probe without their padding: the prompts that vLLM is given."""
+    return [[token for token, real in zip(*row) if real] for row in zip(probe.token_ids, probe.mask)]
+
+
+@dataclass
+class Gatherer:
+    """A recorder for `taps.hooked` that collects a site's tokens over steps and records the site when it is whole."""
+
+    request: RunRequest
+    inner: Recorder
+    pieces: list[Piece] = field(default_factory=list)
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    pending: list[SiteTap] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rows = real_rows(self.request.probe)
+        self.columns = [[column for column, real in enumerate(row) if real] for row in self.request.probe.mask]
+        self.done = [0] * len(self.rows)
+
+    @property
+    def not_visible(self) -> list[NotVisible]:
+        """Where `taps.hooked` says that a module is missing."""
+        return self.inner.not_visible
+
+    def before_step(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook of the whole model: learn where this step's tokens belong."""
+        given = dict(zip(("input_ids", "positions"), args)) | kwargs
+        ids, positions = given["input_ids"], given["positions"]
+        self.pieces = place(ids.tolist(), positions.tolist(), self.rows, self.done)
+
+    def see(self, tap: SiteTap, native: Tensor) -> None:
+        """Copy this step's tokens `[token, ...]` of a site to their places `[batch, pos, ...]`, at once."""
+        if tap.slice is not None:
+            native = native[..., tap.slice[0] : tap.slice[1]]
+        if tap.site not in self.parts:
+            self.parts[tap.site] = native.new_zeros((*self.request.probe.shape, *native.shape[1:]), device="cpu")
+        whole = self.parts[tap.site]
+        for piece in self.pieces:
+            columns = self.columns[piece.row][piece.first : piece.first + piece.stop - piece.start]
+            whole[piece.row, columns] = native[piece.start : piece.stop].detach().to("cpu")
+            self.counts[tap.site] = self.counts.get(tap.site, 0) + len(columns)
+        if self.counts.get(tap.site, 0) == sum(map(len, self.rows)):
+            self._record(replace(tap, slice=None))
+
+    def _record(self, tap: SiteTap) -> None:
+        if tap.take == COMPUTE_LOGITS:
+            self.pending.append(tap)
+        else:
+            self.inner.see(tap, self.parts.pop(tap.site))
+
+    def finish(self, model: Any) -> None:
+        """Record what needs the engine at rest: logits at every position, in slices so that they exist only once.
+
+        Raises:
+            RuntimeError: the engine did not run every token of the probe.
+        """
+        missing = sum(map(len, self.rows)) - sum(self.done)
+        if missing:
+            raise RuntimeError(
+                f"vLLM did not compute {missing} of the tokens of probe `{self.request.probe.name}` (cached or preempted?)"
+            )
+        for tap in self.pending:
+            self.inner.see(tap, logits(model, self.parts.pop(tap.site)))
+
+
+def logits(model: Any, hidden: Tensor) -> Tensor:
+    """The model's own logits `[b p d_vocab]` of final-norm outputs `[b p d_model]`, vocabulary padding cut."""
+    device = next(model.parameters()).device
+    flat = hidden.flatten(0, 1)
+    out: Tensor | None = None
+    for start in range(0, len(flat), LOGITS_ROWS):
+        part = model.compute_logits(flat[start : start + LOGITS_ROWS].to(device)).to("cpu")
+        if out is None:
+            out = torch.empty(len(flat), part.shape[-1], dtype=part.dtype)
+        out[start : start + len(part)] = part
+    assert out is not None
+    return out.unflatten(0, hidden.shape[:2])

@@ -1,0 +1,1 @@
+"""Reports: pure functions of the finished `core.report.Report`, plus the schema of report.json."""
