@@ -45,7 +45,21 @@ def _rotary_tables(root: Any, edit: Edit) -> list[tuple[str, Any]]:
     return changes
 
 
-OPS: dict[str, Op] = {"set": _set, "rotary_tables": _rotary_tables}
+def _causal_windows(root: Any, edit: Edit) -> list[tuple[str, Any]]:
+    """New boolean masks `[n_ctx, n_ctx]` for modules that hold `mask`: causal, and at most `window` keys per query."""
+    found = list(matches(root, edit.path))
+    windows = edit.value if isinstance(edit.value, list) else [edit.value] * len(found)
+    changes: list[tuple[str, Any]] = []
+    for (path, module), window in zip(found, windows):
+        mask = torch.ones_like(module.mask).tril()
+        changes += [
+            (f"{path}.mask", mask if window is None else mask.triu(1 - int(window))),
+            (f"{path}.attn_type", "global" if window is None else "local"),
+        ]
+    return changes
+
+
+OPS: dict[str, Op] = {"set": _set, "rotary_tables": _rotary_tables, "causal_windows": _causal_windows}
 
 
 @dataclass

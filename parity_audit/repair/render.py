@@ -15,14 +15,19 @@ inv_freq = torch.tensor({inv_freq}, dtype=torch.float64)
 {indent}{attn}.rotary_sin = (angles.sin() * {factor}).to({attn}.rotary_sin)
 {indent}{attn}.rotary_cos = (angles.cos() * {factor}).to({attn}.rotary_cos)"""
 
+WINDOWS_CODE = """\
+for block, window in zip(model.{modules}, {windows}):
+    mask = torch.ones_like({attn}.mask).tril()
+    {attn}.mask = mask if window is None else mask.triu(1 - window)"""
+
 
 def render(edits: Sequence[Edit], backend_key: str) -> str:
     """Code with the same effect as the edits; `model` is the loaded model, `llm` the vLLM engine."""
     loads = [edit for edit in edits if edit.op == "load"]
     live = [edit for edit in edits if edit.op != "load"]
     lines = [_load_code(edit.value, backend_key) for edit in loads]
-    lines += [_rotary_code(edit) if edit.op == "rotary_tables" else _set_code(edit) for edit in live]
-    if any(edit.op == "rotary_tables" for edit in live):
+    lines += [LIVE.get(edit.op, _set_code)(edit) for edit in live]
+    if any(edit.op in LIVE for edit in live):
         lines.insert(0, "import torch")
     return "\n".join(lines)
 
@@ -56,6 +61,14 @@ def _rotary_code(edit: Edit) -> str:
         inv_freq=edit.value["inv_freq"], loop=loop, attn=attn, indent=indent, spread=spread,
         factor=edit.value.get("attention_factor", 1.0),
     )  # fmt: skip
+
+
+def _windows_code(edit: Edit) -> str:
+    head, _, tail = edit.path.partition("[*]")
+    return WINDOWS_CODE.format(windows=edit.value, modules=head, attn=f"block{tail}")
+
+
+LIVE = {"rotary_tables": _rotary_code, "causal_windows": _windows_code}
 
 
 def _loop(path: str) -> tuple[str, str]:

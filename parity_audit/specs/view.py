@@ -188,18 +188,20 @@ def edits(
     functions = {
         "rotary": lambda: _rotary(targets, names["d_head"]),
         "rope_parameters": lambda: _rope_parameters(targets),
-        "per_layer": lambda setting, off: _dealt(spec, config, knob, setting, off),
+        "windows": lambda: _dealt(spec, config, knob, value),
     }
     return tuple(
         Edit(op=edit.op, path=edit.path, value=_filled(edit.value, names, functions)) for edit in entry.edits
     )  # fmt: skip
 
 
-def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: Any, off: Any) -> list[Any]:
-    """`setting` on the knob's layers and `off` on the others, one value per layer."""
-    layers = knob_values(spec, config)[knob].layers
+def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue) -> list[Any]:
+    """One value per layer: `setting` itself if it says so for each, else on the knob's layers with `off` on the others."""
+    known = knob_values(spec, config)[knob]
     count = dims(spec, config)["n_layers"]
-    return [setting if layers is None or layer in layers else off for layer in range(count)]
+    if isinstance(setting, list) and len(setting) == count:
+        return setting
+    return [setting if known.layers is None or layer in known.layers else known.off for layer in range(count)]
 
 
 def _rotary(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:
