@@ -55,7 +55,7 @@ class HookedTransformerBackend:
         settings = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
         name = load_name(request.checkpoint)
         if name != request.checkpoint.repo_id:
-            settings["hf_model"] = _hf_model(name, request.dtype)
+            settings["hf_model"] = load_hf_model(name, request.dtype)
             name = request.checkpoint.repo_id
         with _real_sizes(request.checkpoint, self.replaced):
             self.model = transformer_lens.HookedTransformer.from_pretrained_no_processing(
@@ -69,7 +69,7 @@ class HookedTransformerBackend:
         return Description(
             backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),
             versions=versions("transformer-lens", "transformers"), settings=self.request.settings,
-            effective=effective(model, self.request.reads), tokenization=_tokenization(model, self.request.tokenize),
+            effective=effective(model, self.request.reads), tokenization=tokenization(model, self.request.tokenize),
             max_positions=model.cfg.n_ctx, sizes_replaced=self.replaced,
             numerics=numerics(next(model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -106,14 +106,14 @@ class HookedTransformerBackend:
         return self.edits.bring_to(self.model, request.edits)
 
 
-def _tokenization(model: Any, texts: tuple[str, ...]) -> dict[str, list[int]]:
+def tokenization(model: Any, texts: tuple[str, ...]) -> dict[str, list[int]]:
     """Ids as the port's own `to_tokens` makes them, BOS habits included."""
     if model.tokenizer is None:
         return {}
     return {text: model.to_tokens(text)[0].tolist() for text in texts}
 
 
-def _hf_model(path: str, dtype: str) -> nn.Module:
+def load_hf_model(path: str, dtype: str) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     model: nn.Module = AutoModelForCausalLM.from_pretrained(path, torch_dtype=getattr(torch, dtype))

@@ -17,6 +17,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from parity_audit.backends.paths import get
 from parity_audit.backends.sink import read_input, write_site
 from parity_audit.core.manifest import Entry
 from parity_audit.core.types import NotTested, NotVisible, SiteTap
@@ -79,8 +80,8 @@ def hooked(root: nn.Module, recorder: Recorder) -> Iterator[None]:
             if tap.take.startswith(ATTENTION):
                 continue
             try:
-                module = root.get_submodule(tap.module)
-            except AttributeError:
+                module = get(root, tap.module) if tap.module else root
+            except LookupError:
                 recorder.not_visible.append(NotVisible(site=tap.site, why=f"no module `{tap.module}` here"))
                 continue
             stack.callback(_register(module, tap, recorder).remove)

@@ -7,14 +7,21 @@ identifiers promote what they use to float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Union
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from parity_audit.core.types import KnobValue, NotTested, Probe
+from parity_audit.specs.view import dims, knob_values, roles
+
+if TYPE_CHECKING:
+    from parity_audit.capture.session import SidePlan
+    from parity_audit.capture.store import Capture
 
 
 class KnobSpec(Protocol):
@@ -133,3 +140,47 @@ def relative_rms(residual: Tensor, of: Tensor) -> float:
     """rms(residual) / rms(of), 0 when both vanish."""
     norm = float(of.norm())
     return float(residual.norm()) / norm if norm > 0.0 else float(residual.norm())
+
+
+def evidence_by_layer(
+    side: str, captures: Sequence[Capture], plan: SidePlan, first: Capture | None = None
+) -> dict[int | None, Evidence]:
+    """Evidence from captures of one side: one per block, and None for what lies outside the blocks.
+
+    A (probe, site) is read from the first capture that holds it, `first` before all others; tensors and
+    checkpoint weights are read when asked for. `plan` is the reference's: its spec, config and checkpoint.
+    """
+    held = [*([first] if first is not None else []), *captures]
+    sizes, knobs = dims(plan.spec, plan.config), knob_values(plan.spec, plan.config)
+    probes = {probe.name: probe for capture in reversed(held) for probe in capture.probes}
+    folder = Path(plan.checkpoint.path)
+
+    def of(layer: int | None) -> Evidence:
+        prefix = "" if layer is None else f"blocks.{layer}."
+        names = roles(plan.spec, layer)
+
+        def tensor(probe: str, site: str) -> Tensor | None:
+            owner = next((capture for capture in held if prefix + site in capture.sites(probe)), None)
+            return None if owner is None else owner.tensor(probe, prefix + site)
+
+        def weight(role: str) -> Tensor | None:
+            found = checkpoint_tensor(folder, names[role]) if role in names else None
+            # Tied unembeddings are not in the file a second time.
+            tied = role == "unembed" and found is None and bool(plan.config.get("tie_word_embeddings", True))
+            return checkpoint_tensor(folder, names["embed"]) if tied and "embed" in names else found
+
+        return Evidence(
+            side=side, layer=layer, dims=sizes, knobs=knobs, probes=tuple(probes.values()), tensor=tensor, weight=weight
+        )  # fmt: skip
+
+    return {layer: of(layer) for layer in (None, *range(sizes["n_layers"]))}
+
+
+def checkpoint_tensor(folder: Path, name: str) -> Tensor | None:
+    """One tensor of a safetensors checkpoint, None where no file holds it."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as handle:  # type: ignore[no-untyped-call]
+            if name in handle.keys():  # noqa: SIM118
+                tensor: Tensor = handle.get_tensor(name)
+                return tensor
+    return None

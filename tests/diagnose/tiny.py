@@ -190,7 +190,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, see: Tensor, port: Port, layer: int
     at, cap = f"blocks.{layer}.", port.at("cap", layer)
     pieces = []
     for start in range(0, q.shape[1], 512):  # long probes: a few queries at a time
-        scores = torch.einsum("bihe,bjhe->bhij", q[:, start : start + 512], k) / float(port.at("scale", layer))  # type: ignore[arg-type]
+        # A scalar divisor would itself be rounded to bf16 on the CPU.
+        scores = torch.einsum("bihe,bjhe->bhij", q[:, start : start + 512], k).to(port.dtype)
+        scores = (scores.double() / float(port.at("scale", layer))).to(port.dtype)  # type: ignore[arg-type]
         scores = scores if cap is None else cap * torch.tanh(scores / cap)  # type: ignore[operator]
         scores = scores.masked_fill(~see[:, None, start : start + 512], -torch.inf)
         pattern = torch.softmax(scores.float(), -1).to(q.dtype)

@@ -15,14 +15,15 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap,
 from parity_audit.diagnose.identify.least_squares import Estimate
 from parity_audit.diagnose.identify.saturation import cap_fit, fit_curve
 
-SCALE, CAP, CENTRING = "logits.scale", "logits.softcap", "logits.centring"
+SCALE, CAP, SHIFT = "logits.scale", "logits.softcap", "logits.shift"
+PLAIN, CENTRED = 0.0, "centred"
 TOKENS, COLUMNS, MEAN_ROWS = 64, 2048, 16384
 EXPLAINED = 0.05
 CLEAR = 3.0
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
-    """logits.scale, logits.softcap and logits.centring."""
+    """logits.scale, logits.softcap and logits.shift (0, or "centred")."""
     if evidence.layer is not None:
         return []
     unembed = evidence.weight("unembed")
@@ -36,7 +37,9 @@ def fit(evidence: Evidence) -> list[Outcome]:
     plain = hidden @ f64(unembed[columns]).T
     centred = plain - (hidden @ mean_row(unembed))[:, None]
     everything = torch.ones_like(plain, dtype=torch.bool)
-    fits = {name: fit_curve([(y, logits, everything)]) for name, y in (("none", plain), ("centred", centred))}
+    fits: dict[str | float, Estimate | None] = {
+        name: fit_curve([(y, logits, everything)]) for name, y in ((PLAIN, plain), (CENTRED, centred))
+    }
     usable = {name: found for name, found in fits.items() if found is not None}
     if not usable:
         return [gap(evidence, knob, "all logits are zero") for knob in (SCALE, CAP)]
@@ -63,7 +66,7 @@ def mean_row(unembed: Tensor) -> Tensor:
     return torch.stack([f64(block).sum(0) for block in unembed.split(MEAN_ROWS)]).sum(0) / unembed.shape[0]
 
 
-def _knobs(evidence: Evidence, fits: dict[str, Estimate], size: float) -> list[Outcome]:
+def _knobs(evidence: Evidence, fits: dict[str | float, Estimate], size: float) -> list[Outcome]:
     left = {name: found.squares**0.5 / max(size, 1e-300) for name, found in fits.items()}
     best = min(left, key=lambda name: left[name])
     if left[best] > EXPLAINED:
@@ -77,7 +80,7 @@ def _knobs(evidence: Evidence, fits: dict[str, Estimate], size: float) -> list[O
     cap = cap_fit(CAP, None, estimate, residual=left[best], site="logits", spec_cap=evidence.spec_value(CAP))
     outcomes.append(gap(evidence, CAP, cap) if isinstance(cap, str) else cap)
     outcomes.append(KnobFit(
-        knob=CENTRING, layer=None, value=best, stderr=None, residual=left[best], n=estimate.n, site="logits",
-        evidence={"left_over": left, "tied_with": tied},
+        knob=SHIFT, layer=None, value=best, stderr=None, residual=left[best], n=estimate.n, site="logits",
+        evidence={"left_over": {str(name): rest for name, rest in left.items()}, "tied_with": tied},
     ))  # fmt: skip
     return outcomes

@@ -7,7 +7,8 @@ Kind: W (and B) free per component, by least squares over tokens; the kind with 
 Offset: mean of W - w. Eps: with W known, each token's gain G = sum_d (out W x) / sum_d (W x)^2 is
 1 / sqrt(m + eps), so eps = 1/G^2 - m. Rounding moves G by a relative 1e-7 and eps by m times as much, so
 only tokens with small m can tell; the standard error says whether they can, and includes a common
-relative error of the gain (constants and reductions round the same way in every token).
+relative error of the gain (the weight and the reductions round the same way in every token), which grows
+with what the dtype leaves unexplained.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ TOKENS = 256
 CLEAR = 4.0
 EXPLAINED = 0.05
 COMMON_ERROR = 2.0**-26
+COMMON_SHARE = 0.2
 TELLS = 0.3
 
 
@@ -163,8 +165,8 @@ def _offset(weight: Tensor, w: Tensor) -> tuple[float, float, float]:
     if abs(s) < 1e-6:
         return 0.0, 0.0, 1.0
     rest = weight / s - w
-    error = float((rest - rest.mean()).norm()) / w.numel() * (1 + float(w.mean().abs()) / spreading)
-    return float(rest.mean()), error, relative_rms(rest - rest.mean(), weight / s)
+    # Rounding of 1 + w is biased component by component, so the spread itself is the error, not spread/sqrt(n).
+    return float(rest.mean()), float(rest.std()), relative_rms(rest - rest.mean(), weight / s)
 
 
 def _eps(
@@ -180,7 +182,7 @@ def _eps(
         eps = float((each * trust).sum() / trust.sum())
         total = m + max(eps, 0.0)
     scatter = float((trust * (each - eps)).square().sum().sqrt() / trust.sum())
-    common = float(2 * COMMON_ERROR * (trust * total).sum() / trust.sum())
+    common = 2 * max(COMMON_ERROR, COMMON_SHARE * left) * float((trust * total).sum() / trust.sum())
     stderr = (scatter**2 + common**2) ** 0.5
     expected = evidence.spec_number(EPS, 0.0)
     if stderr > TELLS * max(abs(eps), expected):

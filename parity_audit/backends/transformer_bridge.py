@@ -1,0 +1,70 @@
+"""TransformerLens 3.x and later: TransformerBridge, hook points around the transformers modules themselves."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import torch
+
+from parity_audit.backends import positions
+from parity_audit.backends.base import Tell
+from parity_audit.backends.hooked_transformer import HARNESS_SETTINGS, HookedTransformerBackend, load_hf_model, tokenization
+from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
+from parity_audit.backends.loading import load_name
+from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.core.types import Description
+from parity_audit.core.wire import LoadRequest, RunReply, RunRequest
+
+
+class TransformerBridgeBackend(HookedTransformerBackend):
+    """TransformerBridge.boot_transformers by the name a user would type, out of compatibility mode.
+
+    Settings go to `boot_transformers`; `compatibility_mode=true` switches on the processed weights.
+    """
+
+    def load(self, request: LoadRequest) -> None:
+        """Boot the bridge. Its sizes come from the checkpoint's own config, so nothing is replaced."""
+        from transformer_lens.model_bridge import TransformerBridge
+
+        use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
+        self.request = request
+        settings = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
+        compatible = settings.pop("compatibility_mode", False)
+        name = load_name(request.checkpoint)
+        if name != request.checkpoint.repo_id:
+            settings["hf_model"] = load_hf_model(name, request.dtype)
+            name = request.checkpoint.repo_id
+        self.model = TransformerBridge.boot_transformers(
+            name, device=request.device, dtype=getattr(torch, request.dtype), **settings
+        )
+        if compatible:
+            self.model.enable_compatibility_mode()
+        self.model.eval()
+
+    def describe(self) -> Description:
+        """Versions and live knob values; the attention implementation is the one the bridge chose."""
+        model = self.model
+        hf_config = model.original_model.config
+        return Description(
+            backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),
+            versions=versions("transformer-lens", "transformers"),
+            settings={**self.request.settings, "attn_implementation": hf_config._attn_implementation},
+            effective=effective(model, self.request.reads), tokenization=tokenization(model, self.request.tokenize),
+            max_positions=getattr(hf_config, "max_position_embeddings", None),
+            numerics=numerics(next(model.original_model.parameters()).dtype),
+            parameters=sum(parameter.numel() for parameter in model.original_model.parameters()),
+        )  # fmt: skip
+
+    def run(self, request: RunRequest, tell: Tell) -> RunReply:
+        """One forward pass."""
+        recorder = Recorder(request)
+        device = self.request.device
+        tokens, mask = positions.tokens(request.probe, device), positions.mask(request.probe, device)
+        padding = {} if mask is None else {
+            "attention_mask": mask, "position_ids": positions.position_ids(request.probe, device)
+        }  # fmt: skip
+        with torch.no_grad(), hooked(self.model, recorder):
+            self.model(tokens, return_type="logits", **padding)
+        return recorder.reply()
+
+

@@ -1,0 +1,151 @@
+"""Do two fits of one knob agree? The judgement that stands between rounding and an accusation.
+
+Numbers differ when they lie more than `SIGMAS` joint standard errors *and* a share `MATERIAL` of their size apart
+(a constant stored in another dtype moves by less and is no fault). Intervals differ when they are disjoint.
+Words differ when they are not the same and not tied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from parity_audit.core.types import KnobValue
+from parity_audit.diagnose.evidence import KnobFit
+from parity_audit.diagnose.identify.activation import canonical
+
+SIGMAS = 6.0
+MATERIAL = 2e-4
+MATERIAL_OF = {"norm.eps": 0.02, "norm.offset": 0.01}
+# Constants that ports keep in the dtype of the activations: their rounding is of the size of the residual.
+STORED_LIKE_ACTIVATIONS = ("embed.scale",)
+STORED_ROUNDING = 3.0
+POOLED = ("attention.scale", "attention.softcap")
+SAME_IN_DICT = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The same knob at the same place on both sides."""
+
+    candidate: KnobFit
+    reference: KnobFit
+
+    @property
+    def sigmas(self) -> float:
+        """The distance in joint standard errors; infinite for words."""
+        x, y = measured(self.candidate), measured(self.reference)
+        if x is None or y is None:
+            return math.inf
+        joint = math.hypot(x[1], y[1])
+        return abs(x[0] - y[0]) / joint if joint > 0 else math.inf
+
+    @property
+    def distance(self) -> tuple[float, float] | None:
+        """(candidate - reference, joint standard error), None for words."""
+        x, y = measured(self.candidate), measured(self.reference)
+        return None if x is None or y is None else (x[0] - y[0], math.hypot(x[1], y[1]))
+
+
+def pairs_of(candidate: Iterable[KnobFit], reference: Iterable[KnobFit]) -> list[Pair]:
+    """Fits of one knob and layer side by side; the several norms of a layer are matched by site."""
+    by_place: dict[tuple[str, int | None], list[KnobFit]] = {}
+    for fit in reference:
+        by_place.setdefault((fit.knob, fit.layer), []).append(fit)
+    pairs = []
+    for fit in candidate:
+        others = by_place.get((fit.knob, fit.layer), [])
+        match = next((other for other in others if not is_norm(fit) or other.site == fit.site), None)
+        if match is not None:
+            pairs.append(Pair(candidate=fit, reference=match))
+    return pairs
+
+
+def is_norm(fit: KnobFit) -> bool:
+    """Whether a layer has several places for this knob."""
+    return fit.knob.startswith("norm.")
+
+
+def measured(fit: KnobFit) -> tuple[float, float] | None:
+    """(value, standard error) in the parametrisation for comparison, None for words."""
+    if fit.coordinate is not None:
+        return fit.coordinate
+    if fit.stderr is None or not is_number(fit.value):
+        return None
+    return float(fit.value), fit.stderr  # type: ignore[arg-type]
+
+
+def material(pair: Pair) -> float:
+    """The smallest difference that counts, in the unit of the comparison."""
+    x, y = measured(pair.candidate), measured(pair.reference)
+    size = max(abs(x[0]), abs(y[0])) if x and y else 0.0
+    share = MATERIAL_OF.get(pair.candidate.knob, MATERIAL)
+    if pair.candidate.knob in STORED_LIKE_ACTIVATIONS:
+        share = max(share, STORED_ROUNDING * max(pair.candidate.residual, pair.reference.residual))
+    return share * size
+
+
+def differs(pair: Pair) -> bool:
+    """Whether rounding cannot explain the distance."""
+    a, b = pair.candidate, pair.reference
+    if a.interval is not None and b.interval is not None:
+        return a.interval[0] > b.interval[1] or b.interval[0] > a.interval[1]
+    apart = pair.distance
+    if apart is not None:
+        both_off = a.coordinate is not None and a.value is None and b.value is None
+        return not both_off and pair.sigmas > SIGMAS and abs(apart[0]) > material(pair)
+    if tied(a, b.value) or tied(b, a.value):
+        return False
+    return not same(a.value, b.value)
+
+
+def undecided(pair: Pair, like: Sequence[Pair]) -> bool:
+    """Whether a pair that does not differ by itself would admit the difference of `like` as well."""
+    own, others = pair.distance, [other.distance for other in like]
+    if own is None or any(other is None for other in others):
+        return False
+    weights = [1 / max(other[1], 1e-300) ** 2 for other in others if other is not None]
+    mean = sum(w * other[0] for w, other in zip(weights, others, strict=True) if other is not None) / sum(weights)
+    return abs(own[0] - mean) <= SIGMAS * own[1]
+
+
+def pooled_difference(pairs: Sequence[Pair]) -> bool:
+    """Whether layers that cannot tell alone can tell together (one constant wrong everywhere, coarse dtype)."""
+    distances = [pair.distance for pair in pairs if pair.distance is not None]
+    if len(distances) < 2 or pairs[0].candidate.knob not in POOLED or any(stderr <= 0 for _, stderr in distances):
+        return False
+    if pairs[0].candidate.coordinate is not None and all(pair.candidate.value is None for pair in pairs):
+        return False
+    weights = [1 / stderr**2 for _, stderr in distances]
+    mean = sum(w * distance for w, (distance, _) in zip(weights, distances, strict=True)) / sum(weights)
+    alike = all(abs(distance - mean) <= SIGMAS * stderr for distance, stderr in distances)
+    return alike and abs(mean) * math.sqrt(sum(weights)) > SIGMAS and abs(mean) > max(material(p) for p in pairs)
+
+
+def alike(a: KnobFit, b: KnobFit) -> bool:
+    """Whether two layers of one side hold the same value."""
+    return not differs(Pair(candidate=a, reference=b)) or same(a.value, b.value, 1e-4)
+
+
+def tied(fit: KnobFit, value: KnobValue) -> bool:
+    """Whether a fit admits this word as well as its own."""
+    return canonical(value) in [canonical(other) for other in fit.evidence.get("tied_with", [])]
+
+
+def same(a: KnobValue, b: KnobValue, tolerance: float = SAME_IN_DICT) -> bool:
+    """Equal words and lists; numbers, also inside dictionaries and lists, within a relative tolerance."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key], tolerance) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    if is_number(a) and is_number(b):
+        return math.isclose(float(a), float(b), rel_tol=tolerance, abs_tol=1e-12)  # type: ignore[arg-type]
+    if isinstance(a, str) and isinstance(b, str):
+        return canonical(a) == canonical(b)
+    return a == b
+
+
+def is_number(value: object) -> bool:
+    """A number that is not a truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
