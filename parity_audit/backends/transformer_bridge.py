@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterator
 
 import torch
 
@@ -11,9 +12,12 @@ from parity_audit.backends.base import Tell
 from parity_audit.backends.hooked_transformer import HARNESS_SETTINGS, HookedTransformerBackend, load_hf_model, tokenization
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.loading import load_name
+from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.taps import Recorder, hooked
-from parity_audit.core.types import Description
-from parity_audit.core.wire import LoadRequest, RunReply, RunRequest
+from parity_audit.core.types import Description, WeightPrint
+from parity_audit.core.wire import LoadRequest, RunReply, RunRequest, WeightsRequest
+
+WRAPPER = "._original_component"
 
 
 class TransformerBridgeBackend(HookedTransformerBackend):
@@ -54,6 +58,11 @@ class TransformerBridgeBackend(HookedTransformerBackend):
             numerics=numerics(next(model.original_model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in model.original_model.parameters()),
         )  # fmt: skip
+
+    def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
+        """Fingerprints under the names transformers gives them: the bridge's wrappers are left out of the path."""
+        named = self.model.original_model.named_parameters(remove_duplicate=False)
+        return fingerprints({name.replace(WRAPPER, ""): value for name, value in named}, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass."""

@@ -85,6 +85,8 @@ class SiteTap:
     - `output` / `input`: the first tensor the module returns / is given
     - `output:N` / `input:N`: the N-th element of the returned tuple / N-th positional input
     - `output_sum`: the sum of the first two returned tensors (vLLM's `(hidden, residual)`)
+    - `input_sum:N`: the sum of positional inputs N and N+1, where the second may be None
+    - `compute_logits`: the engine's own logits of the module's first output, at every position (vLLM)
     - `input_sum:N`: the sum of the N-th and the next positional input (the second may be None)
     - `compute_logits`: the logits that the model makes of what the module returns (vLLM's final norm)
     - `attention:query|key|value|scores|pattern|z`: seen at the attention core, whatever the kernel

@@ -87,7 +87,7 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     own = {id(pair) for pair in group}
     blunt = [pair for pair in every if id(pair) not in own and undecided(pair, group)]
     candidate, reference = _pooled([p.candidate for p in group]), _pooled([p.reference for p in group])
-    if knob == "attention.window" and len({(p.candidate.value, p.reference.value) for p in group}) > 1:  # type: ignore[arg-type]
+    if knob == "attention.window" and len({(p.candidate.value, p.reference.value) for p in group}) > 1:
         candidate, reference = _by_layer([p.candidate for p in group]), _by_layer([p.reference for p in group])
     fits = [pair.candidate for pair in group], [pair.reference for pair in group]
     return Finding(

@@ -17,6 +17,7 @@ from torch import Tensor
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence
 
+DIMS = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_mlp", "n_layers", "d_vocab")
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
     "gelu_pytorch_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -34,6 +35,11 @@ class Knob:
     value: object
     layers: tuple[int, ...] | None = None
     off: object = None
+
+
+def unscaled(inv_freq: Tensor) -> Tensor:
+    """No RoPE scaling."""
+    return inv_freq
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +60,7 @@ class Port:
     causal: bool = True
     see_padding: bool = False
     theta: object = 20000.0
-    scaling: Callable[[Tensor], Tensor] = staticmethod(lambda inv_freq: inv_freq)
+    scaling: Callable[[Tensor], Tensor] = unscaled
     pairing: str = "half"
     d_rot: int | None = None
     offset_positions: int = 0
@@ -190,9 +196,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, see: Tensor, port: Port, layer: int
     at, cap = f"blocks.{layer}.", port.at("cap", layer)
     pieces = []
     for start in range(0, q.shape[1], 512):  # long probes: a few queries at a time
-        # A scalar divisor would itself be rounded to bf16 on the CPU.
-        scores = torch.einsum("bihe,bjhe->bhij", q[:, start : start + 512], k).to(port.dtype)
-        scores = (scores.double() / float(port.at("scale", layer))).to(port.dtype)  # type: ignore[arg-type]
+        # Rounded to the dtype once, after the division, as a fused kernel does: bf16 rounded before it would
+        # swallow a divisor that is 0.1 % off altogether.
+        wide = q.dtype if q.dtype != torch.bfloat16 else torch.float32
+        scores = torch.einsum("bihe,bjhe->bhij", q[:, start : start + 512].to(wide), k.to(wide))
+        scores = (scores / float(port.at("scale", layer))).to(q.dtype)  # type: ignore[arg-type]
         scores = scores if cap is None else cap * torch.tanh(scores / cap)  # type: ignore[operator]
         scores = scores.masked_fill(~see[:, None, start : start + 512], -torch.inf)
         pattern = torch.softmax(scores.float(), -1).to(q.dtype)
@@ -202,7 +210,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, see: Tensor, port: Port, layer: int
     return torch.cat(pieces, 1)
 
 
-def probe(name: str, lengths: tuple[int, ...], *, pad: str = "right", d_vocab: int = 131, sites: str = "all", seed: int = 1) -> Probe:
+def probe(
+    name: str, lengths: tuple[int, ...], *, pad: str = "right", d_vocab: int = 131, sites: str = "all", seed: int = 1
+) -> Probe:
     """A batch of sequences of these lengths, token 1 first."""
     g, width = torch.Generator().manual_seed(seed), max(lengths)
     ids, masks = [], []
@@ -245,7 +255,7 @@ def evidence(port: Port, side: str = "candidate", *, knobs: dict[str, Knob] | No
              probes: tuple[Probe, ...] = PROBES) -> dict[int | None, Evidence]:  # fmt: skip
     """One Evidence per layer, and one for what lies outside the blocks."""
     tensors, weights = run(port, probes), weights_of(port)
-    dims = {name: getattr(port, name) for name in ("d_model", "n_heads", "n_kv_heads", "d_head", "d_mlp", "n_layers", "d_vocab")}
+    dims = {name: getattr(port, name) for name in DIMS}
 
     def of(layer: int | None) -> Evidence:
         at = "" if layer is None else f"blocks.{layer}."

@@ -69,8 +69,10 @@ def _inputs(evidence: Evidence) -> tuple[Tensor, Tensor | None, Tensor] | None:
     chosen = spread(sum(len(item[0]) for item in found if item[0] is not None), TOKENS)
     joined = [f64(torch.cat([x for x in column if x is not None])[chosen]) if None not in column else None
               for column in ([item[k] for item in found] for k in range(3))]  # fmt: skip
-    assert joined[0] is not None and joined[2] is not None
-    return joined[0], joined[1], joined[2]
+    pre, linear, post = joined
+    assert pre is not None
+    assert post is not None
+    return pre, linear, post
 
 
 def _chosen(evidence: Evidence, left: dict[tuple[str, bool], float], *, gated: bool, n: int) -> list[Outcome]:

@@ -110,7 +110,8 @@ def _bend_from_z(
             last = _synthesis(evidence, shown, heads, queries, window, start=first)
             bend = last or first
             left_padded = [row for row in whole_rows if int(row.kept[0]) > 0]
-            return bend, reaches, _mask_verdict(evidence, bend, padding_fault(evidence, left_padded, heads, bend, window))
+            mask = padding_fault(evidence, left_padded, heads, bend, window)
+            return bend, reaches, _mask_verdict(evidence, bend, mask)
     everything = [spread(row.length, QUERIES) for row in shown]
     blind = _synthesis(evidence, shown, heads, everything, None, future=True)
     if blind is not None and blind.residual <= EXPLAINED:

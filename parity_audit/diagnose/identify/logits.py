@@ -63,14 +63,15 @@ def _tokens(evidence: Evidence, columns: Tensor) -> tuple[Tensor, Tensor] | None
 
 def mean_row(unembed: Tensor) -> Tensor:
     """The mean of W_U over the vocabulary `[d_model]`, in float64, a block of rows at a time."""
-    return torch.stack([f64(block).sum(0) for block in unembed.split(MEAN_ROWS)]).sum(0) / unembed.shape[0]
+    return torch.stack([f64(block).sum(0) for block in torch.split(unembed, MEAN_ROWS)]).sum(0) / unembed.shape[0]
 
 
 def _knobs(evidence: Evidence, fits: dict[str | float, Estimate], size: float) -> list[Outcome]:
     left = {name: found.squares**0.5 / max(size, 1e-300) for name, found in fits.items()}
     best = min(left, key=lambda name: left[name])
     if left[best] > EXPLAINED:
-        return [gap(evidence, knob, f"no scale, cap or shift explains the logits: {left[best]:.2g} left") for knob in (SCALE, CAP)]
+        why = f"no scale, cap or shift explains the logits: {left[best]:.2g} left"
+        return [gap(evidence, knob, why) for knob in (SCALE, CAP)]
     estimate = fits[best]
     tied = [name for name in left if name != best and left[name] <= CLEAR * left[best]]
     outcomes: list[Outcome] = [KnobFit(

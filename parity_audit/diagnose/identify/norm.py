@@ -120,7 +120,8 @@ def fit_norm(evidence: Evidence, norm: Norm) -> list[Outcome]:
     kind = min(left, key=lambda name: left[name])
     other = max(left, key=lambda name: left[name])
     if left[kind] > EXPLAINED:
-        return [gap(evidence, knob, f"neither norm explains {norm.site}: {left[kind]:.2g} left") for knob in (KIND, OFFSET, EPS)]
+        why = f"neither norm explains {norm.site}: {left[kind]:.2g} left"
+        return [gap(evidence, knob, why) for knob in (KIND, OFFSET, EPS)]
     outcomes: list[Outcome] = []
     if left[other] < CLEAR * left[kind]:
         kind = str(evidence.spec_value(KIND) or "rms")

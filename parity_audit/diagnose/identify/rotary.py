@@ -30,7 +30,8 @@ def fit(evidence: Evidence) -> list[Outcome]:
         return []
     turns = turns_of(evidence, evidence.probes)
     if not turns:
-        return [gap(evidence, knob, "q and k are not visible both before and after rotation") for knob in (PAIRING, THETA, SCALING)]
+        why = "q and k are not visible both before and after rotation"
+        return [gap(evidence, knob, why) for knob in (PAIRING, THETA, SCALING)]
     if is_unrotated(turns):
         return [_exact(evidence, DIMS, 0, 0.0, sum(len(turn.position) for turn in turns))]
     partner, share, runner_up = partner_of_first(turns)

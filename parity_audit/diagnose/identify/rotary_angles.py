@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import Probe
-from parity_audit.diagnose.evidence import Evidence, f64, real, relative_rms, spread
+from parity_audit.diagnose.evidence import Evidence, f64, real, relative_rms
 
 ROTATES = 0.03
 SAME = 1e-6
@@ -80,7 +80,7 @@ def _positions(length: int) -> Tensor:
     if length <= 2 * LONG_POSITIONS:
         return torch.arange(length)
     far = torch.logspace(math.log10(32), math.log10(length - 1), LONG_POSITIONS, dtype=torch.float64).round().long()
-    return torch.cat([torch.arange(32), far, torch.tensor([length - 1])]).unique()
+    return torch.tensor(sorted({*range(32), *far.tolist(), length - 1}))
 
 
 def is_unrotated(turns: Sequence[Turn]) -> bool:

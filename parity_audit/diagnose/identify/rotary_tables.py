@@ -1,9 +1,10 @@
 """Which theta and which scaling explain a measured table of frequencies?
 
-The formulas are those of `specs.rope.rope_table`. Of llama3's thresholds only original/low and original/high can
-be seen, so the original context is the spec's, or 8192. Dynamic NTK is another theta. Hypotheses are tried from the simplest: the spec's own values, default, linear,
-llama3 with known thresholds, llama3 with free ones. The first whose every pair lies within its error wins.
-Fitting is Gauss-Newton in the logarithm of the table, with numeric derivatives.
+The formulas are those of `specs.rope.rope_table`. Of llama3's thresholds only original/low and original/high
+can be seen, so the original context is the spec's, or 8192. Dynamic NTK is another theta. Hypotheses are tried from
+the simplest: the spec's own scaling, none, linear, llama3 with known thresholds, llama3 with free ones. The first
+whose every pair lies within its error wins. Fitting is Gauss-Newton on the logarithm of the table, in the
+logarithm of the parameters, with numeric derivatives.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def _hypotheses(
     return out
 
 
-def _start_thresholds(plain: Tensor, measured: Tensor, sigma: Tensor, tail: float, original: float) -> tuple[float, float]:
+def _start_thresholds(
+    plain: Tensor, measured: Tensor, sigma: Tensor, tail: float, original: float
+) -> tuple[float, float]:
     """log low and log high from the pairs at the ends of the transition, or either side of it where it is sharp.
 
     smooth = (turns - low) / (high - low) is a line in turns = original / wavelength; the two pairs nearest its

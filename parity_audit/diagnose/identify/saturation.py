@@ -58,7 +58,7 @@ def fit_curve(pairs: Pairs) -> Estimate | None:
     largest = max((float((s * m).abs().max()) for _, s, m in pairs if s.numel()), default=0.0)
     if largest == 0.0:
         return None
-    starts = [_linearised(pairs, cap) for cap in (largest * (1 + 1e-4), 1.02 * largest, 1.3 * largest, 3 * largest, None)]
+    starts = [_linearised(pairs, None), *(_linearised(pairs, times * largest) for times in (1.0001, 1.02, 1.3, 3.0))]
     best = sorted(starts, key=lambda start: squares_of(model, start))[:2]
     fits = [fit for fit in (gauss_newton(model, start) for start in best) if fit is not None]
     return min(fits, key=lambda fit: fit.squares, default=None)
@@ -88,7 +88,8 @@ def cap_fit(
     cap, cap_stderr = cap_of(w, stderr)
     expected = float(spec_cap) ** -2 if isinstance(spec_cap, (int, float)) and spec_cap else 0.0
     if cap is None and CAP_SIGMAS * stderr > expected > 0.0:
-        return f"values too small to show a cap of {spec_cap:g}; one below {(CAP_SIGMAS * stderr) ** -0.5:.3g} would show"
+        least = (CAP_SIGMAS * stderr) ** -0.5
+        return f"values too small to show a cap of {spec_cap:g}; one below {least:.3g} would show"
     seen = (CAP_SIGMAS * stderr) ** -0.5 if stderr > 0 else math.inf
     return KnobFit(
         knob=knob, layer=layer, value=cap, stderr=cap_stderr, residual=residual, n=estimate.n, site=site,

@@ -9,6 +9,7 @@ z over (slope, w), starting from the best of a grid, because softmax flattens fa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,8 @@ class Query:
 
 def queries_of(row: Row, heads: Sequence[int], queries: Tensor, window: int | None, *, future: bool = False) -> Query:
     """The maths of these query positions, keys cut after the last query unless the future is visible."""
-    assert row.v is not None and row.z is not None
+    assert row.v is not None
+    assert row.z is not None
     keys = row.length if future else int(queries.max()) + 1
     visible = torch.ones(len(queries), keys, dtype=torch.bool) if future else causal(queries, keys, window)
     return Query(
@@ -70,7 +72,7 @@ def _chunk(part: Query, slope: float, w: float) -> Chunk:
 
 def size_of(parts: Sequence[Query]) -> float:
     """Root of the sum of squares of z over these queries."""
-    return sum(float(part.z.square().sum()) for part in parts) ** 0.5
+    return math.sqrt(sum(float(part.z.square().sum()) for part in parts))
 
 
 def fit_synthesis(
@@ -90,4 +92,4 @@ def fit_synthesis(
 
 def unexplained(part: Query, theta: Tensor) -> float:
     """Relative rms of z that these parameters leave."""
-    return squares_of(model_of([part]), theta) ** 0.5 / max(size_of([part]), 1e-300)
+    return math.sqrt(squares_of(model_of([part]), theta)) / max(size_of([part]), 1e-300)

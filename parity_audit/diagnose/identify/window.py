@@ -103,8 +103,8 @@ def _squares_by_length(s: Tensor, v: Tensor, z: Tensor, longest: int) -> Tensor:
 
 def late_queries(length: int) -> Tensor:
     """Mostly the last positions, where every window shorter than the sequence bites, and some earlier ones."""
-    last = torch.arange(max(1, length - 3 * QUERIES), length, 3)
-    return torch.cat([torch.arange(length // 4, length, max(1, length // 6)), last]).unique()
+    last = range(max(1, length - 3 * QUERIES), length, 3)
+    return torch.tensor(sorted({*range(max(1, length // 4), length, max(1, length // 6)), *last}))
 
 
 def joined(reaches: Sequence[Reach]) -> Reach | None:
