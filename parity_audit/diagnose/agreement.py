@@ -101,13 +101,24 @@ def differs(pair: Pair) -> bool:
 
 
 def undecided(pair: Pair, like: Sequence[Pair]) -> bool:
-    """Whether a pair that does not differ by itself would admit the difference of `like` as well."""
+    """Whether a pair that does not differ by itself would admit the values of `like` as well."""
+    if pair.candidate.interval is not None and pair.reference.interval is not None:
+        return any(
+            _admits(pair.candidate, other.candidate) and _admits(pair.reference, other.reference) for other in like
+        )
     own, others = pair.distance, [other.distance for other in like]
     if own is None or any(other is None for other in others):
         return False
     weights = [1 / max(other[1], 1e-300) ** 2 for other in others if other is not None]
     mean = sum(w * other[0] for w, other in zip(weights, others, strict=True) if other is not None) / sum(weights)
     return abs(own[0] - mean) <= SIGMAS * own[1]
+
+
+def _admits(fit: KnobFit, other: KnobFit) -> bool:
+    """Whether a fit's interval holds another's value (none: as far as was seen)."""
+    low, high = fit.interval or (math.inf, -math.inf)
+    value = other.value if isinstance(other.value, (int, float)) else math.inf
+    return low <= value <= high
 
 
 def pooled_difference(pairs: Sequence[Pair]) -> bool:

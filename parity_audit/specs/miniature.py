@@ -25,25 +25,27 @@ from torch import Tensor
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.resolve import ResolvedModel
+from parity_audit.specs.rope import default_table
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
 from parity_audit.specs.view import dims
 
 SIZES = ("mini", "small", "full")
 MARKER = "parity_audit_synthetic.json"
-RECIPE = 3
+RECIPE = 4
+SLOW_ENOUGH = 0.02  # radians per position
 SHARD_BYTES = 4 << 30
 
 DEFAULT_SCALES = {
     "embed": 0.05,        # rms of a token's embedding before its own factor
-    "embed_spread": 0.5,  # log-normal spread of token norms, so that eps shows as a bend and not as a scale
-    "qk": 1.6,            # rms of queries and keys: scores then have a standard deviation of its square
+    "embed_spread": 0.3,  # log-normal spread of token norms, so that eps shows as a bend and not as a scale
+    "qk": 1.1,            # rms of queries and keys: scores then have a standard deviation of its square
     "v": 1.0,
     "o": 0.3,             # rms of what a sublayer adds
     "mlp_pre": 1.5,
     "mlp_out": 0.3,
     "norm_mean": 1.0,
-    "norm_spread": 0.3,
-    "final_norm_mean": 4.0,
+    "norm_spread": 0.25,
+    "final_norm_mean": 0.3,
     "post_norm_mean": 1.0,
 }  # fmt: skip
 
@@ -179,8 +181,21 @@ def _draw(
     if len(shape) == 1:
         offset = float(model.spec.content.knobs["norm.offset"].value)  # type: ignore[union-attr]
         return noise * scales["norm_spread"] + _norm_mean(name, scales, model) - offset
-    rms = _output_rms(name, scales)
-    return noise * (rms / sqrt(prod(shape[1:])))
+    weight = noise * (_output_rms(name, scales) / sqrt(prod(shape[1:])))
+    return _tapered(weight, model, sizes) if "q_proj" in name or "k_proj" in name else weight
+
+
+def _tapered(weight: Tensor, model: ResolvedModel, sizes: dict[str, int]) -> Tensor:
+    """Query or key rows `[(head d_head), d_model]` with less energy in the fast rotary pairs.
+
+    Float32 angles are off by position times frequency times eps, so at thousands of positions the fastest
+    pairs would bury everything else in rounding. Trained models lean on slow pairs there too.
+    """
+    theta = float(model.config.get("rope_theta") or 10000.0)
+    frequencies = torch.tensor(default_table(theta, sizes["d_head"]))
+    amplitude = (SLOW_ENOUGH / frequencies).clamp(max=1.0).sqrt().repeat(2)
+    amplitude = amplitude / amplitude.square().mean().sqrt()
+    return (weight.unflatten(0, (-1, sizes["d_head"])) * amplitude[None, :, None]).flatten(0, 1)
 
 
 def _norm_mean(name: str, scales: dict[str, float], model: ResolvedModel) -> float:

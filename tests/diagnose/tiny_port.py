@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from parity_audit.core.report import Finding
 from parity_audit.core.types import Probe
-from parity_audit.diagnose.evidence import Evidence
+from parity_audit.diagnose.evidence import Evidence, KnobFit
+from parity_audit.diagnose.identify import FAMILIES, fit_side, identify
 
 DIMS = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_mlp", "n_layers", "d_vocab")
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -243,14 +245,6 @@ def spec_of(port: Port, **over: object) -> dict[str, Knob]:
     return knobs | {name.replace("__", "."): Knob(value=value) for name, value in over.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sides:
-    """Evidence of a candidate and of a reference on the same checkpoint, judged against the reference's spec."""
-
-    candidate: dict[int | None, Evidence] = field(default_factory=dict)
-    reference: dict[int | None, Evidence] = field(default_factory=dict)
-
-
 def evidence(port: Port, side: str = "candidate", *, knobs: dict[str, Knob] | None = None,
              probes: tuple[Probe, ...] = PROBES) -> dict[int | None, Evidence]:  # fmt: skip
     """One Evidence per layer, and one for what lies outside the blocks."""
@@ -272,10 +266,20 @@ def evidence(port: Port, side: str = "candidate", *, knobs: dict[str, Knob] | No
     return {layer: of(layer) for layer in (None, *range(port.n_layers))}
 
 
-def sides(candidate: Port, reference: Port, *, probes: tuple[Probe, ...] = PROBES, **over: object) -> Sides:
-    """Both sides; `over` changes what the spec says."""
+def found(candidate: Port, reference: Port, suspects: set[str] | None = None, *,
+          probes: tuple[Probe, ...] = PROBES, **over: object) -> dict[str, Finding]:  # fmt: skip
+    """The findings between two ports by knob; `over` changes what the spec says, `__` for dots."""
     knobs = spec_of(reference, **over)
-    return Sides(
-        candidate=evidence(candidate, "candidate", knobs=knobs, probes=probes),
-        reference=evidence(reference, "reference", knobs=knobs, probes=probes),
+    sides = [evidence(port, side, knobs=knobs, probes=probes)
+             for port, side in ((candidate, "candidate"), (reference, "reference"))]  # fmt: skip
+    findings, _ = identify(sides[0], sides[1], suspects)
+    assert len({finding.knob for finding in findings}) == len(findings), "one knob was reported twice"
+    return {finding.knob: finding for finding in findings}
+
+
+def fits(port: Port, family: str, *, probes: tuple[Probe, ...] = PROBES, **over: object) -> dict[object, KnobFit]:
+    """What one family reads off a port, by (knob, layer) or (knob, layer, site) for norms."""
+    outcomes, _ = fit_side(
+        evidence(port, knobs=spec_of(port, **over), probes=probes).values(), [FAMILIES[family][0]]
     )
+    return {(fit.knob, fit.layer) if family != "norm" else (fit.knob, fit.layer, fit.site): fit for fit in outcomes}

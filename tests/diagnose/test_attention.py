@@ -1,0 +1,90 @@
+"""Scale and soft-cap off real attention, with the scores in sight and without."""
+
+import pytest
+import torch
+from tiny_port import Port, fits, found
+
+CORE = {"scores", "pattern", "z"}
+HIDDEN = ("attn_scores", "pattern")
+SIGHTS = [pytest.param((), id="visible"), pytest.param(HIDDEN, id="hidden")]
+PORT = Port(cap=50.0, score_std=15.0)
+
+
+@pytest.mark.parametrize("hide", SIGHTS)
+@pytest.mark.parametrize(
+    ("scale", "cap", "sizes"),
+    [
+        (13.37, 50.0, {}),
+        (14.9666, 30.0, {"n_heads": 6, "n_kv_heads": 3}),
+        (7.25, 20.0, {"d_head": 16, "seed": 5}),
+        (16.0, None, {"n_heads": 3, "n_kv_heads": 1, "d_model": 80}),
+        (21.0, 41.3, {"n_heads": 2, "n_kv_heads": 2, "d_head": 64}),
+    ],
+)
+def test_both_constants_to_four_digits(hide: tuple[str, ...], scale: float, cap: float | None, sizes: dict[str, int]):
+    read = fits(PORT.but(scale=scale, cap=cap, hide=hide, **sizes), "attention", attention__softcap=50.0)
+
+    for layer in (0, 1):
+        assert read["attention.scale", layer].value == pytest.approx(scale, rel=2e-5)
+        assert read["attention.softcap", layer].value == (cap and pytest.approx(cap, rel=2e-4))
+
+
+@pytest.mark.parametrize("hide", SIGHTS)
+def test_both_wrong_at_once(hide: tuple[str, ...]):
+    findings = found(PORT.but(scale=14.9666, cap=None, hide=hide), PORT, CORE)
+
+    assert findings.keys() == {"attention.scale", "attention.softcap"}
+    assert findings["attention.scale"].candidate_value == pytest.approx(14.9666, rel=2e-5)
+    assert findings["attention.scale"].reference_value == pytest.approx(16, rel=2e-5)
+    assert findings["attention.softcap"].candidate_value is None
+    assert findings["attention.softcap"].reference_value == pytest.approx(50, rel=1e-4)
+    assert {finding.departs_from_spec for finding in findings.values()} == {"candidate"}
+
+
+@pytest.mark.parametrize("hide", SIGHTS)
+def test_wrong_in_some_layers_only(hide: tuple[str, ...]):
+    reference = PORT.but(n_layers=4)
+    candidate = reference.but(scale=(16.0, 15.2, 16.0, 15.2), cap=(50.0, 50.0, 37.0, 50.0), hide=hide)
+
+    findings = found(candidate, reference, CORE)
+
+    assert findings["attention.scale"].layers == (1, 3)
+    assert findings["attention.scale"].candidate_value == pytest.approx(15.2, rel=2e-5)
+    assert findings["attention.softcap"].layers == (2,)
+    assert findings["attention.softcap"].candidate_value == pytest.approx(37, rel=1e-4)
+
+
+def test_a_reference_without_the_cap_departs_from_the_spec():
+    findings = found(PORT.but(scale=14.9666), PORT.but(cap=None, hide=HIDDEN), CORE, attention__softcap=50.0)
+
+    assert findings["attention.softcap"].departs_from_spec == "reference"
+    assert findings["attention.softcap"].reference_value is None
+    assert findings["attention.scale"].departs_from_spec == "candidate"
+
+
+@pytest.mark.parametrize("hide", SIGHTS)
+@pytest.mark.parametrize("cap", [None, 50.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_clean_sides_give_no_finding(hide: tuple[str, ...], cap: float | None, dtype: torch.dtype):
+    for seed in range(3):
+        reference = PORT.but(cap=cap, seed=seed, dtype=torch.float64)
+        assert found(reference.but(dtype=dtype, hide=hide), reference, CORE) == {}
+
+
+@pytest.mark.parametrize("hide", SIGHTS)
+def test_a_thousandth_is_found_in_float32(hide: tuple[str, ...]):
+    findings = found(PORT.but(scale=16.016, hide=hide), PORT.but(dtype=torch.float64), CORE)
+
+    assert findings.keys() == {"attention.scale"}
+    assert findings["attention.scale"].candidate_value == pytest.approx(16.016, rel=2e-5)
+
+
+def test_a_thousandth_is_found_in_bfloat16_scores():
+    findings = found(PORT.but(scale=16.016, dtype=torch.bfloat16), PORT.but(dtype=torch.bfloat16), CORE)
+
+    assert findings["attention.scale"].candidate_value == pytest.approx(16.016, rel=3e-4)
+    assert findings["attention.scale"].layers is None
+
+
+def test_nothing_visible_is_said_and_not_guessed():
+    assert fits(PORT.but(hide=("rot_q", *HIDDEN)), "attention") == {}

@@ -1,0 +1,108 @@
+"""The judgement between two fits: what differs, which side departs, which layers, and what stays unexplained."""
+
+import dataclasses
+import math
+
+import pytest
+from tiny_port import Knob
+
+from parity_audit.diagnose.evidence import KnobFit
+from parity_audit.diagnose.findings import merge, unexplained
+
+SPEC = {"attention.scale": Knob(value=16.0), "mlp.activation": Knob(value="silu"),
+        "attention.window": Knob(value=4096, layers=(0,))}  # fmt: skip
+
+
+def fit(value: object, layer: int | None = 0, *, knob: str = "attention.scale", stderr: float | None = 1e-6, **more) -> KnobFit:
+    return KnobFit(knob=knob, layer=layer, value=value, stderr=stderr, residual=1e-7, n=99, site="attn_scores", **more)
+
+
+def test_far_apart_is_a_finding_with_every_number():
+    (finding,) = merge([fit(14.9666)], [fit(16.0)], SPEC)
+
+    assert (finding.candidate_value, finding.reference_value, finding.spec_value) == (14.9666, 16.0, 16.0)
+    assert (finding.layers, finding.site, finding.kind) == ((0,), "blocks.0.attn_scores", "constant")
+    assert finding.evidence["candidate"][0]["stderr"] == 1e-6
+    assert finding.confidence > 0.95
+    assert "14.9666" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("candidate", "stderr"), [(16.5, 0.2), (16.001, 1e-9), (16.0, 0.0)], ids=["within error", "immaterial", "equal"]
+)
+def test_rounding_is_no_finding(candidate: float, stderr: float):
+    assert merge([fit(candidate, stderr=stderr)], [fit(16.0, stderr=stderr)], SPEC) == []
+
+
+def test_a_knob_fitted_on_one_side_only_is_no_finding():
+    assert merge([fit(14.0)], [], SPEC) == []
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reference", "side"),
+    [(14.9, 16.0, "candidate"), (16.0, 14.9, "reference"), (14.9, 15.2, "both"), (16.016, 16.0, "candidate")],
+)
+def test_which_side_departs(candidate: float, reference: float, side: str):
+    (finding,) = merge([fit(candidate)], [fit(reference)], SPEC)
+
+    assert finding.departs_from_spec == side
+
+
+def test_equal_errors_of_several_layers_are_one_finding():
+    wrong, right = [fit(15.0 + 1e-7 * k, k) for k in range(4)], [fit(16.0, k) for k in range(4)]
+
+    assert [finding.layers for finding in merge(wrong, right, SPEC)] == [None]
+    assert [finding.layers for finding in merge([*wrong[:2], *right[2:]], right, SPEC)] == [(0, 1)]
+
+
+def test_different_errors_are_different_findings():
+    findings = merge([fit(15.0, 0), fit(12.0, 1)], [fit(16.0, 0), fit(16.0, 1)], SPEC)
+
+    assert [(finding.layers, finding.candidate_value) for finding in findings] == [((0,), 15.0), ((1,), 12.0)]
+
+
+def test_a_blunt_layer_counts_with_the_sharp_one():
+    findings = merge([fit(15.0, 0), fit(15.1, 1, stderr=0.3)], [fit(16.0, 0), fit(15.9, 1, stderr=0.3)], SPEC)
+
+    assert [finding.layers for finding in findings] == [None]
+    assert findings[0].evidence["consistent_but_not_decisive"] == ["blocks.1.attn_scores"]
+
+
+def test_layers_too_blunt_alone_tell_together():
+    blunt = {"stderr": 0.006}
+    wrong, right = [fit(16.04, k, **blunt) for k in range(6)], [fit(16.0, k, **blunt) for k in range(6)]
+
+    assert merge(wrong[:1], right[:1], SPEC) == []
+    assert [finding.layers for finding in merge(wrong, right, SPEC)] == [None]
+
+
+def test_ties_are_never_picked():
+    tied = fit("gelu", knob="mlp.activation", stderr=None, evidence={"tied_with": ["silu"]})
+    sure = fit("silu", knob="mlp.activation", stderr=None)
+
+    assert merge([tied], [sure], SPEC) == []
+    assert len(merge([dataclasses.replace(tied, evidence={})], [sure], SPEC)) == 1
+    (finding,) = merge([tied], [dataclasses.replace(sure, value="relu")], SPEC)
+    assert finding.evidence["tied_with"] == ["silu"]
+    assert finding.confidence < 0.7
+
+
+def test_windows_compare_as_intervals():
+    def window(value: int | None, low: float, high: float) -> KnobFit:
+        return fit(value, knob="attention.window", stderr=None, interval=(low, high))
+
+    unseen = window(None, 48.0, math.inf)
+    assert merge([unseen], [window(4096, 4096, 4096)], SPEC) == []
+    (finding,) = merge([window(16, 16, 16)], [unseen], SPEC)
+    assert (finding.candidate_value, finding.departs_from_spec) == (16, "candidate")
+
+
+def test_what_no_finding_covers_is_unexplained():
+    (finding,) = merge([fit(15.0)], [fit(16.0)], SPEC)
+
+    assert unexplained({"scores": {0}}, [finding]) == []
+    left = unexplained({"scores": {0, 2}, "mlp": {1}, "logits": {None}}, [finding])
+    assert [(item.knob, item.layers, item.site) for item in left] == [
+        ("scores", (2,), "blocks.2.attn_scores"), ("mlp", (1,), "blocks.1.mlp.post"), ("logits", None, "logits"),
+    ]  # fmt: skip
+    assert {item.kind for item in left} == {"unexplained"}

@@ -1,0 +1,67 @@
+"""The whole of identification: nothing on clean ports, only suspects fitted, several faults at once, in time."""
+
+import time
+
+import pytest
+import torch
+from tiny_port import PROBES, Port, evidence, found, spec_of
+
+from parity_audit.diagnose.identify import FAMILIES, identify
+
+PORT = Port(cap=50.0, logit_cap=30.0, score_std=15.0, embed_std=0.02, window=(20, None))
+HIDDEN = ("attn_scores", "pattern")
+
+
+@pytest.mark.parametrize("hide", [(), HIDDEN])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_clean_ports_are_never_accused(hide: tuple[str, ...], dtype: torch.dtype):
+    for seed in range(5):
+        reference = PORT.but(seed=seed, dtype=torch.float64)
+        assert found(reference.but(dtype=dtype, hide=hide), reference) == {}
+
+
+@pytest.mark.parametrize("hide", [(), HIDDEN])
+def test_seven_faults_at_once(hide: tuple[str, ...]):
+    wrong = PORT.but(
+        scale=14.9666, cap=None, window=(19, None), theta=10000.0, eps=1e-6, act="gelu", logit_cap=None, hide=hide
+    )
+
+    findings = found(wrong, PORT)
+
+    assert findings.keys() == {
+        "attention.scale", "attention.softcap", "attention.window", "rope.theta", "norm.eps", "mlp.activation",
+        "logits.softcap",
+    }  # fmt: skip
+
+
+def test_only_suspects_are_fitted():
+    wrong = PORT.but(scale=15.0, act="silu", embed_scale=3.0)
+
+    assert found(wrong, PORT, {"mlp"}).keys() == {"mlp.activation"}
+    assert found(wrong, PORT, {"embed", "scores"}).keys() == {"embed.scale", "attention.scale"}
+    assert found(wrong, PORT, set()) == {}
+
+
+def test_what_is_hidden_is_listed():
+    sides = [evidence(PORT.but(hide=("mlp.post", "logits")), knobs=spec_of(PORT)) for _ in range(2)]
+
+    _, gaps = identify(sides[0], sides[1], {"mlp", "logits"})
+
+    assert {gap.what for gap in gaps} >= {"mlp.activation of the candidate, layer 1"}
+    assert any(gap.what.startswith("logits.softcap") for gap in gaps)
+
+
+def test_every_family_says_which_components_call_for_it():
+    assert {part for _, parts in FAMILIES.values() for part in parts} >= {
+        "embed", "norm", "rope", "scores", "pattern", "z", "mlp", "final_norm", "logits",
+    }  # fmt: skip
+
+
+def test_four_layers_in_seconds():
+    port = PORT.but(n_layers=4, d_head=128, d_model=256, window=None, hide=HIDDEN)
+    sides = [evidence(port, probes=PROBES) for _ in range(2)]
+
+    started = time.perf_counter()
+    identify(sides[0], sides[1], None)
+
+    assert time.perf_counter() - started < 30  # about 2 s on two idle cores
