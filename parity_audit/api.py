@@ -5,30 +5,53 @@ resolve → pre-flight → capture → compare → localise → identify → rep
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from parity_audit.capture.plan import AuditPlan, plan_audit, side_plan
+from parity_audit.capture.plan import AuditPlan, plan_audit, require_judgeable, side_plan
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture, open_capture
-from parity_audit.capture.take import take_capture
+from parity_audit.capture.take import reusable_capture
 from parity_audit.capture.workspace import Workspace
 from parity_audit.compare.deltas import compare
+from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.backend_ref import parse_backend
-from parity_audit.core.errors import NotJudged, ParityError, UsageError
+from parity_audit.core.errors import EXIT_NOT_JUDGED, ParityError, UsageError
 from parity_audit.core.progress import SILENT, Progress
-from parity_audit.core.report import Candidate, Report, Side
-from parity_audit.core.types import BackendRef
+from parity_audit.core.report import Candidate, Report
+from parity_audit.core.types import BackendRef, Checkpoint, NotTested
 from parity_audit.core.wire import FLOAT64
+from parity_audit.diagnose.selfcheck import reference_notes
 from parity_audit.envs.build import default_candidates
 from parity_audit.repair.candidate import Reference, audit_candidate
-from parity_audit.repair.outcome import candidate_from_diff, exit_code_of, failed_candidate
-from parity_audit.report.environment import this_machine
+from parity_audit.repair.outcome import exit_code_of, failed_candidate, side_of, this_machine
+from parity_audit.report.files import write_report
 
 BackendLike = str | BackendRef
+ON_GPU = "nothing was run on a GPU"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What every stage of one audit shares."""
+
+    plan: AuditPlan
+    workspace: Workspace
+    install: bool
+    tf32: bool
+    target: float
+    repair: bool
+    progress: Progress
+
+    def session(self, ref: BackendRef, role: str) -> Session:
+        """A session for one side; nothing is started yet, but its environment is there."""
+        if self.tf32:
+            ref = BackendRef(name=ref.name, version=ref.version, settings={**ref.settings, "tf32": True})
+        plan = side_plan(self.plan, ref, install=self.install, progress=self.progress)
+        return Session(plan=plan, log=self.workspace.log(f"{role}-{ref}"), progress=self.progress)
 
 
 def audit(
@@ -55,6 +78,7 @@ def audit(
     Args:
         model: hub id, alias or local path.
         candidates: BACKEND strings; every candidate that can run here when None.
+        reference: the backend that is believed.
         miniature: "mini", "small" or "full" for seeded weights with the architecture's real constants.
         target: max-abs logit difference that a repaired candidate should reach.
         install: allow creating environments.
@@ -64,17 +88,189 @@ def audit(
         NotJudged: the reference could not be captured, so nothing can be said about anybody.
     """
     started = time.perf_counter()
+    refs = _candidates(candidates, device, install)
     workspace = Workspace.open(out, model)
     plan = plan_audit(
         model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
         cache=workspace.cache,
     )  # fmt: skip
-    refs = [_ref(item) for item in candidates] if candidates else default_candidates(device, install=install)
+    require_judgeable(plan)
+    run = _Run(
+        plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, progress=progress
+    )
+    session = run.session(_ref(reference), "reference")
+    try:
+        truth = _take_reference(session, run)
+        notes = reference_notes(session, truth.capture)
+        results, captures = _judge_all(refs, truth, run)
+    finally:
+        session.release()
+    code = exit_code_of(results, accept_patched=accept_patched)
+    report = _report(run, truth, notes, results, captures, code, time.perf_counter() - started)
+    written = write_report(report, workspace.out)
+    workspace.finished([taken.folder for taken in captures] if code != EXIT_NOT_JUDGED else [])
+    return written
+
+
+def capture(
+    model: str,
+    backend: BackendLike,
+    *,
+    out: Path,
+    miniature: str | None = None,
+    seed: int = 0,
+    weights: Path | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    probes: Sequence[str] | None = None,
+    install: bool = True,
+    tf32: bool = False,
+    judge: bool = False,
+    progress: Progress = SILENT,
+) -> Path:
+    """Capture one backend into `out`; with `judge`, its true-float64 run into `out/judge` as well.
+
+    Raises:
+        UsageError: the question is malformed.
+        NotJudged: the backend failed.
+    """
+    workspace = Workspace.open(out, model)
+    plan = plan_audit(
+        model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
+        cache=workspace.cache,
+    )  # fmt: skip
+    run = _Run(plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, progress=progress)
+    session = run.session(_ref(backend), "capture")
+    try:
+        taken = reusable_capture(session, plan.probes, workspace.captures, with_weights=True)
+        _copy(taken, out)
+        if judge:
+            _copy(reusable_capture(session, plan.probes, workspace.captures, precision=FLOAT64), out / "judge")
+    finally:
+        session.release()
+    return out
+
+
+def diff(a: Path, b: Path, *, judge: Path | None = None, progress: Progress = SILENT) -> Report:
+    """Compare two captures on disk: `a` is the reference, `b` the candidate. `a/judge` is used where it exists.
+
+    Raises:
+        CaptureBroken: one of them is not a capture, or a file is missing, truncated or altered.
+        UsageError: they were taken with different tokens.
+    """
+    started = time.perf_counter()
+    reference, candidate = open_capture(a), open_capture(b)
+    judge = judge or (a / "judge" if (a / "judge").is_dir() else None)
+    truth = open_capture(judge) if judge else None
+    _same_tokens(reference, candidate)
+    progress.update("compare", f"{b} against {a}")
+    comparison = compare(candidate, reference, truth, dtype=reference.manifest.dtype)
+    verdict, why = judge_comparison(comparison)
+    first = first_divergence(comparison)
+    about = candidate.manifest.description
+    result = Candidate(
+        backend=candidate.manifest.backend, package=about.package if about else "", version=about.version if about else "",
+        settings=about.settings if about else {}, dtype=candidate.manifest.dtype, device=candidate.manifest.device,
+        verdict=verdict, why=why, logits=comparison.logits, sites=comparison.sites,
+        first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
+        not_visible=candidate.manifest.not_visible,
+        not_tested=(*comparison.not_tested, NotTested(what="causes", why="two captures cannot be replayed")),
+    )  # fmt: skip
+    return Report(
+        model=reference.manifest.checkpoint.repo_id, architecture="", spec="", weights=_weights(reference.manifest.checkpoint),
+        reference=side_of(reference), judge=side_of(truth) if truth else None, probes=_probes(reference),
+        candidates=(result,), environment=this_machine([reference, candidate]),
+        seconds={"total": time.perf_counter() - started}, exit_code=exit_code_of([result], accept_patched=False),
+    )  # fmt: skip
+
+
+def _ref(backend: BackendLike) -> BackendRef:
+    return backend if isinstance(backend, BackendRef) else parse_backend(backend)
+
+
+def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool) -> list[BackendRef]:
+    refs = [_ref(item) for item in wanted] if wanted else default_candidates(device, install=install)
     if not refs:
-        raise UsageError("no candidate can run here", hint="run `parity-audit doctor`, or name one with --candidate")
-    shared = _Shared(plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, progress=progress)
-    with shared.open_session(_ref(reference), "reference") as session:
-        truth = _take_reference(session, shared)
-        results = [_one(ref, number, truth, shared, repair) for number, ref in enumerate(refs)]
-    report = _report(plan, truth, results, accept_patched, time.perf_counter() - started, workspace)
-    return workspace.finish(report)
+        raise UsageError(
+            "no candidate can run here", code="no-candidate", hint="run `parity-audit doctor`, or name one with --candidate"
+        )
+    return refs
+
+
+def _take_reference(session: Session, run: _Run) -> Reference:
+    """The reference, its judge, and its fingerprints. Raises NotJudged when it cannot be had."""
+    probes, folder = run.plan.probes, run.workspace.captures
+    taken = reusable_capture(session, probes, folder, with_weights=True)
+    judge = None
+    if session.plan.backend_key == "hf":
+        run.progress.update("judge", "the reference in true float64")
+        judge = reusable_capture(session, probes, folder, precision=FLOAT64)
+    return Reference(session=session, capture=taken, judge=judge, probes=probes, dtype=run.plan.dtype)
+
+
+def _judge_all(
+    refs: Sequence[BackendRef], truth: Reference, run: _Run
+) -> tuple[list[Candidate], list[Capture]]:
+    """Every candidate in turn; one that fails is reported, and the others go on."""
+    results: list[Candidate] = []
+    captures = [truth.capture]
+    for number, ref in enumerate(refs):
+        results.append(_judge_one(ref, number, truth, run, captures))
+    return results, captures
+
+
+def _judge_one(ref: BackendRef, number: int, truth: Reference, run: _Run, captures: list[Capture]) -> Candidate:
+    session: Session | None = None
+    try:
+        session = run.session(ref, f"candidate-{number}")
+        if not run.workspace.keeps_loaded(run.plan.checkpoint):
+            truth.session.release()
+        taken = reusable_capture(session, truth.probes, run.workspace.captures, with_weights=True)
+        captures.append(taken)
+        scratch = run.workspace.scratch(f"candidate-{number}")
+        return audit_candidate(session, taken, truth, target=run.target, repair=run.repair, out=scratch)
+    except ParityError as error:
+        if isinstance(error, UsageError):
+            raise
+        return failed_candidate(ref, error, run.plan.dtype, run.plan.device)
+    finally:
+        if session is not None:
+            session.release()
+
+
+def _report(
+    run: _Run, truth: Reference, notes: Sequence[str], results: Sequence[Candidate], captures: Sequence[Capture],
+    code: int, seconds: float,
+) -> Report:  # fmt: skip
+    plan = run.plan
+    gaps = () if plan.device != "cpu" else (NotTested(what="device", why=ON_GPU),)
+    return Report(
+        model=plan.model.repo_id, architecture=plan.model.spec.architecture, spec=Path(plan.model.spec.file).name,
+        weights=_weights(plan.checkpoint), reference=side_of(truth.capture, notes),
+        judge=side_of(truth.judge) if truth.judge else None, probes=_probes(truth.capture), candidates=tuple(results),
+        environment=this_machine(captures), seconds={"total": seconds}, exit_code=code, not_tested=gaps,
+    )  # fmt: skip
+
+
+def _weights(checkpoint: Checkpoint) -> dict[str, object]:
+    source = f"synthetic:{checkpoint.synthetic}" if checkpoint.synthetic else checkpoint.path
+    return {"source": source, "fingerprint": checkpoint.fingerprint}
+
+
+def _probes(taken: Capture) -> tuple[dict[str, object], ...]:
+    return tuple({"name": probe.name, "shape": list(probe.shape), "purpose": probe.purpose} for probe in taken.probes)
+
+
+def _copy(taken: Capture, out: Path) -> None:
+    shutil.copytree(taken.folder, out, dirs_exist_ok=True)
+
+
+def _same_tokens(reference: Capture, candidate: Capture) -> None:
+    ours = {probe.name: probe for probe in candidate.probes}
+    for probe in reference.probes:
+        other = ours.get(probe.name)
+        if other is not None and (other.token_ids, other.mask) != (probe.token_ids, probe.mask):
+            raise UsageError(
+                f"probe `{probe.name}` has different tokens in the two captures", code="different-tokens",
+                hint="take both captures with the same model, --seed and --probe",
+            )  # fmt: skip

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture, open_capture, write_manifest
+from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
 from parity_audit.core.types import NotTested, NotVisible, Probe, SiteTap
@@ -33,7 +35,7 @@ def take_capture(
     forced_by: Capture | None = None,
     choose: Callable[[SiteTap, Probe], bool] = wanted,
 ) -> Capture:
-    """Run the probes and return the capture; a finished capture of the same plan is reused.
+    """Run the probes and return the capture.
 
     `forced_by`: replay that capture's tensors (the introduced error of every component) instead of running.
 
@@ -78,6 +80,22 @@ def _inputs(forced_by: Capture | None, probe: Probe, chosen: Sequence[SiteTap]) 
     return {tap.site: str(forced_by.file(probe.name, tap.site)) for tap in chosen if tap.site in held}
 
 
+def reusable_capture(
+    session: Session, probes: Sequence[Probe], root: Path, *, precision: str = NATIVE, with_weights: bool = False
+) -> Capture:
+    """Take a capture below `root`, or open the one that an audit which did not finish left there.
+
+    A capture that is broken is taken again.
+    """
+    session.description()
+    folder = root / plan_key(session, probes, precision)
+    try:
+        return open_capture(folder)
+    except CaptureBroken:
+        shutil.rmtree(folder, ignore_errors=True)
+    return take_capture(session, probes, folder, precision=precision, with_weights=with_weights)
+
+
 def plan_key(session: Session, probes: Sequence[Probe], precision: str) -> str:
     """A name for everything that decides a capture's numbers: equal keys, equal captures."""
     plan = session.plan
@@ -85,6 +103,7 @@ def plan_key(session: Session, probes: Sequence[Probe], precision: str) -> str:
         "checkpoint": plan.checkpoint.fingerprint,
         "environment": plan.environment.key,
         "version": plan.environment.version,
+        "weights": plan.checkpoint.path,
         "settings": [plan.ref.settings, session.load_settings, session.edits],
         "run": [plan.dtype, plan.device, precision],
         "probes": list(probes),

@@ -5,21 +5,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from parity_audit.core.errors import NotJudged
+from parity_audit.core.types import Checkpoint
 from parity_audit.envs.cache import cache_root
+
+SMALL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """`out` holds the report and the workers' logs, `captures` the tensors."""
+    """`out` holds the report and the workers' logs, `captures` the tensors, `working` replays and patched runs."""
 
     out: Path
     cache: Path
     captures: Path
+    working: Path
 
     @staticmethod
     def open(out: Path | None, model: str) -> Workspace:
@@ -32,17 +38,30 @@ class Workspace:
         out = out or Path("reports") / f"{slug(model)}-{stamp}"
         cache = cache_root()
         captures = cache / "captures"
-        for folder in (out / "logs", captures):
+        for folder in (out / "logs", captures, cache / "working"):
             make_folder(folder)
-        return Workspace(out=out.resolve(), cache=cache, captures=captures)
+        working = Path(tempfile.mkdtemp(dir=cache / "working"))
+        return Workspace(out=out.resolve(), cache=cache, captures=captures, working=working)
 
     def log(self, name: str) -> Path:
         """Log file of one worker."""
         return self.out / "logs" / f"{slug(name)}.log"
 
-    def capture_dir(self, key: str) -> Path:
-        """Directory of the capture with this plan key."""
-        return self.captures / key
+    def scratch(self, name: str) -> Path:
+        """Directory for replays and patched runs of one candidate; empty at the start of an audit."""
+        folder = self.working / name
+        shutil.rmtree(folder, ignore_errors=True)
+        return folder
+
+    def keeps_loaded(self, checkpoint: Checkpoint) -> bool:
+        """Whether the reference stays in memory beside a candidate: only where it costs next to nothing."""
+        size = sum(file.stat().st_size for file in Path(checkpoint.path).glob("*.safetensors"))
+        return size <= SMALL_BYTES
+
+    def finished(self, captures: Sequence[Path]) -> None:
+        """Drop what an audit needed only until its report was written."""
+        for folder in (self.working, *captures):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:
@@ -61,9 +80,3 @@ def make_folder(folder: Path) -> None:
 def slug(text: str) -> str:
     """A file name made of `text`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "model"
-
-
-def remove_captures(folders: list[Path]) -> None:
-    """Delete captures that nothing needs any more."""
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)

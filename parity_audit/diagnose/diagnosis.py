@@ -17,7 +17,7 @@ from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.findings import unexplained
-from parity_audit.diagnose.identify import identify
+from parity_audit.diagnose.fitting import identify
 from parity_audit.diagnose.localise import introduced_ratios, suspects
 
 DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
-from parity_audit.capture.take import take_capture
 from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.report import Candidate, Finding, Patched, Verdict
@@ -44,13 +43,14 @@ class _State:
     verified: Verified | None = None
 
 
-def audit_candidate(session: Session, reference: Reference, *, target: float, repair: bool, out: Path) -> Candidate:
-    """Capture, compare and, on a mismatch, diagnose, repair and verify.
+def audit_candidate(
+    session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, out: Path
+) -> Candidate:
+    """Compare a capture and, on a mismatch, diagnose, repair and verify.
 
     Raises:
-        NotJudged: the backend failed; what it captured before stays on disk.
+        NotJudged: a backend failed; what it captured before stays on disk.
     """
-    capture = take_capture(session, reference.probes, out / "capture", with_weights=True)
     comparison = compare(capture, reference.capture, reference.judge, dtype=reference.dtype)
     verdict, why = judge_comparison(comparison)
     result = _base(session, capture, comparison, verdict, why, reference)

@@ -25,10 +25,12 @@ class Proposal:
     note: str = ""
 
 
-def propose(findings: Sequence[Finding], plan: SidePlan, version: str) -> tuple[list[Proposal], list[NotTested]]:
+def propose(
+    findings: Sequence[Finding], plan: SidePlan, version: str, known: Sequence[Finding]
+) -> tuple[list[Proposal], list[NotTested]]:
     """Edits per finding, and the findings that this backend has no setting for, with the reason.
 
-    Rotary findings share one table: it is rewritten once, with every rotary value of the reference.
+    `known` are all findings so far: rotary ones share one table, which is rewritten with every value at once.
     """
     proposals: list[Proposal] = []
     gaps: list[NotTested] = []
@@ -37,8 +39,8 @@ def propose(findings: Sequence[Finding], plan: SidePlan, version: str) -> tuple[
             gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{finding.kind}: no setting repairs it"))
             continue
         target = target_value(finding)
-        known = {other.knob: target_value(other) for other in findings}
-        found = edits(plan.spec, plan.backend_key, finding.knob, target, plan.config, version, known)
+        targets = {other.knob: target_value(other) for other in known if other.kind not in NO_PATCH_KINDS}
+        found = edits(plan.spec, plan.backend_key, finding.knob, target, plan.config, version, targets)
         if found is None:
             gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{plan.ref.name} has no setting for it"))
             continue

@@ -13,7 +13,9 @@ SPEC = {"attention.scale": Knob(value=16.0), "mlp.activation": Knob(value="silu"
         "attention.window": Knob(value=4096, layers=(0,))}  # fmt: skip
 
 
-def fit(value: object, layer: int | None = 0, *, knob: str = "attention.scale", stderr: float | None = 1e-6, **more) -> KnobFit:
+def fit(
+    value: object, layer: int | None = 0, *, knob: str = "attention.scale", stderr: float | None = 1e-6, **more
+) -> KnobFit:
     return KnobFit(knob=knob, layer=layer, value=value, stderr=stderr, residual=1e-7, n=99, site="attn_scores", **more)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_port import PROBES, Port, evidence, found, spec_of
 
-from parity_audit.diagnose.identify import FAMILIES, identify
+from parity_audit.diagnose.fitting import FAMILIES, identify
 
 PORT = Port(cap=50.0, logit_cap=30.0, score_std=15.0, embed_std=0.02, window=(20, None))
 HIDDEN = ("attn_scores", "pattern")

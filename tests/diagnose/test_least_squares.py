@@ -27,7 +27,8 @@ def test_standard_errors_are_those_of_repeated_experiments():
     g = torch.Generator().manual_seed(0)
     noise = [1e-3 * torch.randn(50, 4, generator=g, dtype=torch.float64) for _ in range(200)]
 
-    runs = [gauss_newton(_exponential(x, 2.5 * torch.exp(-1.3 * x) + n), torch.tensor([2.0, -1.0]).double()) for n in noise]
+    truth, start = 2.5 * torch.exp(-1.3 * x), torch.tensor([2.0, -1.0], dtype=torch.float64)
+    runs = [gauss_newton(_exponential(x, truth + n), start) for n in noise]
     seen = torch.stack([run.value for run in runs]).std(0)
     claimed = torch.stack([run.stderr for run in runs]).mean(0)
 

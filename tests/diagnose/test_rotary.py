@@ -82,7 +82,8 @@ def test_linear_scaling(factor: float):
     findings = found(PORT.but(scaling=lambda f: f / factor), PORT, ROPE)
 
     assert findings.keys() == {"rope.scaling"}
-    assert findings["rope.scaling"].candidate_value == {"rope_type": "linear", "factor": pytest.approx(factor, rel=1e-5)}
+    expected = {"rope_type": "linear", "factor": pytest.approx(factor, rel=1e-5)}
+    assert findings["rope.scaling"].candidate_value == expected
 
 
 def test_a_table_without_a_formula_is_shown_as_it_is():
@@ -109,7 +110,9 @@ def test_partial_rotary(d_rot: int):
     assert (findings["rope.dims"].reference_value, findings["rope.dims"].candidate_value) == (64, d_rot)
 
 
-@pytest.mark.parametrize(("change", "said"), [({"offset_positions": 1}, 1.0), ({"count_padding": True}, "differs between rows")])
+@pytest.mark.parametrize(
+    ("change", "said"), [({"offset_positions": 1}, 1.0), ({"count_padding": True}, "differs between rows")]
+)
 def test_where_positions_start(change: dict[str, object], said: object):
     findings = found(PORT.but(**change), PORT, ROPE)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit
-from parity_audit.diagnose.identify import FAMILIES, fit_side, identify
+from parity_audit.diagnose.fitting import FAMILIES, fit_side, identify
 
 DIMS = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_mlp", "n_layers", "d_vocab")
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {

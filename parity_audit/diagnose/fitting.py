@@ -1,0 +1,69 @@
+"""Read the constants of both sides off their activations, and say where they differ.
+
+One file per knob family, each with its maths in the docstring and one function
+`fit(evidence) -> list[KnobFit | NotTested]`. Only families whose component introduces error are fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from parity_audit.core.report import Finding
+from parity_audit.core.types import NotTested
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome
+from parity_audit.diagnose.findings import merge
+from parity_audit.diagnose.identify import activation, attention, embedding, head_map, logits, norm, rotary
+
+Identifier = Callable[[Evidence], "list[Outcome]"]
+ByLayer = Mapping["int | None", Evidence]
+
+FAMILIES: dict[str, tuple[Identifier, frozenset[str]]] = {
+    "embedding": (embedding.fit, frozenset({"embed"})),
+    "norm": (norm.fit, frozenset({"norm", "final_norm", "attn_out", "mlp_out"})),
+    "rotary": (rotary.fit, frozenset({"rope"})),
+    "head_map": (head_map.fit, frozenset({"scores", "pattern", "z"})),
+    "attention": (attention.fit, frozenset({"scores", "pattern", "z"})),
+    "activation": (activation.fit, frozenset({"mlp"})),
+    "logits": (logits.fit, frozenset({"logits"})),
+}
+
+
+def identify(
+    evidence_candidate_by_layer: ByLayer, evidence_reference_by_layer: ByLayer, suspects: Collection[str] | None
+) -> tuple[list[Finding], list[NotTested]]:
+    """Findings and what could not be read.
+
+    `suspects` are the components that introduce error (embed, norm, qkv, rope, scores, pattern, z, mlp,
+    final_norm, logits, ...); None fits everything. Where both sides say the same, nothing is found: a suspect
+    component without a finding is listed as not explained.
+    """
+    chosen = {name: family for name, (family, components) in FAMILIES.items()
+              if suspects is None or components & set(suspects)}  # fmt: skip
+    candidate, gaps = fit_side(evidence_candidate_by_layer.values(), chosen.values())
+    reference, more = fit_side(evidence_reference_by_layer.values(), chosen.values())
+    knobs = next(iter(evidence_candidate_by_layer.values())).knobs if evidence_candidate_by_layer else {}
+    findings = merge(candidate, reference, knobs)
+    return findings, [*gaps, *more]
+
+
+def fit_side(layers: Iterable[Evidence], families: Iterable[Identifier]) -> tuple[list[KnobFit], list[NotTested]]:
+    """Every fit and every gap of one side."""
+    families = list(families)
+    with one_thread():
+        outcomes = [outcome for evidence in layers for family in families for outcome in family(evidence)]
+    fits = [outcome for outcome in outcomes if isinstance(outcome, KnobFit)]
+    return fits, [outcome for outcome in outcomes if isinstance(outcome, NotTested)]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Thousands of small operations: on a busy machine threads that wait for each other cost a hundredfold."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,45 @@
+"""Does the reference do what its architecture says? Its own activations are fitted, and its live settings read."""
+
+from __future__ import annotations
+
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture
+from parity_audit.diagnose.agreement import is_number, same
+from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_value
+from parity_audit.diagnose.findings import shown
+from parity_audit.diagnose.fitting import fit_side
+from parity_audit.diagnose.identify import attention
+from parity_audit.diagnose.preflight import config_warnings
+from parity_audit.specs.view import effective_values, knob_values, spec_values
+
+CHECKED = ("attention.scale", "attention.softcap")
+TOLERANCE = 2e-3
+
+
+def reference_notes(session: Session, capture: Capture) -> list[str]:
+    """One line per departure of the reference from its spec.
+
+    The attention core is fitted because that is where implementations of one library differ from each other:
+    a kernel without soft-cap drops it without an error. The fit sees what was computed, not what was configured.
+    """
+    plan, about = session.plan, session.description()
+    live = effective_values(plan.spec, plan.backend_key, about, plan.config)
+    notes = config_warnings(spec_values(plan.spec, plan.config), live, "reference")
+    layers = evidence_by_layer("reference", [capture], plan)
+    fits, _ = fit_side([layers[0]], [attention.fit])
+    knobs = knob_values(plan.spec, plan.config)
+    return notes + [_note(fit, spec) for fit in fits if _departs(fit, spec := spec_value(knobs, fit.knob, 0))]
+
+
+def _departs(fit: KnobFit, spec: object) -> bool:
+    if fit.knob not in CHECKED:
+        return False
+    if is_number(fit.value) and is_number(spec):
+        slack = max(TOLERANCE * abs(float(spec)), 8.0 * (fit.stderr or 0.0))  # type: ignore[arg-type]
+        return abs(float(fit.value) - float(spec)) > slack  # type: ignore[arg-type]
+    return not same(fit.value, spec)  # type: ignore[arg-type]
+
+
+def _note(fit: KnobFit, spec: object) -> str:
+    return f"the reference itself departs from the spec: {fit.knob} is {shown(fit.value)} in its activations, not {shown(spec)}"  # type: ignore[arg-type]
+
