@@ -38,7 +38,14 @@ class Recorder:
     started: float = field(default_factory=time.perf_counter)
 
     def see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
-        """Write a site as computed; return what to go on with instead, in the same layout, if a replay says so."""
+        """Write a site as computed; return what to go on with instead, in the same layout, if a replay says so.
+
+        The judge's casts are not for the recorder, so function modes are off in here.
+        """
+        with torch._C.DisableTorchFunction():
+            return self._see(tap, native)
+
+    def _see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
         canonical = to_canonical(native, tap)
         if tap.site not in self.entries:
             dtype = torch.float64 if self.request.precision == FLOAT64 else torch.float32

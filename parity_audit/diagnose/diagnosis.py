@@ -12,7 +12,7 @@ from parity_audit.capture.take import take_capture, wanted
 from parity_audit.compare.deltas import Comparison, layer_of
 from parity_audit.compare.floor import PARITY_RATIO
 from parity_audit.compare.verdict import ratio_of
-from parity_audit.core.report import Finding, SiteDelta
+from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.evidence import evidence_by_layer
@@ -49,14 +49,15 @@ class Case:
 def diagnose(case: Case) -> Diagnosis:
     """Localise, then identify.
 
-    Probes with every site are replayed as they are. A probe that only shows the residual stream (it is long)
-    is run once more for the layers where it diverges, with the attention's inputs and outputs.
+    Probes with every site are replayed as they are. Only when they show nothing is a probe that captures the
+    residual stream alone (it is long, so this is dear) run once more with the attention's inputs and outputs:
+    what the short probes explain is repaired first, and what only length shows is left for the next round.
     """
     gaps: list[NotTested] = []
     wide = tuple(probe for probe in case.probes if probe.sites == "all")
     candidate, reference, ratios = _replay(case, wide, case.candidate_capture, case.reference_capture, "replay")
     pairs = [(candidate, reference)]
-    for probe in _diverging_long_probes(case, ratios):
+    for probe in [] if suspects(ratios) else _diverging_long_probes(case):
         layers = _layers_to_detail(case.comparison, probe)
         pairs.append(_detail(case, probe, layers, ratios))
     found = suspects(ratios)
@@ -84,7 +85,7 @@ def _replay(
     return candidate, reference, ratios
 
 
-def _diverging_long_probes(case: Case, ratios: dict[tuple[str, str], float]) -> list[Probe]:
+def _diverging_long_probes(case: Case) -> list[Probe]:
     """Long probes that the floor does not explain."""
     wrong = {delta.probe for delta in case.comparison.by_probe if ratio_of(delta) > PARITY_RATIO}
     return [probe for probe in case.probes if probe.sites != "all" and probe.name in wrong]
@@ -111,9 +112,3 @@ def _detail(
     candidate, reference, found = _replay(case, [probe], own[0], own[1], f"replay-{probe.name}", choose)
     ratios.update(found)
     return candidate, reference
-
-
-def worst_introduced(sites: Sequence[SiteDelta]) -> SiteDelta | None:
-    """The site whose component introduces the most."""
-    known = [delta for delta in sites if delta.introduced_ratio is not None]
-    return max(known, key=lambda delta: delta.introduced_ratio or 0.0, default=None)

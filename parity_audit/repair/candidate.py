@@ -123,8 +123,8 @@ def _shrink(session: Session, bench: Bench, state: _State, out: Path) -> None:
         ]
         state.findings = [finding for finding in state.findings if finding.knob not in dropped]
         state.proposals = kept
+        state.verified = run_patched(session, kept, bench, out / "patched")
     state.findings = [finding for finding in state.findings if finding.kind != "unexplained"]
-    state.verified = run_patched(session, kept, bench, out / "patched")
 
 
 def _with_repair(result: Candidate, state: _State) -> Candidate:
