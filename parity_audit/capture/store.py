@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -38,6 +39,10 @@ class Capture:
     def entries(self) -> dict[tuple[str, str], Entry]:
         """Manifest entries by (probe, site)."""
         return {(entry.probe, entry.site): entry for entry in self.manifest.entries}
+
+    def only(self, probes: Sequence[Probe]) -> Capture:
+        """The same capture, restricted to some probes."""
+        return Capture(self.folder, dataclasses.replace(self.manifest, probes=tuple(probes)))
 
     def sites(self, probe: str) -> set[str]:
         """The sites held for one probe."""

@@ -55,10 +55,9 @@ def run_patched(session: Session, proposals: Sequence[Proposal], bench: Bench, o
 
 
 def needed(session: Session, proposals: Sequence[Proposal], bench: Bench, out: Path) -> list[Proposal]:
-    """The smallest set: drop each proposal whose absence the logits do not show beyond the floor.
+    """The smallest set: drop each proposal whose absence no probe shows beyond the floor.
 
-    Every probe that the full set repaired is run again without the proposal, so that a fault seen by one
-    probe only keeps its patch.
+    The short probes are asked first; most proposals are seen to be needed there, and long ones are dear.
     """
     kept = list(proposals)
     for number, proposal in enumerate(proposals):
@@ -66,10 +65,22 @@ def needed(session: Session, proposals: Sequence[Proposal], bench: Bench, out: P
             break
         rest = [other for other in kept if other is not proposal]
         session.apply(all_edits(rest))
-        capture = take_capture(session, bench.probes, out / f"without-{number}")
-        if worst_ratio(compare(capture, bench.reference, bench.judge, dtype=bench.dtype)) <= PARITY_RATIO:
+        if not _missed(session, bench, out / f"without-{number}"):
             kept = rest
     return kept
+
+
+def _missed(session: Session, bench: Bench, out: Path) -> bool:
+    """Whether the session as it is now departs from the reference on some probe, short ones first."""
+    for name in ("all", "residual"):
+        probes = tuple(probe for probe in bench.probes if probe.sites == name)
+        if not probes:
+            continue
+        capture = take_capture(session, probes, out / name)
+        reference = bench.reference.only(probes)
+        if worst_ratio(compare(capture, reference, bench.judge, dtype=bench.dtype)) > PARITY_RATIO:
+            return True
+    return False
 
 
 def worst_ratio(comparison: Comparison) -> float:
