@@ -174,7 +174,7 @@ def confidence(group: Sequence[Pair]) -> float:
     floor = max(worst.reference.residual, 1e-7)
     value = 0.99
     if worst.candidate.residual > 30 * floor and worst.candidate.residual > 1e-4:
-        value *= 0.8
+        value *= 0.5  # something else is wrong as well, or instead
     if worst.candidate.residual > 0.02:
         value *= 0.8
     if min(pair.sigmas for pair in group) < 2 * SIGMAS:

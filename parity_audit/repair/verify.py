@@ -13,8 +13,9 @@ from parity_audit.capture.take import take_capture
 from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.floor import PARITY_RATIO
 from parity_audit.compare.verdict import judge_comparison, ratio_of
+from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Patch, Patched, Verdict
-from parity_audit.core.types import Probe
+from parity_audit.core.types import Probe, ReadBack
 from parity_audit.repair.choose import Proposal, all_edits
 from parity_audit.repair.render import render
 
@@ -57,13 +58,14 @@ def run_patched(session: Session, proposals: Sequence[Proposal], bench: Bench, o
 def needed(session: Session, proposals: Sequence[Proposal], bench: Bench, out: Path) -> list[Proposal]:
     """The smallest set: drop each proposal whose absence no probe shows beyond the floor.
 
+    Proposals with the same edits (a rotary table takes base and scaling together) stand and fall together.
     The short probes are asked first; most proposals are seen to be needed there, and long ones are dear.
     """
     kept = list(proposals)
-    for number, proposal in enumerate(proposals):
-        if len(kept) == 1:
+    for number, edits in enumerate({dumps(proposal.edits): proposal.edits for proposal in proposals}.values()):
+        rest = [other for other in kept if other.edits != edits]
+        if not rest:
             break
-        rest = [other for other in kept if other is not proposal]
         session.apply(all_edits(rest))
         if not _missed(session, bench, out / f"without-{number}"):
             kept = rest
@@ -91,8 +93,8 @@ def worst_ratio(comparison: Comparison) -> float:
     return max((ratio_of(delta) for delta in comparison.sites), default=float("inf"))
 
 
-def _patch(proposal: Proposal, session: Session, read_back: Sequence[object]) -> Patch:
-    mine = tuple(item for item in session.read_back if any(_covers(edit.path, item.path) for edit in proposal.edits))
+def _patch(proposal: Proposal, session: Session, read_back: Sequence[ReadBack]) -> Patch:
+    mine = tuple(item for item in read_back if any(_covers(edit.path, item.path) for edit in proposal.edits))
     return Patch(
         knob=proposal.knob, backend=proposal.backend, value=proposal.value, edits=proposal.edits,
         code=render(proposal.edits, session.plan.backend_key), fixes=(proposal.knob,), note=proposal.note, read_back=mine,
@@ -102,7 +104,7 @@ def _patch(proposal: Proposal, session: Session, read_back: Sequence[object]) ->
 def _covers(pattern: str, path: str) -> bool:
     """Whether a concrete path was matched by an edit's path."""
     head, star, tail = pattern.partition("[*]")
-    return path == pattern or bool(star) and path.startswith(head + "[") and path.endswith(tail)
+    return path == pattern or (bool(star) and path.startswith(head + "[") and tail in path)
 
 
 def merge_fixes(patches: Sequence[Patch]) -> tuple[Patch, ...]:

@@ -1,0 +1,54 @@
+"""The verdict: never a pass by default."""
+
+import dataclasses
+
+import pytest
+
+from parity_audit.compare.deltas import Comparison
+from parity_audit.compare.verdict import first_divergence, judge_comparison
+from parity_audit.core.report import LogitsDelta, SiteDelta, Verdict
+
+
+def delta(site="logits", ratio=1.0, max_abs=1e-6):
+    return SiteDelta(site=site, layer=None, probe="short", max_abs=max_abs, rmse=max_abs, rel=max_abs, noise_ratio=ratio)
+
+
+LOGITS = LogitsDelta(max_abs=1e-6, mean_abs=1e-7, rmse=1e-7, rel=1e-7, noise_ratio=1.0, kl=0.0, top1_agreement=1.0)
+
+
+def comparison(*deltas, logits=LOGITS, **more):
+    return Comparison(sites=deltas, by_probe=deltas, logits=logits, **more)
+
+
+def test_parity_needs_every_site_within_the_floor():
+    assert judge_comparison(comparison(delta("embed"), delta(ratio=3.9)))[0] is Verdict.PARITY
+    assert judge_comparison(comparison(delta("embed"), delta(ratio=4.1)))[0] is Verdict.MISMATCH
+
+
+def test_exact_is_bit_identical_everywhere():
+    assert judge_comparison(comparison(delta(max_abs=0.0)))[0] is Verdict.EXACT
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        comparison(),
+        comparison(delta(), logits=None),
+        comparison(delta(ratio=None)),
+        comparison(delta(), non_finite=("short/embed: 1 NaN",)),
+    ],
+)
+def test_gaps_are_inconclusive(broken):
+    assert judge_comparison(broken)[0] is Verdict.INCONCLUSIVE
+
+
+def test_a_different_mask_is_a_mismatch_whatever_the_numbers_say():
+    assert judge_comparison(comparison(delta(), mask_mismatch=("short/blocks.0.attn_scores",)))[0] is Verdict.MISMATCH
+
+
+def test_first_divergence_follows_the_data():
+    sites = [delta("embed"), delta("blocks.0.z", ratio=9.0), delta("logits", ratio=99.0)]
+    first = first_divergence(comparison(*[dataclasses.replace(item) for item in sites]))
+
+    assert first is not None
+    assert first.site == "blocks.0.z"

@@ -1,0 +1,32 @@
+"""One cache for the whole test session: environments and synthetic checkpoints are made once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from parity_audit.core.types import Checkpoint
+from parity_audit.specs import miniature
+from parity_audit.specs.resolve import resolve_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache directory: the user's, where one is set, so that environments are not built twice."""
+    if "PARITY_AUDIT_CACHE" not in os.environ:
+        os.environ["PARITY_AUDIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    return Path(os.environ["PARITY_AUDIT_CACHE"])
+
+
+@pytest.fixture(scope="session")
+def gemma(cache: Path) -> Checkpoint:
+    """The Gemma-2 miniature."""
+    return miniature.make(resolve_model("gemma-2-2b-it"), root=cache / "synthetic")
+
+
+@pytest.fixture(scope="session")
+def llama(cache: Path) -> Checkpoint:
+    """The Llama-3.2 miniature."""
+    return miniature.make(resolve_model("meta-llama/Llama-3.2-1B"), root=cache / "synthetic")

@@ -1,0 +1,53 @@
+"""Spec files: what is shipped is valid, and every mistake names file, line and key."""
+
+from pathlib import Path
+
+import pytest
+
+from parity_audit.core.errors import SpecError, UsageError
+from parity_audit.specs.load import list_specs, load_spec
+
+
+def test_shipped_specs_are_valid():
+    assert {spec.architecture for spec in list_specs()} >= {"Gemma2ForCausalLM", "LlamaForCausalLM"}
+
+
+def _error(tmp_path: Path, text: str) -> SpecError:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    assert str(path) in caught.value.where
+    return caught.value
+
+
+def test_unknown_key_names_line_and_nearest(tmp_path):
+    error = _error(tmp_path, "architecture: X\nknobs:\n  attention.softcap:\n    valeu: '50'\n")
+
+    assert error.where.split()[0].endswith(":4:5")
+    assert "value" in error.hint
+
+
+def test_duplicate_key(tmp_path):
+    assert "duplicate" in _error(tmp_path, "architecture: X\narchitecture: Y\n").message.lower()
+
+
+def test_broken_yaml_names_the_line(tmp_path):
+    assert ":2:" in _error(tmp_path, "architecture: [X\nknobs: {\n").where
+
+
+def test_python_tags_are_refused(tmp_path):
+    _error(tmp_path, "architecture: !!python/object/apply:os.system ['true']\n")
+
+
+def test_extends_in_a_circle(tmp_path):
+    (tmp_path / "a.yaml").write_text("architecture: A\nextends: b\n")
+    (tmp_path / "b.yaml").write_text("architecture: B\nextends: a\n")
+    with pytest.raises(SpecError, match="circle"):
+        load_spec(tmp_path / "a.yaml")
+
+
+def test_unknown_spec_suggests_the_nearest():
+    with pytest.raises(UsageError) as caught:
+        load_spec("gema2")
+    assert "gemma2" in caught.value.hint

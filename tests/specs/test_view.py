@@ -1,0 +1,99 @@
+"""Knob values of released models, from the releases' own documents."""
+
+import math
+
+import pytest
+
+from parity_audit.core.errors import UsageError
+from parity_audit.specs.resolve import resolve_model
+from parity_audit.specs.rope import rope_table
+from parity_audit.specs.view import dims, edits, knob_values, not_visible, taps, weight_taps
+
+
+def values(name):
+    model = resolve_model(name)
+    return {knob: known.value for knob, known in knob_values(model.spec, model.config).items()}
+
+
+@pytest.mark.parametrize(("name", "scale"), [("gemma-2-2b-it", 16.0), ("gemma-2-9b", 16.0), ("gemma-2-27b", 12.0)])
+def test_gemma_2_attention_scale(name, scale):
+    assert values(name)["attention.scale"] == scale
+
+
+def test_gemma_2_constants():
+    known = values("google/gemma-2-2b-it")
+
+    assert known["attention.softcap"] == 50.0
+    assert known["logits.softcap"] == 30.0
+    assert known["embed.scale"] == math.sqrt(2304)
+    assert known["norm.offset"] == 1.0
+
+
+def test_gemma_2_windows_are_on_even_layers():
+    model = resolve_model("gemma-2-2b")
+    assert knob_values(model.spec, model.config)["attention.window"].layers == tuple(range(0, 26, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "theta", "factor"),
+    [("Llama-2-7b", 1e4, None), ("llama-3-8b", 5e5, None), ("Llama-3.1-8B", 5e5, 8.0), ("LLAMA-3.2-1b", 5e5, 32.0)],
+)
+def test_llama_rotary_constants(name, theta, factor):
+    known = values(name)
+
+    assert known["rope.theta"] == theta
+    assert (known["rope.scaling"] or {}).get("factor") == factor
+
+
+def test_unknown_model_suggests_the_nearest():
+    with pytest.raises(UsageError) as caught:
+        resolve_model("gemma-2-2b-itt")
+    assert "gemma-2-2b-it" in caught.value.hint
+
+
+def test_llama3_table_leaves_fast_pairs_and_divides_slow_ones():
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192}  # fmt: skip
+    plain, scaled = rope_table(5e5, None, 64), rope_table(5e5, scaling, 64)
+
+    assert scaled[0] == plain[0]
+    assert scaled[-1] == pytest.approx(plain[-1] / 32)
+    assert all(p / 32 <= s <= p for p, s in zip(plain, scaled, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["hf", "hooked_transformer", "transformer_bridge", "vllm"])
+@pytest.mark.parametrize("name", ["gemma-2-2b-it", "Llama-3.2-1B"])
+def test_every_backend_shows_or_explains_every_site(backend, name):
+    model = resolve_model(name)
+    reference = {tap.site for tap in taps(model.spec, "hf", model.config, "5.19.0")}
+
+    shown = {tap.site for tap in taps(model.spec, backend, model.config, "")}
+    explained = {item.site for item in not_visible(model.spec, backend, model.config, "")}
+
+    assert shown | explained == reference
+    assert not shown & explained
+
+
+@pytest.mark.parametrize("backend", ["hf", "hooked_transformer", "transformer_bridge", "vllm"])
+def test_every_backend_shows_every_weight(backend):
+    model = resolve_model("gemma-2-2b-it")
+    names = {tap.name for tap in weight_taps(model.spec, "hf", model.config, "5.19.0")}
+    missing = names - {tap.name for tap in weight_taps(model.spec, backend, model.config, "")}
+
+    assert missing <= {"lm_head.weight"}
+
+
+def test_a_scaling_patch_uses_the_theta_that_is_being_patched_too():
+    model = resolve_model("Llama-3.2-1B")
+    made = edits(
+        model.spec, "hooked_transformer", "rope.scaling", model.config["rope_scaling"], model.config, "2.8.0",
+        {"rope.theta": 500000.0},
+    )  # fmt: skip
+
+    assert made is not None
+    assert made[0].value["inv_freq"] == rope_table(5e5, model.config["rope_scaling"], 64)
+
+
+def test_sizes_come_from_the_config():
+    model = resolve_model("gemma-2-2b-it")
+    assert dims(model.spec, model.config)["d_head"] == 256
