@@ -25,10 +25,17 @@ from parity_audit.core.report import Candidate, Report
 from parity_audit.core.types import BackendRef, Checkpoint, NotTested
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.selfcheck import reference_notes
-from parity_audit.envs.build import default_candidates
+from parity_audit.envs.build import default_candidates, list_envs, python_for
+from parity_audit.envs.build import remove_env as delete_env
+from parity_audit.envs.health import health
+from parity_audit.envs.recipes import table
 from parity_audit.repair.candidate import Reference, audit_candidate
 from parity_audit.repair.outcome import exit_code_of, failed_candidate, side_of, this_machine
 from parity_audit.report.files import write_report
+from parity_audit.specs.load import list_specs
+from parity_audit.specs.resolve import resolve_model
+from parity_audit.specs.schema import Spec
+from parity_audit.specs.view import knob_values
 
 BackendLike = str | BackendRef
 ON_GPU = "nothing was run on a GPU"
@@ -274,3 +281,65 @@ def _same_tokens(reference: Capture, candidate: Capture) -> None:
                 f"probe `{probe.name}` has different tokens in the two captures", code="different-tokens",
                 hint="take both captures with the same model, --seed and --probe",
             )  # fmt: skip
+
+
+def specs() -> tuple[Spec, ...]:
+    """Every shipped spec."""
+    return list_specs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownSpec:
+    """A model's constants: (knob, value, backends that can set it)."""
+
+    repo_id: str
+    spec: Spec
+    knobs: tuple[tuple[str, object, tuple[str, ...]], ...]
+
+
+def show_spec(model: str) -> ShownSpec:
+    """The constants of a model and where they can be set. Raises UsageError for an unknown model."""
+    resolved = resolve_model(model)
+    values = knob_values(resolved.spec, resolved.config)
+    backends = resolved.spec.content.backends
+    rows = tuple(
+        (knob, known.value, tuple(name for name, part in backends.items() if (item := part.knobs.get(knob)) and item.edits))
+        for knob, known in values.items()
+    )
+    return ShownSpec(repo_id=resolved.repo_id, spec=resolved.spec, knobs=rows)
+
+
+def envs() -> list[tuple[str, str, int]]:
+    """(key, backend, bytes) of every environment on disk."""
+    return list_envs()
+
+
+def tested_releases() -> list[tuple[str, list[str]]]:
+    """Releases with a tested recipe, by backend."""
+    return [(name, entry["known"]) for name, entry in table()["backends"].items()]
+
+
+def create_env(backend: BackendLike, *, device: str = "cpu", progress: Progress = SILENT) -> str:
+    """Make the environment of a backend; returns its interpreter. Raises EnvFailed."""
+    return python_for(_ref(backend), device=device, progress=progress).python
+
+
+def remove_env(key: str) -> None:
+    """Delete an environment. Raises UsageError when there is none of that name."""
+    if not delete_env(key):
+        known = ", ".join(name for name, _, _ in list_envs())
+        raise UsageError(f"no environment `{key}`", code="unknown-env", expected=known or "none is there")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of `doctor`."""
+
+    name: str
+    ok: bool
+    why: str
+
+
+def doctor() -> list[Check]:
+    """What can run here, and why not."""
+    return [Check(name=name, ok=ok, why=why) for name, ok, why in health()]

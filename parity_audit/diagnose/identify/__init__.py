@@ -1,1 +1,1 @@
-"""One file per knob family: `fit(evidence)` reads a constant off one side's activations; the maths is in each docstring."""
+"""One file per knob family: `fit(evidence)` reads constants off one side's activations, its maths in the docstring."""

@@ -1,0 +1,175 @@
+"""`parity-audit`: parse, call the api, render, exit. No logic lives here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+
+from parity_audit import __version__
+from parity_audit.cli.errors import guarded
+from parity_audit.cli.progress import progress_for
+from parity_audit.cli.sections import doctor, envs, specs
+
+EXAMPLES = """
+Examples:
+
+    parity-audit gemma-2-2b-it --miniature
+
+    parity-audit gemma-2-2b-it -r hf==4.43.2,attn_implementation=sdpa -c transformer_lens==2.3.0 --miniature
+
+    parity-audit ./my-checkpoint -c vllm --device cuda --json > report.json
+
+Exit codes: 0 parity, 1 mismatch, 2 wrong usage, 3 could not compare reliably, 130 Ctrl-C.
+"""
+
+
+class _DefaultGroup(typer.core.TyperGroup):
+    """`parity-audit MODEL` is `parity-audit audit MODEL`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = ["audit", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_DefaultGroup, help="Is a model port computing the same function as its reference?", epilog=EXAMPLES,
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+)  # fmt: skip
+app.add_typer(specs, name="specs")
+app.add_typer(envs, name="envs")
+app.command()(doctor)
+
+Model = Annotated[str, typer.Argument(help="Hub id, alias or local directory, for example `gemma-2-2b-it`.")]
+Candidates = Annotated[
+    Optional[list[str]],
+    typer.Option("--candidate", "-c", help="BACKEND to judge: name[==version][,key=value...]. Repeatable. Default: all that run."),
+]
+ReferenceOption = Annotated[str, typer.Option("--reference", "-r", help="BACKEND that is believed.")]
+Miniature = Annotated[bool, typer.Option("--miniature", help="Seeded tiny weights with the real constants: no hub, no GPU.")]
+Synthetic = Annotated[Optional[str], typer.Option(help="Seeded weights: mini (= --miniature), small (~150M) or full.")]
+Seed = Annotated[int, typer.Option(help="Seed of synthetic weights.")]
+Weights = Annotated[Optional[Path], typer.Option(help="Directory with config.json and *.safetensors.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16. Only float32 can prove a port right.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Probes = Annotated[Optional[list[str]], typer.Option("--probe", help="Run only these probes. Repeatable.")]
+Target = Annotated[float, typer.Option(help="Max-abs logit difference that a repair should reach.")]
+NoRepair = Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")]
+NoInstall = Annotated[bool, typer.Option("--no-install", help="Never create an environment.")]
+AcceptPatched = Annotated[bool, typer.Option("--accept-patched", help="Exit 0 when a verified patch reaches parity.")]
+Tf32 = Annotated[bool, typer.Option("--tf32", help="Allow TF32 on the GPU, to see what it costs.")]
+Out = Annotated[Optional[Path], typer.Option(help="Directory for the report and the logs.")]
+Format = Annotated[str, typer.Option("--format", help="What to print: terminal, markdown or json.")]
+Json = Annotated[bool, typer.Option("--json", help="The report as JSON on stdout, nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and only the verdicts.")]
+
+
+@app.command(epilog=EXAMPLES)
+@guarded
+def audit(
+    model: Model,
+    candidate: Candidates = None,
+    reference: ReferenceOption = "hf",
+    miniature: Miniature = False,
+    synthetic: Synthetic = None,
+    seed: Seed = 0,
+    weights: Weights = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    probe: Probes = None,
+    target: Target = 1e-5,
+    no_repair: NoRepair = False,
+    no_install: NoInstall = False,
+    accept_patched: AcceptPatched = False,
+    tf32: Tf32 = False,
+    out: Out = None,
+    format: Format = "terminal",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Run MODEL through every backend, say which agree, why the others do not, and what repairs them."""
+    from parity_audit import api
+    from parity_audit.cli.show import show
+
+    with progress_for(quiet=quiet or json) as progress:
+        report = api.audit(
+            model, candidates=candidate, reference=reference, miniature=_size(miniature, synthetic), seed=seed,
+            weights=weights, dtype=dtype, device=device, probes=probe, target=target, repair=not no_repair, out=out,
+            install=not no_install, tf32=tf32, accept_patched=accept_patched, progress=progress,
+        )  # fmt: skip
+    show(report, "json" if json else format, quiet=quiet)
+    return report.exit_code
+
+
+@app.command()
+@guarded
+def capture(
+    model: Model,
+    backend: Annotated[str, typer.Option("--backend", "-b", help="BACKEND to capture.")] = "hf",
+    out: Annotated[Path, typer.Option(help="Directory for the capture.")] = Path("capture"),
+    judge: Annotated[bool, typer.Option("--judge", help="Also the true-float64 run, into OUT/judge.")] = False,
+    miniature: Miniature = False,
+    synthetic: Synthetic = None,
+    seed: Seed = 0,
+    weights: Weights = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    probe: Probes = None,
+    no_install: NoInstall = False,
+    tf32: Tf32 = False,
+    quiet: Quiet = False,
+) -> int:
+    """Run MODEL through one backend and keep what it computed, as safetensors with a JSON manifest."""
+    from parity_audit import api
+
+    with progress_for(quiet=quiet) as progress:
+        taken = api.capture(
+            model, backend, out=out, miniature=_size(miniature, synthetic), seed=seed, weights=weights, dtype=dtype,
+            device=device, probes=probe, install=not no_install, tf32=tf32, judge=judge, progress=progress,
+        )  # fmt: skip
+    Console(stderr=True).print(f"captured into {taken}", markup=False, highlight=False)
+    return 0
+
+
+@app.command()
+@guarded
+def diff(
+    reference: Annotated[Path, typer.Argument(help="Capture that is believed.")],
+    candidate: Annotated[Path, typer.Argument(help="Capture to judge.")],
+    judge: Annotated[Optional[Path], typer.Option(help="Float64 capture; default REFERENCE/judge where it exists.")] = None,
+    format: Format = "terminal",
+    json: Json = False,
+) -> int:
+    """Compare two captures on disk, whoever wrote them."""
+    from parity_audit import api
+    from parity_audit.cli.show import show
+
+    report = api.diff(reference, candidate, judge=judge)
+    show(report, "json" if json else format)
+    return report.exit_code
+
+
+def _size(miniature: bool, synthetic: str | None) -> str | None:
+    return synthetic or ("mini" if miniature else None)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"parity-audit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Is a model port computing the same function as its reference?"""
+
+
+def main() -> None:
+    """Console script."""
+    sys.exit(app())
