@@ -1,0 +1,61 @@
+"""Paths into live objects, and edits that can be undone."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from parity_audit.backends.edits import LiveEdits
+from parity_audit.backends.paths import NoSuchPath, get, matches
+from parity_audit.core.types import Edit
+
+
+def model():
+    attns = [SimpleNamespace(scale=1.0, mask=torch.ones(6, 6, dtype=torch.bool).tril(), attn_type="global",
+                             rotary_sin=torch.zeros(5, 4), rotary_cos=torch.zeros(5, 4)) for _ in range(2)]  # fmt: skip
+    return SimpleNamespace(cfg=SimpleNamespace(cap=50.0), blocks=[SimpleNamespace(attn=attn) for attn in attns])
+
+
+def test_star_means_every_element():
+    assert [path for path, _ in matches(model(), "blocks[*].attn.scale")] == ["blocks[0].attn.scale", "blocks[1].attn.scale"]
+
+
+def test_a_missing_path_says_where_it_ends():
+    with pytest.raises(NoSuchPath, match="`sale`.*blocks"):
+        get(model(), "blocks[0].attn.sale")
+
+
+def test_edits_are_read_back_and_undone():
+    live, root = LiveEdits(), model()
+    read = live.bring_to(root, (Edit(op="set", path="blocks[*].attn.scale", value=[2.0, 3.0]), Edit(path="cfg.cap", op="set")))
+
+    assert [(item.before, item.after) for item in read] == [(1.0, 2.0), (1.0, 3.0), (50.0, None)]
+
+    live.bring_to(root, ())
+
+    assert [value for _, value in matches(root, "blocks[*].attn.scale")] == [1.0, 1.0]
+    assert root.cfg.cap == 50.0
+
+
+def test_a_failing_edit_leaves_nothing_behind():
+    live, root = LiveEdits(), model()
+    with pytest.raises(NoSuchPath):
+        live.bring_to(root, (Edit(op="set", path="cfg.cap", value=1.0), Edit(op="set", path="cfg.nothing.x", value=1)))
+
+    assert root.cfg.cap == 50.0
+
+
+def test_rotary_tables_are_sines_of_position_times_frequency():
+    live, root = LiveEdits(), model()
+    live.bring_to(root, (Edit(op="rotary_tables", path="blocks[*].attn", value={"inv_freq": [1.0, 0.25]}),))
+    angles = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.25, 1.0, 0.25])
+
+    assert torch.allclose(root.blocks[1].attn.rotary_sin, angles.sin())
+
+
+def test_windows_keep_that_many_keys():
+    live, root = LiveEdits(), model()
+    live.bring_to(root, (Edit(op="causal_windows", path="blocks[*].attn", value=[3, None]),))
+
+    assert root.blocks[0].attn.mask.sum(-1).tolist() == [1, 2, 3, 3, 3, 3]
+    assert root.blocks[1].attn.mask.sum(-1).tolist() == [1, 2, 3, 4, 5, 6]
