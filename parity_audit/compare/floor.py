@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import torch
 
-PARITY_RATIO = 4.0
-WARN_RATIO = 3.0
-
 _DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parity_audit.compare.deltas import Comparison
-from parity_audit.compare.floor import PARITY_RATIO, WARN_RATIO
+from parity_audit.core.limits import WARN_SHARE, limit_of
 from parity_audit.core.report import SiteDelta, Verdict
 
 REQUIRED = "logits"
@@ -27,12 +27,12 @@ def judge_comparison(comparison: Comparison) -> tuple[Verdict, str]:
 
 
 def _against_floor(comparison: Comparison) -> tuple[Verdict, str]:
-    wrong = [delta for delta in comparison.sites if ratio_of(delta) > PARITY_RATIO]
+    wrong = [delta for delta in comparison.sites if share_of_limit(delta) > 1.0]
     if wrong:
         first = wrong[0]
-        return Verdict.MISMATCH, f"{ratio_of(first):.3g}x the noise floor at {first.site} (limit {PARITY_RATIO:g}x)"
-    top = max(comparison.sites, key=ratio_of)
-    near = "; close to the limit" if ratio_of(top) > WARN_RATIO else ""
+        return Verdict.MISMATCH, f"{ratio_of(first):.3g}x the noise floor at {first.site} (limit {limit_of(first.site):g}x)"
+    top = max(comparison.sites, key=share_of_limit)
+    near = f"; close to the limit of {limit_of(top.site):g}x" if share_of_limit(top) > WARN_SHARE else ""
     return Verdict.PARITY, f"at most {ratio_of(top):.2g}x the noise floor (at {top.site}){near}"
 
 
@@ -41,6 +41,11 @@ def ratio_of(delta: SiteDelta) -> float:
     return float("inf") if delta.noise_ratio is None else delta.noise_ratio
 
 
+def share_of_limit(delta: SiteDelta) -> float:
+    """The noise ratio over what counts as rounding at that site; above 1 it does not."""
+    return ratio_of(delta) / limit_of(delta.site)
+
+
 def first_divergence(comparison: Comparison) -> SiteDelta | None:
     """The first site, in the order of the data, that the floor does not explain."""
-    return next((delta for delta in comparison.sites if ratio_of(delta) > PARITY_RATIO), None)
+    return next((delta for delta in comparison.sites if share_of_limit(delta) > 1.0), None)

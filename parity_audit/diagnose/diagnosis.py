@@ -10,8 +10,7 @@ from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture, wanted
 from parity_audit.compare.deltas import Comparison, layer_of
-from parity_audit.compare.floor import PARITY_RATIO
-from parity_audit.compare.verdict import ratio_of
+from parity_audit.compare.verdict import share_of_limit
 from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
@@ -87,13 +86,13 @@ def _replay(
 
 def _diverging_long_probes(case: Case) -> list[Probe]:
     """Long probes that the floor does not explain."""
-    wrong = {delta.probe for delta in case.comparison.by_probe if ratio_of(delta) > PARITY_RATIO}
+    wrong = {delta.probe for delta in case.comparison.by_probe if share_of_limit(delta) > 1.0}
     return [probe for probe in case.probes if probe.sites != "all" and probe.name in wrong]
 
 
 def _layers_to_detail(comparison: Comparison, probe: Probe) -> set[int]:
     """Every layer with a diverging site on this probe; errors are inherited, so later layers come along."""
-    wrong = [delta for delta in comparison.by_probe if delta.probe == probe.name and ratio_of(delta) > PARITY_RATIO]
+    wrong = [delta for delta in comparison.by_probe if delta.probe == probe.name and share_of_limit(delta) > 1.0]
     return {layer for delta in wrong if (layer := layer_of(delta.site)) is not None}
 
 

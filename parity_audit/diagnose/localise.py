@@ -15,7 +15,8 @@ from collections.abc import Iterable
 
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.deltas import rmse_to_forced, site_order
-from parity_audit.compare.floor import PARITY_RATIO, noise_ratio
+from parity_audit.compare.floor import noise_ratio
+from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
 
 COMPONENT_OF = {
@@ -77,11 +78,11 @@ def with_introduced(deltas: Iterable[SiteDelta], ratios: dict[tuple[str, str], f
     return tuple(dataclasses.replace(delta, introduced_ratio=worst.get(delta.site)) for delta in deltas)
 
 
-def suspects(ratios: dict[tuple[str, str], float], limit: float = PARITY_RATIO) -> dict[str, set[int | None]]:
+def suspects(ratios: dict[tuple[str, str], float]) -> dict[str, set[int | None]]:
     """Components that introduce more error than the floor explains, with the layers where they do."""
     found: dict[str, set[int | None]] = {}
     for (_, site), ratio in ratios.items():
-        if ratio > limit:
+        if ratio > limit_of(site):
             layer = int(site.split(".")[1]) if site.startswith("blocks.") else None
             found.setdefault(component_of(site), set()).add(layer)
     return found

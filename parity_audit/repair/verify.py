@@ -11,8 +11,7 @@ from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture
 from parity_audit.compare.deltas import Comparison, compare
-from parity_audit.compare.floor import PARITY_RATIO
-from parity_audit.compare.verdict import judge_comparison, ratio_of
+from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Patch, Patched, Verdict
 from parity_audit.core.types import Probe, ReadBack
@@ -80,17 +79,15 @@ def _missed(session: Session, bench: Bench, out: Path) -> bool:
             continue
         capture = take_capture(session, probes, out / name)
         reference = bench.reference.only(probes)
-        if worst_ratio(compare(capture, reference, bench.judge, dtype=bench.dtype)) > PARITY_RATIO:
+        if departs(compare(capture, reference, bench.judge, dtype=bench.dtype)):
             return True
     return False
 
 
-def worst_ratio(comparison: Comparison) -> float:
-    """The largest noise ratio of a comparison; infinite when it is not a clean pass for another reason."""
+def departs(comparison: Comparison) -> bool:
+    """Whether a comparison is anything but a clean pass."""
     verdict, _ = judge_comparison(comparison)
-    if verdict not in (Verdict.PARITY, Verdict.EXACT, Verdict.MISMATCH) or comparison.mask_mismatch:
-        return float("inf")
-    return max((ratio_of(delta) for delta in comparison.sites), default=float("inf"))
+    return verdict not in (Verdict.PARITY, Verdict.EXACT)
 
 
 def _patch(proposal: Proposal, session: Session, read_back: Sequence[ReadBack]) -> Patch:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from parity_audit.core.limits import PARITY_RATIO
 from parity_audit.core.report import Candidate, Finding, LogitsDelta, SiteDelta, Verdict
 from parity_audit.core.types import NotTested, NotVisible
 
-LIMIT = 4.0
 BAR_WIDTH = 20
 BAR_DECADES = 6.0
 
@@ -45,7 +45,7 @@ def ratio(value: float | None) -> str:
 
 def bar(value: float | None) -> str:
     """Noise ratio on a logarithmic scale, six decades wide; the limit of 4 is the `|`."""
-    limit = round(BAR_WIDTH * math.log10(LIMIT) / BAR_DECADES)
+    limit = round(BAR_WIDTH * math.log10(PARITY_RATIO) / BAR_DECADES)
     filled = 0 if not value or value <= 1 else min(BAR_WIDTH, math.ceil(BAR_WIDTH * math.log10(value) / BAR_DECADES))
     cells = ["#" if cell < filled else "." for cell in range(BAR_WIDTH)]
     cells.insert(limit, "|")

@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Candidate, Patch, Report, Verdict
 from parity_audit.report import lines
 
@@ -100,7 +101,7 @@ def _table(candidate: Candidate) -> Table:
     table.add_column("introduced", justify="right", no_wrap=True)
     table.add_column("1x |4x  to 1e6x", no_wrap=True)
     for delta in lines.table_sites(candidate):
-        wrong = delta.noise_ratio is None or delta.noise_ratio > lines.LIMIT
+        wrong = delta.noise_ratio is None or delta.noise_ratio > limit_of(delta.site)
         table.add_row(
             delta.site, lines.number(delta.max_abs), lines.ratio(delta.noise_ratio), lines.ratio(delta.introduced_ratio),
             lines.bar(delta.noise_ratio), style="red" if wrong else "",

@@ -1,0 +1,19 @@
+"""How many noise floors are still rounding, by site.
+
+What reaches the residual stream and the logits is held to 4. Inside a block, kernels differ by design (online
+softmax, vectorised exp and tanh) and one of them may round several times more than an unusually accurate
+reference; 16 is the limit there. A real error of that size still shows, because it does not stay inside.
+"""
+
+from __future__ import annotations
+
+PARITY_RATIO = 4.0
+INNER_RATIO = 16.0
+WARN_SHARE = 0.75
+
+OUTER = ("embed", "resid_pre", "resid_mid", "resid_post", "ln_final.out", "logits")
+
+
+def limit_of(site: str) -> float:
+    """The largest noise ratio that counts as rounding at a site."""
+    return PARITY_RATIO if site.endswith(OUTER) else INNER_RATIO

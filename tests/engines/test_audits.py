@@ -1,0 +1,211 @@
+"""Whole audits on real engines: clean ports pass, two historical releases are named, repaired and verified."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import parity_audit
+from parity_audit.core.report import Report, Verdict
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
+LLAMA = "meta-llama/Llama-3.2-1B"
+AGREE = 2e-5
+
+
+def audit(tmp_path: Path, model: str, reference: str, *candidates: str, **more) -> Report:
+    return parity_audit.audit(
+        model, reference=reference, candidates=candidates, miniature="mini", out=tmp_path / "out", **more
+    )
+
+
+@pytest.mark.parametrize("model", ["gemma-2-2b-it", LLAMA])
+def test_clean_ports_are_at_parity_without_a_finding(model, tmp_path):
+    report = audit(tmp_path, model, "hf", "transformer_lens", "vllm")
+
+    assert [candidate.verdict in (Verdict.EXACT, Verdict.PARITY) for candidate in report.candidates] == [True, True]
+    assert [candidate.findings for candidate in report.candidates] == [(), ()]
+    assert report.exit_code == 0
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["exit_code"] == 0
+
+
+@pytest.fixture(scope="module")
+def gemma_2024(tmp_path_factory):
+    out = tmp_path_factory.mktemp("gemma")
+    return audit(out, "gemma-2-2b-it", "hf==4.43.2,attn_implementation=sdpa", "transformer_lens==2.3.0")
+
+
+def findings(report):
+    return {finding.knob: finding for finding in report.candidates[0].findings}
+
+
+def test_gemma_2_in_2024_is_named(gemma_2024):
+    found = findings(gemma_2024)
+
+    assert gemma_2024.exit_code == 1
+    assert found["attention.scale"].reference_value == pytest.approx(16, rel=1e-4)
+    assert found["attention.scale"].candidate_value == pytest.approx(224**0.5, rel=1e-4)
+    assert found["attention.scale"].departs_from_spec == "candidate"
+    assert found["attention.softcap"].reference_value is None
+    assert found["attention.softcap"].candidate_value == pytest.approx(50, rel=1e-3)
+    assert found["attention.softcap"].departs_from_spec == "reference"
+
+
+def test_gemma_2_in_2024_had_its_windows_on_the_wrong_layers(gemma_2024):
+    """The release's own table says so: `attn_types` begins with global, and Gemma-2 begins with a window."""
+    found = findings(gemma_2024)
+
+    assert found.keys() == {"attention.scale", "attention.softcap", "attention.window"}
+    assert found["attention.window"].candidate_value["by_layer"] == {"0": None, "1": 4096, "2": None, "3": 4096}
+    assert found["attention.window"].reference_value["by_layer"] == {"0": 4096, "1": None, "2": 4096, "3": None}
+
+
+def test_gemma_2_in_2024_is_repaired(gemma_2024):
+    patched = gemma_2024.candidates[0].patched
+
+    assert patched.verdict is Verdict.PARITY
+    assert patched.logits.max_abs <= AGREE
+    assert {fix for patch in gemma_2024.candidates[0].patches for fix in patch.fixes} == findings(gemma_2024).keys()
+
+
+def test_every_patch_was_read_back(gemma_2024):
+    scale = next(patch for patch in gemma_2024.candidates[0].patches if "attention.scale" in patch.fixes)
+
+    assert {item.after for item in scale.read_back} == {16.0}
+    assert {item.path for item in scale.read_back} >= {"cfg.attn_scale", "blocks[0].attn.attn_scale"}
+
+
+def test_the_printed_patch_works_when_pasted(gemma_2024, tmp_path, gemma):
+    """A plain script with that release: load, paste, and the scale of the live module is the reference's."""
+    from parity_audit.envs.build import python_for
+    from parity_audit.core.backend_ref import parse_backend
+
+    code = "\n".join(patch.code for patch in gemma_2024.candidates[0].patches)
+    script = tmp_path / "pasted.py"
+    script.write_text(PASTE.format(code=code, config=gemma.path))
+    python = python_for(parse_backend("transformer_lens==2.3.0")).python
+    environ = {**os.environ, "HF_HOME": gemma.hf_home, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([python, "-I", str(script)], capture_output=True, text=True, env=environ)
+
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) <= AGREE
+
+
+PASTE = """
+import json, torch
+import transformers
+from transformer_lens import HookedTransformer, loading_from_pretrained as tables
+original = tables.convert_hf_model_config
+config = json.load(open({config!r} + "/config.json"))
+def sizes(*args, **kwargs):
+    return dict(original(*args, **kwargs), d_model=config["hidden_size"], n_layers=4, n_heads=4, n_key_value_heads=2,
+                d_mlp=config["intermediate_size"], d_vocab=config["vocab_size"], attn_types=["global", "local"] * 2)
+tables.convert_hf_model_config = sizes
+name = "google/gemma-2-2b-it"
+model = HookedTransformer.from_pretrained_no_processing(name, device="cpu")
+{code}
+tokens = torch.arange(8, 136)[None]
+hf = transformers.AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa", torch_dtype=torch.float32)
+with torch.no_grad():
+    print((model(tokens) - hf(tokens).logits).abs().max().item())
+"""
+
+
+def test_against_eager_the_soft_cap_is_no_finding(tmp_path):
+    report = audit(tmp_path, "gemma-2-2b-it", "hf==4.43.2,attn_implementation=eager", "transformer_lens==2.3.0")
+
+    assert "attention.softcap" not in findings(report)
+    assert findings(report)["attention.scale"].candidate_value == pytest.approx(224**0.5, rel=1e-4)
+    assert report.candidates[0].patched.verdict is Verdict.PARITY
+    assert report.candidates[0].patched.logits.max_abs <= AGREE
+
+
+def test_llama_3_2_in_2024(tmp_path):
+    report = audit(tmp_path, LLAMA, "hf==4.45.2", "transformer_lens==2.8.0")
+    found = findings(report)
+
+    assert report.exit_code == 1
+    assert found.keys() == {"rope.theta", "rope.scaling"}
+    assert found["rope.theta"].reference_value == pytest.approx(500000, rel=1e-3)
+    assert found["rope.theta"].candidate_value == pytest.approx(10000, rel=1e-3)
+    assert found["rope.scaling"].reference_value["factor"] == pytest.approx(32, rel=1e-2)
+    assert found["rope.scaling"].candidate_value is None
+    assert report.candidates[0].patched.verdict is Verdict.PARITY
+    assert report.candidates[0].patched.logits.max_abs <= AGREE
+    assert "tables" in report.candidates[0].patches[0].note
+
+
+def test_sdpa_drops_the_soft_cap_of_gemma_2(tmp_path):
+    report = audit(tmp_path, "gemma-2-2b-it", "hf", "hf,attn_implementation=sdpa")
+    found = findings(report)
+
+    assert found.keys() == {"attention.softcap"}
+    assert found["attention.softcap"].candidate_value is None
+    assert found["attention.softcap"].reference_value == pytest.approx(50, rel=1e-3)
+    assert "eager" in report.candidates[0].patches[0].code
+    assert report.candidates[0].patched.verdict in (Verdict.EXACT, Verdict.PARITY)
+
+
+def test_killing_one_backend_spares_the_other(tmp_path):
+    """Kill -9 the vLLM worker: the other result is complete, the report says what died, exit 3, no process is left."""
+    command = [
+        sys.executable, "-m", "parity_audit", "gemma-2-2b-it", "--miniature", "--out", str(tmp_path), "-c", "transformer_lens",
+        "-c", "vllm", "--probe", "short", "--probe", "ragged", "--json",
+    ]  # fmt: skip
+    audit = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    victim = wait_for_worker("vllm", audit)
+    os.kill(victim, signal.SIGKILL)
+    stdout, stderr = audit.communicate(timeout=600)
+    report = json.loads(stdout)
+    verdicts = {candidate["backend"]: candidate for candidate in report["candidates"]}
+
+    assert audit.returncode == 3, stderr
+    assert verdicts["transformer_lens"]["verdict"] in ("exact", "parity")
+    assert verdicts["transformer_lens"]["logits"] is not None
+    assert verdicts["vllm"]["verdict"] == "error"
+    assert "SIGKILL" in verdicts["vllm"]["why"]
+    assert workers_of(audit.pid) == []
+
+
+def test_ctrl_c_leaves_no_worker(tmp_path):
+    command = [sys.executable, "-m", "parity_audit", "gemma-2-2b-it", "--miniature", "--out", str(tmp_path), "-c", "vllm"]
+    audit = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for_worker("hf", audit)
+    audit.send_signal(signal.SIGINT)
+    _, stderr = audit.communicate(timeout=60)
+
+    assert audit.returncode == 130
+    assert "interrupted" in stderr
+    assert workers_of(audit.pid) == []
+
+
+def wait_for_worker(backend: str, parent: subprocess.Popen[str], seconds: float = 900) -> int:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and parent.poll() is None:
+        for pid, command in workers_of(parent.pid):
+            if command[-1] == backend:
+                time.sleep(2.0)
+                return pid
+        time.sleep(0.1)
+    raise AssertionError(f"no {backend} worker was started")
+
+
+def workers_of(parent: int) -> list[tuple[int, list[str]]]:
+    """(pid, command line) of every worker process of this user that is a child of `parent` or was orphaned."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().decode().split("\0")[:-1]
+            owner = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+        if owner in (parent, 1) and any("worker-" in part and part.endswith(".pyz") for part in command):
+            found.append((int(folder.name), command))
+    return found
