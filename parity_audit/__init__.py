@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from parity_audit.core.version import __version__
+
 __all__ = ["__version__", "audit", "capture", "diff"]
 
 if TYPE_CHECKING:

@@ -199,7 +199,9 @@ def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool
     refs = [_ref(item) for item in wanted] if wanted else default_candidates(device, install=install)
     if not refs:
         raise UsageError(
-            "no candidate can run here", code="no-candidate", hint="run `parity-audit doctor`, or name one with --candidate"
+            "no candidate can run here",
+            code="no-candidate",
+            hint="run `parity-audit doctor`, or name one with --candidate",
         )
     return refs
 
@@ -215,9 +217,7 @@ def _take_reference(session: Session, run: _Run) -> Reference:
     return Reference(session=session, capture=taken, judge=judge, probes=probes, dtype=run.plan.dtype)
 
 
-def _judge_all(
-    refs: Sequence[BackendRef], truth: Reference, run: _Run
-) -> tuple[list[Candidate], list[Capture]]:
+def _judge_all(refs: Sequence[BackendRef], truth: Reference, run: _Run) -> tuple[list[Candidate], list[Capture]]:
     """Every candidate in turn; one that fails is reported, and the others go on."""
     results: list[Candidate] = []
     captures = [truth.capture]
@@ -303,7 +303,11 @@ def show_spec(model: str) -> ShownSpec:
     values = knob_values(resolved.spec, resolved.config)
     backends = resolved.spec.content.backends
     rows = tuple(
-        (knob, known.value, tuple(name for name, part in backends.items() if (item := part.knobs.get(knob)) and item.edits))
+        (
+            knob,
+            known.value,
+            tuple(name for name, part in backends.items() if (item := part.knobs.get(knob)) and item.edits),
+        )
         for knob, known in values.items()
     )
     return ShownSpec(repo_id=resolved.repo_id, spec=resolved.spec, knobs=rows)

@@ -47,7 +47,11 @@ class _Watch(TorchFunctionMode):
         self.inside, self.keys_seen = self.taps[name], False
 
     def leave(self) -> None:
-        if self.inside is not None and "scores" in self.inside and self.inside["scores"].site not in self.recorder.entries:
+        if (
+            self.inside is not None
+            and "scores" in self.inside
+            and self.inside["scores"].site not in self.recorder.entries
+        ):
             self._hidden("scores", "pattern")
         self.inside = None
 
@@ -140,7 +144,9 @@ def _chunked_eager(root: nn.Module, watch: _Watch) -> Iterator[None]:
         yield
         return
 
-    def chunked(layer: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *rest: Any, **more: Any) -> Any:
+    def chunked(
+        layer: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *rest: Any, **more: Any
+    ) -> Any:
         if query.shape[1] * query.shape[2] * key.shape[2] * query.element_size() <= CHUNK_BYTES:
             return original(layer, query, key, value, attention_mask, *rest, **more)
         if watch.inside is not None:
@@ -154,8 +160,8 @@ def _chunked_eager(root: nn.Module, watch: _Watch) -> Iterator[None]:
             parts.append(original(layer, query[:, :, start:stop], key, value, cut, *rest, **more)[0])
         return torch.cat(parts, dim=1), None
 
-    setattr(module, "eager_attention_forward", chunked)
+    module.eager_attention_forward = chunked
     try:
         yield
     finally:
-        setattr(module, "eager_attention_forward", original)
+        module.eager_attention_forward = original

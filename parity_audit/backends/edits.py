@@ -20,7 +20,7 @@ def _set(root: Any, edit: Edit) -> list[tuple[str, Any]]:
     """Concrete (path, new value) pairs of a `set` edit; a list value is dealt out over `[*]`."""
     found = list(matches(root, edit.path))
     values = edit.value if isinstance(edit.value, list) and len(edit.value) == len(found) else [edit.value] * len(found)
-    return [(path, _like(old, value)) for (path, old), value in zip(found, values)]
+    return [(path, _like(old, value)) for (path, old), value in zip(found, values, strict=False)]
 
 
 def _like(old: Any, value: Any) -> Any:
@@ -50,7 +50,7 @@ def _causal_windows(root: Any, edit: Edit) -> list[tuple[str, Any]]:
     found = list(matches(root, edit.path))
     windows = edit.value if isinstance(edit.value, list) else [edit.value] * len(found)
     changes: list[tuple[str, Any]] = []
-    for (path, module), window in zip(found, windows):
+    for (path, module), window in zip(found, windows, strict=False):
         mask = torch.ones_like(module.mask).tril()
         changes += [
             (f"{path}.mask", mask if window is None else mask.triu(1 - int(window))),

@@ -40,7 +40,9 @@ class HfBackend:
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
         name = load_name(request.checkpoint)
-        overrides = {key: value for key, value in request.settings.items() if key not in ("attn_implementation", "tf32")}
+        overrides = {
+            key: value for key, value in request.settings.items() if key not in ("attn_implementation", "tf32")
+        }
         config = transformers.AutoConfig.from_pretrained(name)
         for key, value in overrides.items():
             _set_config(config, key, value)

@@ -102,7 +102,9 @@ def _backend_class(key: str) -> Any:
 def _explained(error: Exception, trace: str) -> dict[str, Any]:
     """The exception as data: its kind decides the hint, its last lines are kept."""
     text = f"{type(error).__name__}: {error}"
-    memory = isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower()
+    memory = (
+        isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower()
+    )
     disk = isinstance(error, OSError) and error.errno == 28
     code = "out-of-memory" if memory else "disk-full" if disk else "backend-failed"
     return {"code": code, "message": text[:2000], "traceback": trace[-8000:]}

@@ -9,8 +9,13 @@ import torch
 
 from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
-from parity_audit.backends.hooked_transformer import HARNESS_SETTINGS, HookedTransformerBackend, load_hf_model, tokenization
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
+from parity_audit.backends.hooked_transformer import (
+    HARNESS_SETTINGS,
+    HookedTransformerBackend,
+    load_hf_model,
+    tokenization,
+)
 from parity_audit.backends.loading import load_name
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.taps import Recorder, hooked
@@ -75,5 +80,3 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         with torch.no_grad(), hooked(self.model, recorder):
             self.model(tokens, return_type="logits", **padding)
         return recorder.reply()
-
-

@@ -66,7 +66,10 @@ def _matched(ids: Sequence[int], positions: Sequence[int], start: int, row: Sequ
 
 def real_rows(probe: Probe) -> list[list[int]]:
     """The rows of a probe without their padding: the prompts that vLLM is given."""
-    return [[token for token, real in zip(*row) if real] for row in zip(probe.token_ids, probe.mask)]
+    return [
+        [token for token, real in zip(*row, strict=False) if real]
+        for row in zip(probe.token_ids, probe.mask, strict=False)
+    ]
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Gatherer:
 
     def before_step(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of the whole model: learn where this step's tokens belong."""
-        given = dict(zip(("input_ids", "positions"), args)) | kwargs
+        given = dict(zip(("input_ids", "positions"), args, strict=False)) | kwargs
         ids, positions = given["input_ids"], given["positions"]
         self.pieces = place(ids.tolist(), positions.tolist(), self.rows, self.done)
 

@@ -115,7 +115,9 @@ class Session:
         plan, started = self.plan, time.perf_counter()
         self.progress.update("load", self.label)
         environment = plan.environment
-        worker = Worker.start(environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers")
+        worker = Worker.start(
+            environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers"
+        )
         try:
             worker.load(self._request(), on_progress=self._relay("load"))
             description = worker.describe()
@@ -130,7 +132,9 @@ class Session:
 
     def _request(self) -> LoadRequest:
         plan = self.plan
-        settings = merged({"max_model_len": plan.max_positions} if plan.backend_key == "vllm" else {}, plan.ref.settings)
+        settings = merged(
+            {"max_model_len": plan.max_positions} if plan.backend_key == "vllm" else {}, plan.ref.settings
+        )
         return LoadRequest(
             checkpoint=plan.checkpoint, dtype=plan.dtype, device=plan.device,
             settings=merged(settings, self.load_settings), architecture=plan.spec.architecture,

@@ -74,7 +74,9 @@ class Capture:
                 part: Tensor = handle.get_slice(TENSOR)[:, start:stop]
                 return part
         except (SafetensorError, OSError) as error:
-            raise CaptureBroken(f"cannot read {site} of probe {probe}: {error}", where=str(path), hint=RETAKE) from error
+            raise CaptureBroken(
+                f"cannot read {site} of probe {probe}: {error}", where=str(path), hint=RETAKE
+            ) from error
 
     def _entry(self, probe: str, site: str) -> Entry:
         try:
@@ -96,7 +98,11 @@ class Capture:
             raise CaptureBroken(f"{entry.file} is missing", where=str(path), hint=RETAKE) from error
         if entry.sha256 and found != entry.sha256:
             raise CaptureBroken(
-                f"{entry.file} is truncated or was altered", where=str(path), expected=entry.sha256, found=found, hint=RETAKE
+                f"{entry.file} is truncated or was altered",
+                where=str(path),
+                expected=entry.sha256,
+                found=found,
+                hint=RETAKE,
             )
         self._verified.add(entry.file)
 
@@ -118,7 +124,9 @@ def open_capture(folder: Path) -> Capture:
         return Capture(folder, from_plain(Manifest, plain))
     except FileNotFoundError:
         raise CaptureBroken(
-            f"{folder} is not a capture: no {MANIFEST_NAME}", where=str(folder), hint="make one with `parity-audit capture`"
+            f"{folder} is not a capture: no {MANIFEST_NAME}",
+            where=str(folder),
+            hint="make one with `parity-audit capture`",
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, OSError) as error:
         raise CaptureBroken(f"{MANIFEST_NAME} cannot be read: {error}", where=str(path), hint=RETAKE) from error

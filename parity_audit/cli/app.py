@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from parity_audit import __version__
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.progress import progress_for
 from parity_audit.cli.sections import doctor, envs, specs
+from parity_audit.core.version import __version__
 
 EXAMPLES = """
 Examples:
@@ -46,23 +46,27 @@ app.command()(doctor)
 
 Model = Annotated[str, typer.Argument(help="Hub id, alias or local directory, for example `gemma-2-2b-it`.")]
 Candidates = Annotated[
-    Optional[list[str]],
-    typer.Option("--candidate", "-c", help="BACKEND to judge: name[==version][,key=value...]. Repeatable. Default: all that run."),
+    list[str] | None,
+    typer.Option(
+        "--candidate", "-c", help="BACKEND to judge: name[==version][,key=value...]. Repeatable. Default: all that run."
+    ),
 ]
 ReferenceOption = Annotated[str, typer.Option("--reference", "-r", help="BACKEND that is believed.")]
-Miniature = Annotated[bool, typer.Option("--miniature", help="Seeded tiny weights with the real constants: no hub, no GPU.")]
-Synthetic = Annotated[Optional[str], typer.Option(help="Seeded weights: mini (= --miniature), small (~150M) or full.")]
+Miniature = Annotated[
+    bool, typer.Option("--miniature", help="Seeded tiny weights with the real constants: no hub, no GPU.")
+]
+Synthetic = Annotated[str | None, typer.Option(help="Seeded weights: mini (= --miniature), small (~150M) or full.")]
 Seed = Annotated[int, typer.Option(help="Seed of synthetic weights.")]
-Weights = Annotated[Optional[Path], typer.Option(help="Directory with config.json and *.safetensors.")]
+Weights = Annotated[Path | None, typer.Option(help="Directory with config.json and *.safetensors.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16. Only float32 can prove a port right.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Probes = Annotated[Optional[list[str]], typer.Option("--probe", help="Run only these probes. Repeatable.")]
+Probes = Annotated[list[str] | None, typer.Option("--probe", help="Run only these probes. Repeatable.")]
 Target = Annotated[float, typer.Option(help="Max-abs logit difference that a repair should reach.")]
 NoRepair = Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")]
 NoInstall = Annotated[bool, typer.Option("--no-install", help="Never create an environment.")]
 AcceptPatched = Annotated[bool, typer.Option("--accept-patched", help="Exit 0 when a verified patch reaches parity.")]
 Tf32 = Annotated[bool, typer.Option("--tf32", help="Allow TF32 on the GPU, to see what it costs.")]
-Out = Annotated[Optional[Path], typer.Option(help="Directory for the report and the logs.")]
+Out = Annotated[Path | None, typer.Option(help="Directory for the report and the logs.")]
 Format = Annotated[str, typer.Option("--format", help="What to print: terminal, markdown or json.")]
 Json = Annotated[bool, typer.Option("--json", help="The report as JSON on stdout, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and only the verdicts.")]
@@ -140,7 +144,9 @@ def capture(
 def diff(
     reference: Annotated[Path, typer.Argument(help="Capture that is believed.")],
     candidate: Annotated[Path, typer.Argument(help="Capture to judge.")],
-    judge: Annotated[Optional[Path], typer.Option(help="Float64 capture; default REFERENCE/judge where it exists.")] = None,
+    judge: Annotated[
+        Path | None, typer.Option(help="Float64 capture; default REFERENCE/judge where it exists.")
+    ] = None,
     format: Format = "terminal",
     json: Json = False,
 ) -> int:
@@ -165,7 +171,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Is a model port computing the same function as its reference?"""
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from parity_audit.compare.source import TensorSource
 from parity_audit.compare.divergences import kl_per_position, top1_matches
 from parity_audit.compare.floor import noise_ratio
 from parity_audit.compare.moments import Moments
+from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import LogitsDelta, SiteDelta
 from parity_audit.core.types import NotTested, Probe
 
@@ -110,7 +110,12 @@ def rmse_to_forced(own: TensorSource, forced: TensorSource, probe: Probe, site: 
 
 
 def _measure(
-    candidate: TensorSource, reference: TensorSource, judge: TensorSource | None, probe: Probe, site: str, logits: _LogitsSums | None
+    candidate: TensorSource,
+    reference: TensorSource,
+    judge: TensorSource | None,
+    probe: Probe,
+    site: str,
+    logits: _LogitsSums | None,
 ) -> Moments:
     moments = Moments()
     sides = [candidate, reference] + ([judge] if judge is not None and site in judge.sites(probe.name) else [])

@@ -30,7 +30,10 @@ def _against_floor(comparison: Comparison) -> tuple[Verdict, str]:
     wrong = [delta for delta in comparison.sites if share_of_limit(delta) > 1.0]
     if wrong:
         first = wrong[0]
-        return Verdict.MISMATCH, f"{ratio_of(first):.3g}x the noise floor at {first.site} (limit {limit_of(first.site):g}x)"
+        return (
+            Verdict.MISMATCH,
+            f"{ratio_of(first):.3g}x the noise floor at {first.site} (limit {limit_of(first.site):g}x)",
+        )
     top = max(comparison.sites, key=share_of_limit)
     near = f"; close to the limit of {limit_of(top.site):g}x" if share_of_limit(top) > WARN_SHARE else ""
     return Verdict.PARITY, f"at most {ratio_of(top):.2g}x the noise floor (at {top.site}){near}"

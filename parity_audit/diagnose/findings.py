@@ -132,9 +132,7 @@ def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     return value
 
 
-def departure(
-    candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]
-) -> str:
+def departure(candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]) -> str:
     """Which side's fitted values are not the spec's: "candidate", "reference", "both", or "unknown"."""
     if candidate[0].knob not in knobs and candidate[0].knob not in USUAL:
         return "unknown"

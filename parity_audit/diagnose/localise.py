@@ -13,9 +13,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from parity_audit.compare.source import TensorSource
 from parity_audit.compare.deltas import rmse_to_forced, site_order
 from parity_audit.compare.floor import noise_ratio
+from parity_audit.compare.source import TensorSource
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
 
@@ -55,7 +55,12 @@ def component_of(site: str) -> str:
 
 
 def introduced_ratios(
-    candidate: TensorSource, candidate_forced: TensorSource, reference: TensorSource, reference_forced: TensorSource, *, dtype: str
+    candidate: TensorSource,
+    candidate_forced: TensorSource,
+    reference: TensorSource,
+    reference_forced: TensorSource,
+    *,
+    dtype: str,
 ) -> dict[tuple[str, str], float]:
     """Introduced ratio by (probe, site), wherever all four captures show the site."""
     ratios: dict[tuple[str, str], float] = {}

@@ -38,7 +38,9 @@ def weight_findings(
         for name in sorted(theirs.keys() & ours.keys())
         if not same_weight(theirs[name], ours[name], tolerance)
     ]
-    gaps = [NotTested(what=f"weight {name}", why="the candidate does not show it") for name in theirs.keys() - ours.keys()]
+    gaps = [
+        NotTested(what=f"weight {name}", why="the candidate does not show it") for name in theirs.keys() - ours.keys()
+    ]
     return findings, sorted(gaps, key=lambda gap: gap.what)
 
 
@@ -65,9 +67,7 @@ def _weight_finding(reference: WeightPrint, candidate: WeightPrint) -> Finding:
     )  # fmt: skip
 
 
-def config_warnings(
-    spec_values: dict[str, KnobValue], effective: dict[str, KnobValue], side: str
-) -> list[str]:
+def config_warnings(spec_values: dict[str, KnobValue], effective: dict[str, KnobValue], side: str) -> list[str]:
     """Live settings that differ from the spec, read from the modules: a hint, never a finding by itself."""
     return [
         f"{side}: live {knob} is {effective[knob]!r}, the spec says {spec_values[knob]!r}"

@@ -42,4 +42,3 @@ def _departs(fit: KnobFit, spec: object) -> bool:
 
 def _note(fit: KnobFit, spec: object) -> str:
     return f"the reference itself departs from the spec: {fit.knob} is {shown(fit.value)} in its activations, not {shown(spec)}"  # type: ignore[arg-type]
-

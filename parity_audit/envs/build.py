@@ -50,9 +50,7 @@ def python_for(
     """
     own = installed_here(ref.name)
     if own is not None and ref.version in (None, own):
-        return Environment(
-            python=sys.executable, key="same", same=True, backend_key=backend_key(ref, own), version=own
-        )
+        return Environment(python=sys.executable, key="same", same=True, backend_key=backend_key(ref, own), version=own)
     recipe = recipe_for(ref, device)
     folder = envs_root() / recipe.key
     if not is_ready(folder):
@@ -99,7 +97,9 @@ def create(recipe: Recipe, progress: Progress = SILENT) -> Path:
         with lock:
             return _create_locked(recipe, root / recipe.key, progress)
     except OSError as error:
-        raise EnvFailed(f"cannot write environments: {error}", where=str(root), hint="set PARITY_AUDIT_CACHE") from error
+        raise EnvFailed(
+            f"cannot write environments: {error}", where=str(root), hint="set PARITY_AUDIT_CACHE"
+        ) from error
 
 
 def _create_locked(recipe: Recipe, folder: Path, progress: Progress) -> Path:
@@ -142,7 +142,9 @@ def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         last = "\n".join(f"    {line}" for line in (done.stderr or done.stdout).strip().splitlines()[-12:])
-        raise EnvFailed(what, found="\n" + last, hint="try another version; `parity-audit envs list` shows the tested ones")
+        raise EnvFailed(
+            what, found="\n" + last, hint="try another version; `parity-audit envs list` shows the tested ones"
+        )
 
 
 def list_envs() -> list[tuple[str, str, int]]:

@@ -87,5 +87,7 @@ def backend_key(ref: BackendRef, version: str) -> str:
     wants_bridge = ref.settings.get("api") == "bridge"
     release = parse_version(version, ref)
     if wants_bridge and release < BRIDGE_FROM:
-        raise UsageError(f"TransformerLens {version} has no bridge", code="backend-setting", hint="3.0 and later have one")
+        raise UsageError(
+            f"TransformerLens {version} has no bridge", code="backend-setting", hint="3.0 and later have one"
+        )
     return "transformer_bridge" if release >= BRIDGE_ONLY_FROM or wants_bridge else "hooked_transformer"

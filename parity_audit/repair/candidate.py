@@ -62,7 +62,11 @@ def audit_candidate(
         gaps = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair"))
         return dataclasses.replace(result, not_tested=gaps)
     bench = Bench(
-        reference=reference.capture, judge=reference.judge, probes=reference.probes, dtype=reference.dtype, target=target
+        reference=reference.capture,
+        judge=reference.judge,
+        probes=reference.probes,
+        dtype=reference.dtype,
+        target=target,
     )
     state = _State(findings=[*result.findings])
     _peel(session, reference, bench, state, out)
@@ -118,7 +122,9 @@ def _shrink(session: Session, bench: Bench, state: _State, out: Path) -> None:
     if len(kept) < len(state.proposals):
         dropped = {proposal.knob for proposal in state.proposals} - {proposal.knob for proposal in kept}
         state.gaps += [
-            NotTested(what=f"finding {knob}", why="fitted, but undoing its patch does not move the outputs beyond the floor")
+            NotTested(
+                what=f"finding {knob}", why="fitted, but undoing its patch does not move the outputs beyond the floor"
+            )
             for knob in sorted(dropped)
         ]
         state.findings = [finding for finding in state.findings if finding.knob not in dropped]

@@ -7,11 +7,11 @@ import platform
 from collections.abc import Sequence
 from typing import Any
 
-from parity_audit import __version__
 from parity_audit.capture.store import Capture
 from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, ParityError
 from parity_audit.core.report import Candidate, Side, Verdict
 from parity_audit.core.types import BackendRef
+from parity_audit.core.version import __version__
 
 GOOD = (Verdict.EXACT, Verdict.PARITY)
 UNJUDGED = (Verdict.ERROR, Verdict.INCONCLUSIVE)

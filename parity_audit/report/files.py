@@ -28,6 +28,9 @@ def write_report(report: Report, out: Path) -> Report:
             os.replace(part, out / name)
     except OSError as error:
         raise NotJudged(
-            f"cannot write the report: {error.strerror or error}", code="disk", where=str(out), hint="choose another --out"
+            f"cannot write the report: {error.strerror or error}",
+            code="disk",
+            where=str(out),
+            hint="choose another --out",
         ) from error
     return report

@@ -54,7 +54,13 @@ def bar(value: float | None) -> str:
 
 def layers_text(layers: Sequence[int] | None) -> str:
     """Which layers a finding is about."""
-    return "all layers" if layers is None else f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
+    return (
+        "all layers"
+        if layers is None
+        else f"layer {layers[0]}"
+        if len(layers) == 1
+        else f"layers {', '.join(map(str, layers))}"
+    )
 
 
 def table_sites(candidate: Candidate) -> list[SiteDelta]:

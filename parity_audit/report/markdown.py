@@ -22,7 +22,12 @@ def to_markdown(report: Report) -> str:
 
 
 def _candidate(candidate: Candidate) -> list[str]:
-    parts = [f"## {candidate.verdict.value.upper()}: {_escape(lines.name_of(candidate))}", "", _escape(candidate.why), ""]
+    parts = [
+        f"## {candidate.verdict.value.upper()}: {_escape(lines.name_of(candidate))}",
+        "",
+        _escape(candidate.why),
+        "",
+    ]
     parts += [f"- {_escape(warning)}" for warning in candidate.warnings]
     if candidate.sites:
         parts += ["| site | max abs | noise ratio | introduced |", "|---|--:|--:|--:|"]

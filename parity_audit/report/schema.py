@@ -15,7 +15,12 @@ def report_schema() -> dict[str, Any]:
     """The schema, draft 2020-12."""
     definitions: dict[str, Any] = {}
     root = _schema(Report, definitions)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "parity-audit report", **root, "$defs": definitions}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "parity-audit report",
+        **root,
+        "$defs": definitions,
+    }
 
 
 def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,9 @@ def _header(report: Report) -> RenderableType:
     grid.add_column(overflow="fold")
     grid.add_row("model", Text(f"{report.model}  ({report.architecture}, weights {report.weights.get('source')})"))
     if reference is not None:
-        grid.add_row("reference", Text(f"{reference.backend} {reference.version}, {reference.dtype} on {reference.device}"))
+        grid.add_row(
+            "reference", Text(f"{reference.backend} {reference.version}, {reference.dtype} on {reference.device}")
+        )
         for note in reference.self_check:
             grid.add_row("", Text(f"! {note}", style="yellow"))
     judge = "the reference in true float64" if report.judge else "none: the noise floor is unknown"
@@ -140,7 +142,9 @@ def _patch(patch: Patch) -> list[RenderableType]:
 def _footer(report: Report) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(f"not tested: {gap.what}: {gap.why}") for gap in report.not_tested]
     if any(side.dtype in ("bfloat16", "float16") for side in (report.reference,) if side):
-        parts.append(Text("half precision cannot prove a port right: errors below its floor are invisible", style="yellow"))
+        parts.append(
+            Text("half precision cannot prove a port right: errors below its floor are invisible", style="yellow")
+        )
     where = report.environment.get("report")
     if where:
         parts.append(Text(f"report: {where}", overflow="fold"))

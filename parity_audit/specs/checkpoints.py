@@ -22,7 +22,9 @@ def find_checkpoint(model: ResolvedModel, weights: Path | None) -> Checkpoint:
     folder = weights or local or cached_snapshot(model.repo_id) or _download(model.repo_id)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        files = sorted((_download(model.repo_id) if folder != weights and folder != local else folder).glob("*.safetensors"))
+        files = sorted(
+            (_download(model.repo_id) if folder != weights and folder != local else folder).glob("*.safetensors")
+        )
     if not files:
         raise NotJudged(
             "no safetensors weights", code="missing-weights", where=str(folder),
@@ -47,7 +49,9 @@ def check_safetensors(path: Path) -> None:
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
     except (struct.error, ValueError, KeyError, OSError) as error:
-        raise NotJudged(f"{path.name} is not a safetensors file: {error}", code="bad-weights", where=str(path)) from error
+        raise NotJudged(
+            f"{path.name} is not a safetensors file: {error}", code="bad-weights", where=str(path)
+        ) from error
     if size != expected:
         raise NotJudged(
             f"{path.name} is truncated" if size < expected else f"{path.name} has bytes its header does not know",

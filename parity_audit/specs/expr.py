@@ -27,7 +27,13 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
 }
-FUNCTIONS: dict[str, Callable[..., Any]] = {"sqrt": math.sqrt, "floor": math.floor, "min": min, "max": max, "log": math.log}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sqrt": math.sqrt,
+    "floor": math.floor,
+    "min": min,
+    "max": max,
+    "log": math.log,
+}
 
 
 class ExprError(ValueError):

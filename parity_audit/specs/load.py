@@ -67,7 +67,9 @@ def _extended(path: Path, seen: tuple[Path, ...]) -> CommentedMap:
     if not file.is_file():
         file = specs_folder() / f"{parent}.yaml"
     if not file.is_file():
-        raise SpecError(f"`extends: {parent}`: no such spec", code="spec-extends", where=_place(path, data, ("extends",)))
+        raise SpecError(
+            f"`extends: {parent}`: no such spec", code="spec-extends", where=_place(path, data, ("extends",))
+        )
     own_problems = _problems(data, path, partial=True)
     if own_problems:
         raise own_problems
@@ -120,7 +122,10 @@ def _problems(data: CommentedMap, path: Path, *, partial: bool) -> SpecError | N
     if item["type"] == "extra_forbidden":
         return _unknown_key(data, path, keys)
     return SpecError(
-        f"`{keys[-1]}`: {item['msg'].lower()}", code="spec-value", where=_place(path, data, keys), found=repr(item["input"])[:80]
+        f"`{keys[-1]}`: {item['msg'].lower()}",
+        code="spec-value",
+        where=_place(path, data, keys),
+        found=repr(item["input"])[:80],
     )
 
 

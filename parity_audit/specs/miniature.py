@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from einops import rearrange
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -58,7 +59,9 @@ def make(model: ResolvedModel, *, size: str = "mini", seed: int = 0, root: Path)
     """
     config = _config(model, size)
     scales = {**DEFAULT_SCALES, **model.spec.content.weight_scales}
-    key = hashlib.sha256(json.dumps([RECIPE, config, scales, seed, model.repo_id], sort_keys=True).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        json.dumps([RECIPE, config, scales, seed, model.repo_id], sort_keys=True).encode()
+    ).hexdigest()[:16]
     home = root / f"{model.repo_id.replace('/', '--')}-{size}-{seed}-{key}"
     snapshot = home / "hub" / f"models--{model.repo_id.replace('/', '--')}" / "snapshots" / key
     if not home.is_dir():
@@ -72,7 +75,9 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
     """The released config with its sizes replaced, and the tiny tokenizer's special ids."""
     known = model.spec.content.miniature
     if size not in SIZES or (size != "full" and size not in known):
-        raise UsageError(f"`{size}` is not a size of a synthetic checkpoint", code="unknown-size", expected=", ".join(SIZES))
+        raise UsageError(
+            f"`{size}` is not a size of a synthetic checkpoint", code="unknown-size", expected=", ".join(SIZES)
+        )
     config = {**model.config, "torch_dtype": "float32"}
     if size == "full":
         return config
@@ -80,7 +85,13 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
 
 
 def _write(
-    home: Path, snapshot: Path, model: ResolvedModel, config: dict[str, Any], scales: dict[str, float], size: str, seed: int
+    home: Path,
+    snapshot: Path,
+    model: ResolvedModel,
+    config: dict[str, Any],
+    scales: dict[str, float],
+    size: str,
+    seed: int,
 ) -> None:
     """Build beside the final place and rename, so that a checkpoint that exists is whole."""
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +206,9 @@ def _tapered(weight: Tensor, model: ResolvedModel, sizes: dict[str, int]) -> Ten
     frequencies = torch.tensor(default_table(theta, sizes["d_head"]))
     amplitude = (SLOW_ENOUGH / frequencies).clamp(max=1.0).sqrt().repeat(2)
     amplitude = amplitude / amplitude.square().mean().sqrt()
-    return (weight.unflatten(0, (-1, sizes["d_head"])) * amplitude[None, :, None]).flatten(0, 1)
+    heads = rearrange(weight, "(head d_head) d_model -> head d_head d_model", d_head=sizes["d_head"])
+    tapered: Tensor = rearrange(heads * amplitude[None, :, None], "head d_head d_model -> (head d_head) d_model")
+    return tapered
 
 
 def _norm_mean(name: str, scales: dict[str, float], model: ResolvedModel) -> float:

@@ -34,7 +34,8 @@ def rope_table(theta: float, scaling: dict[str, Any] | None, d_rot: int) -> list
 
 
 def _llama3(frequency: float, scaling: dict[str, Any]) -> float:
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * frequency / (2.0 * math.pi)
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    turns = float(scaling["original_max_position_embeddings"]) * frequency / (2.0 * math.pi)
     smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
-    return (1.0 - smooth) * frequency / scaling["factor"] + smooth * frequency
+    factor = float(scaling["factor"])
+    return (1.0 - smooth) * frequency / factor + smooth * frequency

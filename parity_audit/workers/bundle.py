@@ -8,8 +8,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-import parity_audit
-
 PARTS = ("core", "backends")
 MAIN = "from parity_audit.backends.serve import main\nmain()\n"
 
@@ -34,6 +32,6 @@ def bundle(folder: Path) -> Path:
 
 
 def _sources() -> list[tuple[str, bytes]]:
-    root = Path(parity_audit.__file__).parent
+    root = Path(__file__).parents[1]
     paths = [root / "__init__.py", *(path for part in PARTS for path in sorted((root / part).rglob("*.py")))]
     return [(path.relative_to(root.parent).as_posix(), path.read_bytes()) for path in paths]

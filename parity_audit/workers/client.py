@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import selectors
@@ -125,10 +126,8 @@ class Worker:
         if self._read_fd < 0:
             return
         os.close(self._write_fd)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         os.close(self._read_fd)
         self._read_fd = self._write_fd = -1
@@ -147,7 +146,9 @@ class Worker:
         try:
             message: dict[str, Any] = json.loads(line)
         except json.JSONDecodeError as error:
-            raise WorkerDied(f"{self.label} answered `{op}` with something that is not JSON", where=str(self.log)) from error
+            raise WorkerDied(
+                f"{self.label} answered `{op}` with something that is not JSON", where=str(self.log)
+            ) from error
         return message
 
     def _died(self, op: str) -> WorkerDied:
@@ -162,7 +163,10 @@ class Worker:
     def _failed(self, op: str, error: dict[str, Any]) -> BackendFailed:
         code = error.get("code", "backend-failed")
         return BackendFailed(
-            f"{self.label} failed during `{op}`: {error['message']}", code=code, where=str(self.log), hint=HINTS.get(code, "")
+            f"{self.label} failed during `{op}`: {error['message']}",
+            code=code,
+            where=str(self.log),
+            hint=HINTS.get(code, ""),
         )
 
     def _log_tail(self) -> str:

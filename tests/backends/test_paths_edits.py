@@ -17,17 +17,22 @@ def model():
 
 
 def test_star_means_every_element():
-    assert [path for path, _ in matches(model(), "blocks[*].attn.scale")] == ["blocks[0].attn.scale", "blocks[1].attn.scale"]
+    assert [path for path, _ in matches(model(), "blocks[*].attn.scale")] == [
+        "blocks[0].attn.scale",
+        "blocks[1].attn.scale",
+    ]
 
 
 def test_a_missing_path_says_where_it_ends():
-    with pytest.raises(NoSuchPath, match="`sale`.*blocks"):
+    with pytest.raises(NoSuchPath, match=r"`sale`.*blocks"):
         get(model(), "blocks[0].attn.sale")
 
 
 def test_edits_are_read_back_and_undone():
     live, root = LiveEdits(), model()
-    read = live.bring_to(root, (Edit(op="set", path="blocks[*].attn.scale", value=[2.0, 3.0]), Edit(path="cfg.cap", op="set")))
+    read = live.bring_to(
+        root, (Edit(op="set", path="blocks[*].attn.scale", value=[2.0, 3.0]), Edit(path="cfg.cap", op="set"))
+    )
 
     assert [(item.before, item.after) for item in read] == [(1.0, 2.0), (1.0, 3.0), (50.0, None)]
 

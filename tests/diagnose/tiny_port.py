@@ -155,6 +155,7 @@ def run(port: Port, probes: tuple[Probe, ...]) -> dict[tuple[str, str], Tensor]:
     w = {name: value.to(port.dtype) for name, value in weights_of(port).items()}
     out: dict[tuple[str, str], Tensor] = {}
     for probe in probes:
+
         def keep(site: str, x: Tensor, name: str = probe.name) -> Tensor:
             out[name, site] = x.float().clone()
             return x
@@ -279,7 +280,5 @@ def found(candidate: Port, reference: Port, suspects: set[str] | None = None, *,
 
 def fits(port: Port, family: str, *, probes: tuple[Probe, ...] = PROBES, **over: object) -> dict[object, KnobFit]:
     """What one family reads off a port, by (knob, layer) or (knob, layer, site) for norms."""
-    outcomes, _ = fit_side(
-        evidence(port, knobs=spec_of(port, **over), probes=probes).values(), [FAMILIES[family][0]]
-    )
+    outcomes, _ = fit_side(evidence(port, knobs=spec_of(port, **over), probes=probes).values(), [FAMILIES[family][0]])
     return {(fit.knob, fit.layer) if family != "norm" else (fit.knob, fit.layer, fit.site): fit for fit in outcomes}

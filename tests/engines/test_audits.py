@@ -84,8 +84,8 @@ def test_every_patch_was_read_back(gemma_2024):
 
 def test_the_printed_patch_works_when_pasted(gemma_2024, tmp_path, gemma):
     """A plain script with that release: load, paste, and the scale of the live module is the reference's."""
-    from parity_audit.envs.build import python_for
     from parity_audit.core.backend_ref import parse_backend
+    from parity_audit.envs.build import python_for
 
     code = "\n".join(patch.code for patch in gemma_2024.candidates[0].patches)
     script = tmp_path / "pasted.py"
@@ -175,7 +175,17 @@ def test_killing_one_backend_spares_the_other(tmp_path):
 
 
 def test_ctrl_c_leaves_no_worker(tmp_path):
-    command = [sys.executable, "-m", "parity_audit", "gemma-2-2b-it", "--miniature", "--out", str(tmp_path), "-c", "vllm"]
+    command = [
+        sys.executable,
+        "-m",
+        "parity_audit",
+        "gemma-2-2b-it",
+        "--miniature",
+        "--out",
+        str(tmp_path),
+        "-c",
+        "vllm",
+    ]
     audit = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for_worker("hf", audit)
     audit.send_signal(signal.SIGINT)

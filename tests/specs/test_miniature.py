@@ -10,7 +10,14 @@ from parity_audit.core.errors import UsageError
 from parity_audit.specs import miniature
 from parity_audit.specs.resolve import resolve_model
 
-SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"}
+SIZES = {
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+}
 TOKENIZER = {"bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype"}
 
 

@@ -45,7 +45,11 @@ REQUEST = {"checkpoint": Checkpoint(repo_id="x", path="/x"), "dtype": "float32",
 
 @pytest.fixture
 def worker(tmp_path):
-    site = Path(subprocess.check_output([sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True).strip())
+    site = Path(
+        subprocess.check_output(
+            [sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
+        ).strip()
+    )
     module = site / f"tiny_backend_{os.getpid()}.py"
     module.write_text(BACKEND)
     started = Worker.start(f"{module.stem}:Tiny", sys.executable, {}, tmp_path / "worker.log", tmp_path)

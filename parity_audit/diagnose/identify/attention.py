@@ -119,10 +119,8 @@ def _bend_from_z(
     return None, [], gap(evidence, MASK, "no mask explains z")
 
 
-def padding_fault(
-    evidence: Evidence, rows: Sequence[Row], heads: Sequence[int], bend: Bend, window: int | None
-) -> str:
-    """"causal" when rows with left padding are explained without it; what is wrong otherwise."""
+def padding_fault(evidence: Evidence, rows: Sequence[Row], heads: Sequence[int], bend: Bend, window: int | None) -> str:
+    """ "causal" when rows with left padding are explained without it; what is wrong otherwise."""
     for row in rows:
         at = torch.arange(1, row.length)
         if unexplained(queries_of(row, heads, at, window), bend.estimate.value) > EXPLAINED:
@@ -180,5 +178,3 @@ def _knobs(evidence: Evidence, bend: Bend) -> list[Outcome]:
         CAP, evidence.layer, estimate, residual=bend.residual, site=bend.site, spec_cap=evidence.spec_value(CAP)
     )
     return [scale, gap(evidence, CAP, cap) if isinstance(cap, str) else cap]
-
-

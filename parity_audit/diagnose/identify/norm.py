@@ -170,9 +170,7 @@ def _offset(weight: Tensor, w: Tensor) -> tuple[float, float, float]:
     return float(rest.mean()), float(rest.std()), relative_rms(rest - rest.mean(), weight / s)
 
 
-def _eps(
-    evidence: Evidence, norm: Norm, x: Tensor, out: Tensor, weight: Tensor, left: float
-) -> Outcome:
+def _eps(evidence: Evidence, norm: Norm, x: Tensor, out: Tensor, weight: Tensor, left: float) -> Outcome:
     """Weighted mean of 1/G^2 - m over tokens, weight 1/m^2 because its rounding error grows with m."""
     m = x.square().mean(-1)
     total = m

@@ -54,9 +54,7 @@ def thresholds_of(scaling: Any) -> tuple[float, float, float]:
     """low_freq_factor, high_freq_factor and original context of a spec's scaling, or Llama 3.1's."""
     given = scaling if isinstance(scaling, dict) else {}
     names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    low, high, original = (
-        float(given.get(name, usual)) for name, usual in zip(names, LLAMA3_THRESHOLDS, strict=True)
-    )
+    low, high, original = (float(given.get(name, usual)) for name, usual in zip(names, LLAMA3_THRESHOLDS, strict=True))
     return low, high, original
 
 
