@@ -5,6 +5,7 @@ resolve → pre-flight → capture → compare → localise → identify → rep
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ from parity_audit.envs.build import remove_env as delete_env
 from parity_audit.envs.health import health
 from parity_audit.envs.recipes import table
 from parity_audit.repair.candidate import Reference, audit_candidate
-from parity_audit.repair.outcome import exit_code_of, failed_candidate, side_of, this_machine
+from parity_audit.repair.outcome import backend_facts, exit_code_of, failed_candidate, side_of
+from parity_audit.report.environment import this_machine
 from parity_audit.report.files import write_report
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
@@ -114,9 +116,9 @@ def audit(
         session.release()
     code = exit_code_of(results, accept_patched=accept_patched)
     report = _report(run, truth, notes, results, captures, code, time.perf_counter() - started)
-    written = write_report(report, workspace.out)
+    path = write_report(report, workspace.out)
     workspace.finished([taken.folder for taken in captures] if code != EXIT_NOT_JUDGED else [])
-    return written
+    return dataclasses.replace(report, environment={**report.environment, "report": str(path)})
 
 
 def capture(
@@ -186,7 +188,7 @@ def diff(a: Path, b: Path, *, judge: Path | None = None, progress: Progress = SI
     return Report(
         model=reference.manifest.checkpoint.repo_id, architecture="", spec="", weights=_weights(reference.manifest.checkpoint),
         reference=side_of(reference), judge=side_of(truth) if truth else None, probes=_probes(reference),
-        candidates=(result,), environment=this_machine([reference, candidate]),
+        candidates=(result,), environment=_environment([reference, candidate]),
         seconds={"total": time.perf_counter() - started}, exit_code=exit_code_of([result], accept_patched=False),
     )  # fmt: skip
 
@@ -255,8 +257,12 @@ def _report(
         model=plan.model.repo_id, architecture=plan.model.spec.architecture, spec=Path(plan.model.spec.file).name,
         weights=_weights(plan.checkpoint), reference=side_of(truth.capture, notes),
         judge=side_of(truth.judge) if truth.judge else None, probes=_probes(truth.capture), candidates=tuple(results),
-        environment=this_machine(captures), seconds={"total": seconds}, exit_code=code, not_tested=gaps,
+        environment=_environment(captures), seconds={"total": seconds}, exit_code=code, not_tested=gaps,
     )  # fmt: skip
+
+
+def _environment(captures: Sequence[Capture]) -> dict[str, object]:
+    return {**this_machine(), "backends": backend_facts(captures)}
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, object]:

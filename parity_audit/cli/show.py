@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from parity_audit.core.errors import UsageError
-from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Report
-from parity_audit.report.markdown import to_markdown
-from parity_audit.report.terminal import print_report, verdict_lines
+from parity_audit.report import json, markdown, terminal
+from parity_audit.report.words import headline, label
 
 FORMATS = ("terminal", "markdown", "json")
 
@@ -19,13 +19,23 @@ def show(report: Report, format: str, *, quiet: bool = False) -> None:
     Raises:
         UsageError: not a format.
     """
+    where = str(report.environment.get("report", ""))
     if format == "json":
-        sys.stdout.write(dumps(report, indent=1) + "\n")
+        text = json.dumps(report)
     elif format == "markdown":
-        sys.stdout.write(to_markdown(report))
+        text = markdown.render(report, where=where)
     elif format == "terminal" and quiet:
-        sys.stdout.write("\n".join(verdict_lines(report)) + "\n")
+        text = "\n".join([headline(report), *(f"{label(item)}: {item.verdict.value}" for item in report.candidates)])
     elif format == "terminal":
-        print_report(report)
+        text = terminal.render(report, where=where, colour=_colour(), ascii_only=not _unicode())
     else:
         raise UsageError(f"`{format}` is not a format", code="unknown-format", expected=", ".join(FORMATS))
+    sys.stdout.write(text.rstrip("\n") + "\n")
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def _unicode() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +9,6 @@ from parity_audit.capture.store import Capture
 from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, ParityError
 from parity_audit.core.report import Candidate, Side, Verdict
 from parity_audit.core.types import BackendRef
-from parity_audit.core.version import __version__
 
 GOOD = (Verdict.EXACT, Verdict.PARITY)
 UNJUDGED = (Verdict.ERROR, Verdict.INCONCLUSIVE)
@@ -43,23 +40,16 @@ def side_of(capture: Capture, self_check: Sequence[str] = ()) -> Side:
     manifest = capture.manifest
     about = manifest.description
     return Side(
-        backend=manifest.backend, package=about.package if about else "", version=about.version if about else "",
+        backend=about.backend if about else manifest.backend, package=about.package if about else "", version=about.version if about else "",
         settings=about.settings if about else {}, dtype=manifest.dtype, device=manifest.device,
         self_check=tuple(self_check),
     )  # fmt: skip
 
 
-def this_machine(captures: Sequence[Capture] = ()) -> dict[str, Any]:
-    """What ran where: the numbers of a report hold for this machine, these versions, this numerics."""
-    numerics = {
+def backend_facts(captures: Sequence[Capture]) -> dict[str, Any]:
+    """Versions and numerics of every backend that ran: a report holds for these."""
+    return {
         capture.manifest.backend: {**about.versions, **about.numerics}
         for capture in captures
         if (about := capture.manifest.description) is not None
-    }
-    return {
-        "parity_audit": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "backends": numerics,
     }
