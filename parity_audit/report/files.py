@@ -1,36 +1,42 @@
-"""The files of a finished audit."""
+"""The three files of a report directory: report.json, report.md and report.txt."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
 from parity_audit.core.errors import NotJudged
-from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Report
-from parity_audit.report.markdown import to_markdown
+from parity_audit.report import json, markdown, terminal
 
-REPORT_NAME = "report.json"
+JSON_NAME = "report.json"
 
 
-def write_report(report: Report, out: Path) -> Report:
-    """Write report.json and report.md, each whole or not at all, and return the report with its own place in it.
+def write_report(report: Report, folder: Path) -> Path:
+    """Write every format below `folder` and return the path of report.json; a file is there whole or not at all.
 
     Raises:
         NotJudged: the disk is full or read-only.
     """
-    report = dataclasses.replace(report, environment={**report.environment, "report": str(out / REPORT_NAME)})
+    path = folder / JSON_NAME
+    texts = {
+        JSON_NAME: json.dumps(report),
+        "report.md": markdown.render(report, where=JSON_NAME),
+        "report.txt": terminal.render(report, where=JSON_NAME),
+    }
     try:
-        for name, text in ((REPORT_NAME, dumps(report, indent=1) + "\n"), ("report.md", to_markdown(report))):
-            part = out / f"{name}.part"
-            part.write_text(text)
-            os.replace(part, out / name)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            _write(folder / name, text)
     except OSError as error:
         raise NotJudged(
-            f"cannot write the report: {error.strerror or error}",
-            code="disk",
-            where=str(out),
-            hint="choose another --out",
-        ) from error
-    return report
+            f"cannot write the report: {error.strerror or error}", code="disk", where=str(folder),
+            hint="choose another place with --out",
+        ) from error  # fmt: skip
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)

@@ -1,57 +1,99 @@
-"""The report as Markdown, for pull requests and job summaries."""
+"""The report as Markdown, for an issue or a pull request."""
 
 from __future__ import annotations
 
-from parity_audit.core.report import Candidate, Report
-from parity_audit.report import lines
+from collections.abc import Iterable, Sequence
+
+from parity_audit.core.report import Candidate, Finding, Patch, Report
+from parity_audit.report.escape import code_span, fenced, markdown, plain
+from parity_audit.report.evidence import evidence_lines
+from parity_audit.report.numbers import layer_set, number, ratio, shown
+from parity_audit.report.rows import before_after, layer_rows, not_tested, not_visible
+from parity_audit.report.words import DEPARTS, divergence_line, headline, label, scope_line, weights_line, where_found
 
 
-def to_markdown(report: Report) -> str:
-    """The whole report; foreign text is escaped."""
-    parts = [f"# Parity audit of {_escape(report.model)}", ""]
-    if not any(map(lines.is_judged, report.candidates)):
-        parts += ["**Nothing was judged.**", ""]
-    reference = report.reference
-    if reference is not None:
-        parts.append(f"Reference: `{reference.backend}` {reference.version}, {reference.dtype} on {reference.device}.")
-        parts += [f"- {_escape(note)}" for note in reference.self_check]
+def render(report: Report, *, where: str = "") -> str:
+    """The whole report; every foreign string is escaped or in code."""
+    lines = [f"# {markdown(headline(report))}", ""]
+    if report.candidates:
+        rows = [(code_span(label(one)), one.verdict.value, markdown(one.why)) for one in report.candidates]
+        lines += [*_table(("candidate", "verdict", "why"), rows), ""]
+    if report.error:
+        lines += [f"**{markdown(report.error.get('code', 'error'))}**: {markdown(report.error.get('message', ''))}", ""]
+    lines += [*_context(report), ""]
     for candidate in report.candidates:
-        parts += ["", *_candidate(candidate)]
-    parts += ["", f"Exit code {report.exit_code}.", ""]
-    return "\n".join(parts)
+        lines += _candidate(candidate)
+    lines += _list("Not tested in this run", not_tested(report))
+    lines += [markdown(scope_line(report)), ""]
+    if where:
+        lines += [f"All numbers: {code_span(where)}", ""]
+    return "\n".join(lines)
+
+
+def _context(report: Report) -> list[str]:
+    items = [("model", report.model), ("architecture", report.architecture)]
+    items += [("weights", weights_line(report))] if report.weights else []
+    for name, side in (("reference", report.reference), ("judge", report.judge)):
+        if side is not None:
+            items.append((name, f"{label(side)}, {side.dtype} on {side.device}"))
+    return [f"- {name}: {code_span(text)}" for name, text in items if text]
 
 
 def _candidate(candidate: Candidate) -> list[str]:
-    parts = [
-        f"## {candidate.verdict.value.upper()}: {_escape(lines.name_of(candidate))}",
-        "",
-        _escape(candidate.why),
-        "",
-    ]
-    parts += [f"- {_escape(warning)}" for warning in candidate.warnings]
-    if candidate.sites:
-        parts += ["| site | max abs | noise ratio | introduced |", "|---|--:|--:|--:|"]
-        parts += [
-            f"| `{delta.site}` | {lines.number(delta.max_abs)} | {lines.ratio(delta.noise_ratio)} "
-            f"| {lines.ratio(delta.introduced_ratio)} |"
-            for delta in lines.table_sites(candidate)
-        ]
-        parts += ["", _escape(lines.logits_line(candidate.logits))]
+    lines = [f"## {markdown(label(candidate))}: {candidate.verdict.value}", ""]
+    rows = [
+        (code_span(row.place), code_span(row.site), number(row.delta.max_abs), number(row.delta.rel),
+         ratio(row.delta.noise_ratio))
+        for row in layer_rows(candidate)
+    ]  # fmt: skip
+    if rows:
+        lines += [*_table(("part", "worst site", "max abs", "relative", "noise ratio"), rows), ""]
+    first = divergence_line(candidate)
+    if first:
+        lines += [f"First divergence: {markdown(first)}", ""]
     for finding in candidate.findings:
-        head, *rest = lines.finding_lines(finding)
-        parts += ["", f"**{_escape(head)}**", *(f"- {_escape(text.strip())}" for text in rest)]
+        lines += _finding(finding)
     for patch in candidate.patches:
-        parts += ["", f"Patch for {', '.join(patch.fixes)}. {_escape(patch.note)}", "", "```python", patch.code, "```"]
-    after = lines.patched_line(candidate)
-    if after:
-        parts += ["", _escape(after)]
-    missing = lines.gaps(candidate.not_tested, candidate.not_visible)
-    if missing:
-        parts += ["", "Not tested:", *(f"- {_escape(text)}" for text in missing)]
-    return parts
+        lines += _patch(patch)
+    if candidate.logits is not None or candidate.patched is not None:
+        lines += [*_table(("logits", "as shipped", "patched"), map(_escaped, before_after(candidate))), ""]
+    if candidate.proof:
+        lines += _list("Proof on the reference's side", [(key, shown(value)) for key, value in candidate.proof.items()])
+    lines += _list("Warnings", [("warning", text) for text in candidate.warnings])
+    lines += _list("Not visible in this backend", not_visible(candidate))
+    return lines + _list("Not tested", not_tested(candidate))
 
 
-def _escape(text: str) -> str:
-    for char in "\\`*_[]<>|":
-        text = text.replace(char, f"\\{char}") if char != "<" else text.replace("<", "&lt;")
-    return text
+def _finding(finding: Finding) -> list[str]:
+    rows = [
+        ("reference", code_span(shown(finding.reference_value))),
+        ("candidate", code_span(shown(finding.candidate_value))),
+        ("spec", code_span(shown(finding.spec_value))),
+    ]
+    lines = [f"### {code_span(finding.knob)}", "", markdown(where_found(finding, layer_set(finding.layers))) + ".", ""]
+    lines += [*_table(("", "value"), rows), ""]
+    departs = DEPARTS.get(finding.departs_from_spec, finding.departs_from_spec)
+    lines += [f"{markdown(departs)}; confidence {finding.confidence:.2f}.", ""]
+    return lines + [f"- {markdown(line)}" for line in evidence_lines(finding.evidence)] + [""]
+
+
+def _patch(patch: Patch) -> list[str]:
+    fixes = ", ".join(code_span(knob) for knob in patch.fixes or (patch.knob,))
+    code = "\n".join(plain(line) for line in patch.code.splitlines())
+    lines = [f"Patch for {fixes} in {code_span(patch.backend)}:", "", fenced(code, "python"), ""]
+    return [*lines, markdown(patch.note), ""] if patch.note else lines
+
+
+def _escaped(row: Sequence[str]) -> list[str]:
+    return [markdown(cell) for cell in row]
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(titles) + " |", "|" + " --- |" * len(titles)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def _list(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
+    if not rows:
+        return []
+    return [f"**{title}**", "", *[f"- {code_span(name)}: {markdown(text)}" for name, text in rows], ""]

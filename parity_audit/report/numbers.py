@@ -1,0 +1,100 @@
+"""Numbers, values and layer sets as a person reads them; the full precision stays in report.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from parity_audit.core.limits import PARITY_RATIO
+
+BAR_FROM, BAR_TO = -1.0, 5.0
+BAR_WIDTH = 20
+FULL, MARK = "█", "│"
+
+
+def number(value: float | None) -> str:
+    """Three digits, `-` where there is none."""
+    if value is None:
+        return "-"
+    return "0" if value == 0 else f"{value:.3g}"
+
+
+def ratio(value: float | None) -> str:
+    """A multiple of the noise floor."""
+    return "-" if value is None else f"{number(value)}x"
+
+
+def shown(value: Any) -> str:
+    """A knob's value: numbers with six digits, nothing else shortened."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (dict, list, tuple)):
+        return json.dumps(_rounded(value), ensure_ascii=False)
+    return str(value)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def layer_set(layers: Sequence[int] | None) -> str:
+    """`layers 0-3, 7`; None stands for every layer that has the component."""
+    if layers is None:
+        return "everywhere"
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"layer{'s' if len(layers) > 1 else ''} {text}"
+
+
+def bar(value: float | None, limit: float) -> tuple[int, int]:
+    """Cells of `BAR_WIDTH` that a noise ratio fills on a log scale, and the cell of its limit.
+
+    A ratio above the limit always shows beyond the mark, one below never does.
+    """
+    filled, mark = _cells(value), _cells(limit)
+    above = value is not None and value > limit
+    return (max(filled, mark + 2) if above else min(filled, mark)), mark
+
+
+def _cells(value: float | None) -> int:
+    if value is None or value <= 0:
+        return 0
+    place = (math.log10(value) - BAR_FROM) / (BAR_TO - BAR_FROM)
+    return max(0, min(BAR_WIDTH, round(place * BAR_WIDTH)))
+
+
+def bar_text(value: float | None, limit: float) -> str:
+    """The bar as text; the limit is marked whether the bar reaches it or not."""
+    filled, mark = bar(value, limit)
+    cells = [FULL if cell < filled else " " for cell in range(BAR_WIDTH)]
+    cells[mark] = MARK
+    return "".join(cells)
+
+
+def scale_text() -> str:
+    """The header above the bars: ratios at their places."""
+    cells = [" "] * BAR_WIDTH
+    for value, text in ((0.1, "0.1"), (PARITY_RATIO, "4x"), (100.0, "100"), (1e4, "1e4")):
+        at = _cells(value)
+        cells[at : at + len(text)] = text
+    return "".join(cells)
+
+
+def seconds(value: float) -> str:
+    """A duration."""
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"

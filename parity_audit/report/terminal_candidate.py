@@ -1,0 +1,148 @@
+"""One candidate in the terminal report: layers, first divergence, findings, patches, before and after, gaps."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from parity_audit.core.limits import limit_of
+from parity_audit.core.report import Candidate, Finding, Patch, SiteDelta, Verdict
+from parity_audit.report.code import fold_code
+from parity_audit.report.evidence import evidence_lines
+from parity_audit.report.numbers import bar_text, layer_set, number, ratio, scale_text, shown
+from parity_audit.report.parts import Part, code_lines, columns, heading, pairs, paragraph, styled
+from parity_audit.report.rows import before_after, introduced, is_wrong, layer_rows, not_tested, not_visible
+from parity_audit.report.words import DEPARTS, GOOD, divergence_line, label, where_found
+
+INTRODUCED_SHOWN = 8
+SELF_EVIDENT = ("constant", "variant")  # their message only repeats the two values
+STYLES = {
+    Verdict.EXACT: "bold green",
+    Verdict.PARITY: "bold green",
+    Verdict.MISMATCH: "bold red",
+    Verdict.INCONCLUSIVE: "bold yellow",
+    Verdict.ERROR: "bold yellow",
+}
+
+
+def style_of(verdict: Verdict) -> str:
+    """The colour of a verdict; the word itself says the same."""
+    return STYLES[verdict]
+
+
+def candidate_parts(candidate: Candidate, width: int) -> list[Part]:
+    """Everything that is known of one candidate, what matters most first."""
+    verdict = (f": {candidate.verdict.value}", style_of(candidate.verdict))
+    parts: list[Part] = ["", styled(("── ", "dim"), (label(candidate), "bold"), verdict)]
+    if candidate.error:
+        keys = ("message", "where", "expected", "found", "hint")
+        parts.append(pairs([(key, str(candidate.error[key])) for key in keys if candidate.error.get(key)]))
+    for section in (_layers, _divergence, _findings):
+        parts += section(candidate)
+    for patch in candidate.patches:
+        parts += _patch(patch, width)
+    for section in (_before_after, _proof, _gaps):
+        parts += section(candidate)
+    return parts
+
+
+def _layers(candidate: Candidate) -> list[Part]:
+    rows = [
+        (row.place, row.site, number(row.delta.max_abs), number(row.delta.rel), ratio(row.delta.noise_ratio),
+         _bar(row.delta))
+        for row in layer_rows(candidate)
+    ]  # fmt: skip
+    titles = ("part", "worst site", "max abs", "relative", "noise", scale_text())
+    return [columns(titles, rows, right=(2, 3, 4))] if rows else []
+
+
+def _bar(delta: SiteDelta) -> Text:
+    """Log scale; the mark is the limit at this site, which is wider inside a block than on the residual stream."""
+    style = "red" if is_wrong(delta) else "green"
+    return Text(bar_text(delta.noise_ratio, limit_of(delta.site)), style=style, no_wrap=True)
+
+
+def _divergence(candidate: Candidate) -> list[Part]:
+    line = divergence_line(candidate)
+    if line is None:
+        return []
+    parts: list[Part] = ["", pairs([("first divergence", line)])]
+    sites = introduced(candidate)
+    if sites:
+        shown_sites = [f"{delta.site} {ratio(delta.introduced_ratio)}" for delta in sites[:INTRODUCED_SHOWN]]
+        more = f" and {len(sites) - INTRODUCED_SHOWN} more" if len(sites) > INTRODUCED_SHOWN else ""
+        parts.append(pairs([("wrong from correct inputs", ", ".join(shown_sites) + more)]))
+    return parts
+
+
+def _findings(candidate: Candidate) -> list[Part]:
+    if not candidate.findings:
+        return []
+    parts: list[Part] = ["", heading(f"Findings: {len(candidate.findings)}")]
+    for position, finding in enumerate(candidate.findings, 1):
+        parts += _finding(position, finding)
+    return parts
+
+
+def _finding(position: int, finding: Finding) -> list[Part]:
+    place = where_found(finding, layer_set(finding.layers))
+    title = styled((f"{position}. ", ""), (finding.knob, "bold"), (f"  {place}", ""))
+    values = [
+        ("reference", shown(finding.reference_value)),
+        ("candidate", shown(finding.candidate_value)),
+        ("spec", shown(finding.spec_value)),
+        ("departs", DEPARTS.get(finding.departs_from_spec, finding.departs_from_spec)),
+        ("confidence", f"{finding.confidence:.2f}"),
+    ]
+    values += [("meaning", finding.message)] if finding.message and finding.kind not in SELF_EVIDENT else []
+    values += [("evidence" if first else "", line) for first, line in _marked(evidence_lines(finding.evidence))]
+    return [title, pairs(values, indent=3)]
+
+
+def _marked(lines: list[str]) -> list[tuple[bool, str]]:
+    return [(number == 0, line) for number, line in enumerate(lines)]
+
+
+def _patch(patch: Patch, width: int) -> list[Part]:
+    fixes = ", ".join(patch.fixes or (patch.knob,))
+    parts: list[Part] = ["", styled(("Patch ", "bold"), (f"for {fixes} in {patch.backend}", ""))]
+    parts += code_lines(fold_code(patch.code, width - 4))
+    if patch.note:
+        parts.append(paragraph(patch.note, indent=2))
+    if patch.read_back:
+        first, more = patch.read_back[0], len(patch.read_back) - 1
+        text = f"{first.path}: {shown(first.before)} -> {shown(first.after)}"
+        parts.append(pairs([("read back", text + (f" and {more} more alike" if more else ""))]))
+    return parts
+
+
+def _before_after(candidate: Candidate) -> list[Part]:
+    if candidate.logits is None and candidate.patched is None:
+        return []
+    rows = before_after(candidate)
+    after = candidate.patched
+    if after is None:
+        return ["", columns(("logits", "as shipped"), [row[:2] for row in rows])]
+    reached = f"{'reached' if after.target_reached else 'not reached'} (max |difference| <= {number(after.target)})"
+    good = "" if after.verdict in GOOD else "; the patched candidate is still not at parity"
+    return ["", columns(("logits", "as shipped", "patched"), rows), pairs([("target", reached + good)])]
+
+
+def _proof(candidate: Candidate) -> list[Part]:
+    if not candidate.proof:
+        return []
+    return ["", heading("Proof on the reference's side"), pairs([(k, shown(v)) for k, v in candidate.proof.items()])]
+
+
+def _gaps(candidate: Candidate) -> list[Part]:
+    parts: list[Part] = []
+    limits = [(knob, number(limit)) for knob, limit in candidate.detection_limits.items()]
+    sections = (
+        ("Warnings", [("!", text) for text in candidate.warnings]),
+        ("Not visible in this backend", not_visible(candidate)),
+        ("Not tested", not_tested(candidate)),
+        ("Smallest error this run could have seen", limits),
+    )
+    for title, rows in sections:
+        if rows:
+            parts += ["", heading(title), pairs(rows)]
+    return parts

@@ -1,0 +1,106 @@
+"""The sentences that every format shares: headline first, then one line per candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parity_audit.core.errors import EXIT_NOT_JUDGED
+from parity_audit.core.report import Candidate, Finding, Report, Side, Verdict
+
+JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
+GOOD = (Verdict.EXACT, Verdict.PARITY)
+
+DEPARTS = {
+    "candidate": "The candidate departs from the spec",
+    "reference": "The reference departs from the spec, the candidate follows it",
+    "both": "Both sides depart from the spec",
+    "unknown": "Which side departs from the spec is not known",
+}
+
+
+def headline(report: Report) -> str:
+    """The first line of every report. Where the exit code is 3 it says that nothing was judged, and for whom."""
+    judged = [one for one in report.candidates if one.verdict in JUDGED]
+    unjudged = [one for one in report.candidates if one.verdict not in JUDGED]
+    if not judged:
+        return f"Nothing was judged: {reason(report)}"
+    if report.exit_code == EXIT_NOT_JUDGED or unjudged:
+        names = ", ".join(label(one) for one in unjudged) or "a part of this run"
+        return f"Nothing was judged for {names}. {_claim(judged)}"
+    return _claim(judged)
+
+
+def _claim(judged: Sequence[Candidate]) -> str:
+    """What is said of the candidates that were judged."""
+    wrong = [one for one in judged if one.verdict is Verdict.MISMATCH]
+    if not wrong:
+        exact = all(one.verdict is Verdict.EXACT for one in judged)
+        how = "bit-identical to the reference" if exact else "the reference's function up to rounding"
+        return f"Parity: {_names(judged)} {'is' if exact else 'computes'} {how}"
+    mended = all(one.patched is not None and one.patched.verdict in GOOD for one in wrong)
+    after = "; the patch below mends it" if mended else ""
+    return f"Mismatch: {_names(wrong)} does not compute the reference's function{after}"
+
+
+def _names(candidates: Sequence[Candidate]) -> str:
+    """One name, or `each of` several."""
+    names = [f"{one.backend} {one.version}".strip() for one in candidates]
+    return names[0] if len(names) == 1 else f"each of {', '.join(names)}"
+
+
+def reason(report: Report) -> str:
+    """Why nothing was judged."""
+    if report.error:
+        return str(report.error.get("message", "an error without a message"))
+    if not report.candidates:
+        return "there was no candidate"
+    return "; ".join(f"{label(one)}: {one.why}" for one in report.candidates)
+
+
+def label(side: Candidate | Side) -> str:
+    """A backend with its release and the settings that the user gave or that were read back."""
+    settings = ",".join(f"{key}={value}" for key, value in side.settings.items() if _is_short(value))
+    return " ".join(part for part in (side.backend, side.version, f"({settings})" if settings else "") if part)
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, (str, int, float, bool)) or value is None
+
+
+def weights_line(report: Report) -> str:
+    """Where the weights come from; a synthetic checkpoint is said to be one."""
+    weights = report.weights
+    source = str(weights.get("source", weights.get("repo_id", "unknown")))
+    synthetic = weights.get("synthetic")
+    about = f"{source} (synthetic: {synthetic}, seeded)" if synthetic and synthetic not in source else source
+    print_ = weights.get("fingerprint")
+    return f"{about}, fingerprint {print_}" if print_ else about
+
+
+def divergence_line(candidate: Candidate) -> str | None:
+    """Where the error starts, and whether that component introduces it."""
+    first = candidate.first_divergence
+    if not first:
+        return None
+    delta = next((delta for delta in candidate.sites if delta.site == first["site"]), None)
+    probe = f" (probe {first['probe']})" if first.get("probe") else ""
+    text = f"{first['site']}{probe}"
+    if delta is not None and delta.noise_ratio is not None:
+        text += f": {delta.noise_ratio:.3g} times the noise floor"
+        if delta.introduced_ratio is not None:
+            text += f", {delta.introduced_ratio:.3g} times from correct inputs"
+    return text
+
+
+def where_found(finding: Finding, layers: str) -> str:
+    """Kind, layers and site of a finding."""
+    return f"{finding.kind}, {layers}, seen at {finding.site}" if finding.site else f"{finding.kind}, {layers}"
+
+
+def scope_line(report: Report) -> str:
+    """What the verdict is valid for."""
+    sides = [*report.candidates, *([report.reference] if report.reference else [])]
+    kinds = sorted({f"{side.dtype} on {side.device}" for side in sides if side.dtype})
+    ran = " and ".join(kinds) or "what ran"
+    return f"Valid for these releases and settings, {ran}, these weights and these probes; nothing is said of others."
