@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from parity_audit.backends.facts import effective, numerics, use_exact_float32, 
 from parity_audit.backends.loading import tokenization
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.vllm_gather import Gatherer
-from parity_audit.core.types import Description, ReadBack, WeightPrint
+from parity_audit.core.types import Description, NotVisible, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
 SHOWN_SETTINGS = {
@@ -28,6 +29,7 @@ SHOWN_SETTINGS = {
     "cache_config": ("block_size", "enable_prefix_caching", "cache_dtype"),
     "scheduler_config": ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill"),
 }
+COMPILED = "torch.compile runs the blocks without hooks; enforce_eager=true shows them"
 
 
 class VllmBackend:
@@ -86,7 +88,7 @@ class VllmBackend:
         if request.precision == FLOAT64 or request.inputs:
             raise NotImplementedError("vLLM cannot be the judge: it has no float64 kernels and takes no replaced sites")
         recorder = Recorder(request)
-        gatherer = Gatherer(request, recorder)
+        gatherer = Gatherer(self._hookable(request, recorder), recorder)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             hook = self.model.register_forward_pre_hook(gatherer.before_step, with_kwargs=True)
@@ -98,6 +100,14 @@ class VllmBackend:
         return recorder.reply()
 
     replay = run
+
+    def _hookable(self, request: RunRequest, recorder: Recorder) -> RunRequest:
+        """The request without the sites that a compiled model cannot show: it runs its blocks past every hook."""
+        if self._settings()["compilation"] == "NONE":
+            return request
+        inside = [tap for tap in request.taps if tap.module]
+        recorder.not_visible += [NotVisible(site=tap.site, why=COMPILED) for tap in inside]
+        return replace(request, taps=tuple(tap for tap in request.taps if not tap.module))
 
     def _generate(self, rows: list[list[int]]) -> None:
         from vllm import SamplingParams

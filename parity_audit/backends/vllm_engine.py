@@ -61,6 +61,8 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
     limit = int(getattr(config, "max_position_embeddings", 0)) or None
     asked = given.pop("max_model_len", None) or limit
     length = asked if limit is None else min(int(asked), limit)
+    if "hf_overrides" in given:
+        given["hf_overrides"] = typed(given["hf_overrides"], config)
     chosen: dict[str, Any] = {
         "model": load_name(request.checkpoint),
         "dtype": request.dtype,
@@ -77,6 +79,18 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
         # An explicit size also skips the profiling run.
         chosen["kv_cache_memory_bytes"] = cache_bytes(config, length, str(given.get("dtype", request.dtype)))
     return chosen | given
+
+
+def typed(overrides: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Whole numbers as the config has them: transformers refuses 256.0 for an int and 50 for a float."""
+    return {key: _like(value, getattr(config, key, None)) for key, value in overrides.items()}
+
+
+def _like(value: Any, old: Any) -> Any:
+    numbers = isinstance(value, (int, float)) and isinstance(old, (int, float))
+    if not numbers or isinstance(value, bool) or isinstance(old, bool) or value != int(value):
+        return value
+    return type(old)(value)
 
 
 def cache_bytes(config: Any, length: int, dtype: str) -> int:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import functools
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import typer
 
-from parity_audit.core.errors import EXIT_INTERRUPTED, EXIT_NOT_JUDGED, ParityError
+from parity_audit.core.errors import EXIT_INTERRUPTED, EXIT_NOT_JUDGED, NotJudged, ParityError
+from parity_audit.report import json
+from parity_audit.report.escape import plain
+from parity_audit.report.failure import failed_report
 
 
 def guarded(command: Callable[..., int]) -> Callable[..., None]:
-    """Run a command, render what it raises, and exit with the right code. SIGTERM ends like Ctrl-C: no orphan."""
+    """Run a command, render what it raises, and exit with the right code. SIGTERM ends like Ctrl-C: no orphan.
+
+    With `--json` an error is a report too, so that a script reads one form whatever happens.
+    """
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -22,20 +30,43 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
         try:
             code = command(*args, **kwargs)
         except KeyboardInterrupt:
-            print("interrupted: nothing was judged; captures already taken are kept", file=sys.stderr)
+            _say("interrupted: nothing was judged; captures already taken are kept")
             code = EXIT_INTERRUPTED
-        except ParityError as error:
-            code = error.exit_code
-            if code == EXIT_NOT_JUDGED:
-                print("nothing was judged", file=sys.stderr)
-            print("\n".join(error.lines()), file=sys.stderr)
-        except OSError as error:
-            print(f"nothing was judged\nerror[disk]: {error}", file=sys.stderr)
-            code = EXIT_NOT_JUDGED
+        except Exception as error:
+            code = _failed(_explained(error), model=str(kwargs.get("model", "")), as_json=bool(kwargs.get("json")))
         raise typer.Exit(code)
 
     run.__annotations__ = {**command.__annotations__, "return": None}
     return run
+
+
+def _explained(error: Exception) -> ParityError:
+    """Any exception as an error that says what to do."""
+    if isinstance(error, ParityError):
+        return error
+    if isinstance(error, OSError):
+        return NotJudged(str(error), code="disk", hint="choose another place with --out, or set PARITY_AUDIT_CACHE")
+    with tempfile.NamedTemporaryFile("w", prefix="parity-audit-", suffix=".log", delete=False) as log:
+        log.write("".join(traceback.format_exception(error)))
+    return NotJudged(
+        f"parity-audit itself failed: {type(error).__name__}: {error}", code="internal", where=log.name,
+        hint="a mistake in parity-audit: please report it with that file",
+    )  # fmt: skip
+
+
+def _failed(error: ParityError, *, model: str, as_json: bool) -> int:
+    if error.exit_code == EXIT_NOT_JUDGED:
+        _say("nothing was judged")
+    for line in error.lines():
+        _say(line)
+    if as_json:
+        sys.stdout.write(json.dumps(failed_report(model, error)))
+    return error.exit_code
+
+
+def _say(text: str) -> None:
+    """To stderr, control characters of foreign text made visible."""
+    print(plain(text), file=sys.stderr)
 
 
 def _interrupt(*_: Any) -> None:

@@ -30,7 +30,16 @@ def show(report: Report, format: str, *, quiet: bool = False) -> None:
         text = terminal.render(report, where=where, colour=_colour(), ascii_only=not _unicode())
     else:
         raise UsageError(f"`{format}` is not a format", code="unknown-format", expected=", ".join(FORMATS))
-    sys.stdout.write(text.rstrip("\n") + "\n")
+    _write(text.rstrip("\n") + "\n")
+
+
+def _write(text: str) -> None:
+    """To stdout; a reader that has seen enough (`| head`) is no error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _colour() -> bool:

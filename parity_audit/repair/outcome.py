@@ -40,10 +40,14 @@ def side_of(capture: Capture, self_check: Sequence[str] = ()) -> Side:
     manifest = capture.manifest
     about = manifest.description
     return Side(
-        backend=about.backend if about else manifest.backend, package=about.package if about else "", version=about.version if about else "",
-        settings=about.settings if about else {}, dtype=manifest.dtype, device=manifest.device,
+        backend=about.backend if about else manifest.backend,
+        package=about.package if about else "",
+        version=about.version if about else "",
+        settings=about.settings if about else {},
+        dtype=manifest.dtype,
+        device=manifest.device,
         self_check=tuple(self_check),
-    )  # fmt: skip
+    )
 
 
 def backend_facts(captures: Sequence[Capture]) -> dict[str, Any]:

@@ -1,35 +1,45 @@
-"""The numbers behind a finding, one line each; lists are cut after a few entries, the rest is in report.json."""
+"""The numbers behind a finding, a few lines for a reader; every layer and every number is in report.json."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from parity_audit.report.numbers import shown
+from parity_audit.report.numbers import number, shown
 
-ENTRIES = 2
+NAMES = {"unexplained": "unexplained", "n": "n", "read_from": "read from", "interval": "between"}
 
 
 def evidence_lines(evidence: dict[str, Any]) -> list[str]:
-    """Scalars on one line, each list of measurements below its name."""
-    simple = {key: value for key, value in evidence.items() if not _is_table(value) and value is not None}
-    lines = [", ".join(f"{key} {shown(value)}" for key, value in simple.items())] if simple else []
-    for key, value in evidence.items():
-        if _is_table(value):
-            lines += _table_lines(key, value)
-    return lines
+    """Plain facts on one line; of a list of measurements the first, and how many more there are."""
+    facts = [
+        f"{_name(key)} {_brief(value)}" for key, value in evidence.items() if value is not None and not _is_table(value)
+    ]
+    lines = [", ".join(facts)] if facts else []
+    return lines + [_measured(key, value) for key, value in evidence.items() if _is_table(value)]
 
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
-def _table_lines(name: str, entries: list[dict[str, Any]]) -> list[str]:
-    lines = [f"{name}: {_measurement(entry)}" for entry in entries[:ENTRIES]]
-    left = len(entries) - len(lines)
-    return [*lines, f"{name}: {left} more in report.json"] if left > 0 else lines
+def _measured(name: str, entries: Sequence[dict[str, Any]]) -> str:
+    more = f"; {len(entries) - 1} more in report.json" if len(entries) > 1 else ""
+    return f"{name}: {_measurement(entries[0])}{more}"
 
 
 def _measurement(entry: dict[str, Any]) -> str:
-    rest = {key: value for key, value in entry.items() if key != "layer" and value is not None}
-    body = ", ".join(f"{key} {shown(value)}" for key, value in rest.items())
-    return body if entry.get("layer") is None else f"layer {entry['layer']}, {body}"
+    """`layer 0: 14.9666 +- 2e-06, unexplained 1.1e-06, n 3921, read from attn_scores`."""
+    value = shown(entry.get("value"))
+    error = f" ± {_brief(entry['stderr'])}" if entry.get("stderr") not in (None, {}) else ""
+    known = [f"{NAMES[key]} {_brief(entry[key])}" for key in NAMES if entry.get(key) is not None]
+    place = f"layer {entry['layer']}: " if entry.get("layer") is not None else ""
+    return place + ", ".join([value + error, *known])
+
+
+def _name(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _brief(value: Any) -> str:
+    return number(value) if isinstance(value, float) else shown(value)

@@ -34,9 +34,19 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, dict) and value.keys() == {"by_layer"}:
+        return _by_layer(value["by_layer"])
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(_rounded(value), ensure_ascii=False)
     return str(value)
+
+
+def _by_layer(values: dict[str, Any]) -> str:
+    """`4096 in layers 0, 2; none in layers 1, 3`."""
+    groups: dict[str, list[int]] = {}
+    for layer, value in values.items():
+        groups.setdefault(shown(value), []).append(int(layer))
+    return "; ".join(f"{value} in {layer_set(layers)}" for value, layers in groups.items())
 
 
 def _rounded(value: Any) -> Any:

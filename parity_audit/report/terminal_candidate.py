@@ -11,10 +11,10 @@ from parity_audit.report.evidence import evidence_lines
 from parity_audit.report.numbers import bar_text, layer_set, number, ratio, scale_text, shown
 from parity_audit.report.parts import Part, code_lines, columns, heading, pairs, paragraph, styled
 from parity_audit.report.rows import before_after, introduced, is_wrong, layer_rows, not_tested, not_visible
-from parity_audit.report.words import DEPARTS, GOOD, divergence_line, label, where_found
+from parity_audit.report.words import DEPARTS, GOOD, divergence_line, label, settings_text, where_found
 
 INTRODUCED_SHOWN = 8
-SELF_EVIDENT = ("constant", "variant")  # their message only repeats the two values
+IN_WORDS = ("unexplained", "weights")  # kinds that have no two values to show
 STYLES = {
     Verdict.EXACT: "bold green",
     Verdict.PARITY: "bold green",
@@ -36,6 +36,8 @@ def candidate_parts(candidate: Candidate, width: int) -> list[Part]:
     if candidate.error:
         keys = ("message", "where", "expected", "found", "hint")
         parts.append(pairs([(key, str(candidate.error[key])) for key in keys if candidate.error.get(key)]))
+    if settings_text(candidate) and settings_text(candidate) not in label(candidate):
+        parts.append(pairs([("settings", settings_text(candidate))]))
     for section in (_layers, _divergence, _findings):
         parts += section(candidate)
     for patch in candidate.patches:
@@ -86,16 +88,22 @@ def _findings(candidate: Candidate) -> list[Part]:
 def _finding(position: int, finding: Finding) -> list[Part]:
     place = where_found(finding, layer_set(finding.layers))
     title = styled((f"{position}. ", ""), (finding.knob, "bold"), (f"  {place}", ""))
-    values = [
-        ("reference", shown(finding.reference_value)),
-        ("candidate", shown(finding.candidate_value)),
-        ("spec", shown(finding.spec_value)),
+    values = [("meaning", finding.message)] if finding.kind in IN_WORDS else _values(finding)
+    values += [
         ("departs", DEPARTS.get(finding.departs_from_spec, finding.departs_from_spec)),
         ("confidence", f"{finding.confidence:.2f}"),
     ]
-    values += [("meaning", finding.message)] if finding.message and finding.kind not in SELF_EVIDENT else []
     values += [("evidence" if first else "", line) for first, line in _marked(evidence_lines(finding.evidence))]
     return [title, pairs(values, indent=3)]
+
+
+def _values(finding: Finding) -> list[tuple[str, str]]:
+    values = (
+        ("reference", finding.reference_value),
+        ("candidate", finding.candidate_value),
+        ("spec", finding.spec_value),
+    )
+    return [(side, shown(value)) for side, value in values]
 
 
 def _marked(lines: list[str]) -> list[tuple[bool, str]]:

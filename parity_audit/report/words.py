@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from parity_audit.core.errors import EXIT_NOT_JUDGED
 from parity_audit.core.report import Candidate, Finding, Report, Side, Verdict
+from parity_audit.report.numbers import shown
 
 JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
 GOOD = (Verdict.EXACT, Verdict.PARITY)
+LABEL_SETTINGS = 40
 
 DEPARTS = {
     "candidate": "The candidate departs from the spec",
@@ -59,13 +60,15 @@ def reason(report: Report) -> str:
 
 
 def label(side: Candidate | Side) -> str:
-    """A backend with its release and the settings that the user gave or that were read back."""
-    settings = ",".join(f"{key}={value}" for key, value in side.settings.items() if _is_short(value))
-    return " ".join(part for part in (side.backend, side.version, f"({settings})" if settings else "") if part)
+    """A backend with its release, and its settings where they are few; `settings_text` has them all."""
+    settings = settings_text(side)
+    given = f"({settings})" if 0 < len(settings) <= LABEL_SETTINGS else ""
+    return " ".join(part for part in (side.backend, side.version, given) if part)
 
 
-def _is_short(value: Any) -> bool:
-    return isinstance(value, (str, int, float, bool)) or value is None
+def settings_text(side: Candidate | Side) -> str:
+    """Every setting that was in force."""
+    return ", ".join(f"{key}={shown(value)}" for key, value in side.settings.items())
 
 
 def weights_line(report: Report) -> str:
@@ -100,7 +103,7 @@ def where_found(finding: Finding, layers: str) -> str:
 
 def scope_line(report: Report) -> str:
     """What the verdict is valid for."""
-    sides = [*report.candidates, *([report.reference] if report.reference else [])]
+    sides: list[Candidate | Side] = [*report.candidates, *([report.reference] if report.reference else [])]
     kinds = sorted({f"{side.dtype} on {side.device}" for side in sides if side.dtype})
     ran = " and ".join(kinds) or "what ran"
     return f"Valid for these releases and settings, {ran}, these weights and these probes; nothing is said of others."

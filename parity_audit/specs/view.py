@@ -189,6 +189,8 @@ def edits(
         "rotary": lambda: _rotary(targets, names["d_head"]),
         "rope_parameters": lambda: _rope_parameters(targets),
         "windows": lambda: _dealt(spec, config, knob, value),
+        "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
+        "layer_types": lambda: _layer_types(_dealt(spec, config, knob, value)),
     }
     return tuple(
         Edit(op=edit.op, path=edit.path, value=_filled(edit.value, names, functions)) for edit in entry.edits
@@ -202,6 +204,16 @@ def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue)
     if isinstance(setting, list) and len(setting) == count:
         return setting
     return [setting if known.layers is None or layer in known.layers else known.off for layer in range(count)]
+
+
+def _widest(windows: list[Any]) -> int | None:
+    """The one window that a transformers config can name."""
+    return max((round(window) for window in windows if window), default=None)
+
+
+def _layer_types(windows: list[Any]) -> list[str]:
+    """Which layers use that window, as transformers configs say it."""
+    return ["sliding_attention" if window else "full_attention" for window in windows]
 
 
 def _rotary(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:

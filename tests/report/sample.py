@@ -118,6 +118,7 @@ NOTHING = replace(
     REPORT, reference=None, judge=None, candidates=(), exit_code=3,
     error={"code": "env-failed", "message": f"no environment {EVIL}", "where": "", "hint": "run `parity-audit doctor`"},
 )  # fmt: skip
+EVIL_FINDING = replace(SCALE, knob=EVIL, message=EVIL)
 EVIL_REPORT = replace(
-    REPORT, model=EVIL, candidates=(replace(WRONG, why=EVIL, settings={"x": EVIL}, findings=(replace(SCALE, knob=EVIL, message=EVIL),)),)
+    REPORT, model=EVIL, candidates=(replace(WRONG, why=EVIL, settings={"x": EVIL}, findings=(EVIL_FINDING,)),)
 )  # fmt: skip

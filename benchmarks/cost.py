@@ -1,0 +1,136 @@
+"""What an audit costs: its wall time over the sum of loading and running each backend bare, its peak memory over the
+largest backend alone, and both beside TransformerLens's own benchmark suite on the same checkpoint.
+
+    python benchmarks/cost.py --size mini small --model meta-llama/Llama-3.2-1B
+
+Every figure is a process of its own; ratios within one run are what counts, the machine may be shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from parity_audit.capture.plan import plan_audit, side_plan
+from parity_audit.capture.session import Session
+from parity_audit.core.backend_ref import parse_backend
+from parity_audit.core.progress import SILENT
+from parity_audit.core.wire import RunRequest
+from parity_audit.envs.cache import cache_root
+from parity_audit.specs.view import taps
+
+BACKENDS = ("hf", "transformer_lens", "vllm")
+PROBES = ("short", "repeated", "ragged", "left_padded")
+
+
+def bare(backend: str, model: str, size: str) -> None:
+    """Load one backend and run every probe for its logits alone: what anybody would have to pay."""
+    plan = plan_audit(
+        model, synthetic=size, seed=0, weights=None, probes=PROBES, dtype="float32", device="cpu", cache=cache_root()
+    )
+    with tempfile.TemporaryDirectory() as out:
+        session = Session(
+            plan=side_plan(plan, parse_backend(backend), install=True, progress=SILENT), log=Path(out) / "log"
+        )
+        version = session.description().version
+        every = taps(plan.model.spec, session.plan.backend_key, plan.config, version)
+        logits = tuple(tap for tap in every if tap.site == "logits")
+        for probe in plan.probes:
+            session.run(RunRequest(probe=probe, taps=logits, out=out))
+        session.release()
+
+
+def suite(model: str, size: str) -> None:
+    """TransformerLens's own benchmark suite on the same checkpoint."""
+    from parity_audit.specs import miniature
+    from parity_audit.specs.resolve import resolve_model
+
+    made = miniature.make(resolve_model(model), size=size, root=cache_root() / "synthetic")
+    os.environ |= {"HF_HOME": str(made.hf_home), "HF_HUB_OFFLINE": "1"}
+    from transformer_lens.benchmarks import run_benchmark_suite
+
+    run_benchmark_suite(made.repo_id, device="cpu", verbose=False)
+
+
+def measured(command: list[str]) -> tuple[float, float, int]:
+    """(seconds, peak MiB of the process tree's resident memory, exit code) of a command."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    peak = [0.0]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            peak[0] = max(peak[0], tree_memory(process.pid))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    code = process.wait()
+    done.set()
+    thread.join()
+    return time.perf_counter() - started, peak[0], code
+
+
+def tree_memory(root: int) -> float:
+    """Resident MiB of a process and everything below it."""
+    parents: dict[int, int] = {}
+    resident: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        parents[int(folder.name)], resident[int(folder.name)] = int(fields[1]), int(fields[21]) * 4096
+    tree = {root}
+    while grown := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= grown
+    return sum(resident.get(pid, 0) for pid in tree) / 2**20
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="meta-llama/Llama-3.2-1B")
+    parser.add_argument("--size", nargs="+", default=["mini"])
+    parser.add_argument("--bare")
+    parser.add_argument("--suite", action="store_true")
+    args = parser.parse_args()
+    if args.bare:
+        return bare(args.bare, args.model, args.size[0])
+    if args.suite:
+        return suite(args.model, args.size[0])
+    print(json.dumps({size: _measure_size(args.model, size) for size in args.size}, indent=1))
+    return None
+
+
+def _measure_size(model: str, size: str) -> dict[str, object]:
+    own = [sys.executable, __file__, "--model", model, "--size", size]
+    alone = {backend: measured([*own, "--bare", backend]) for backend in BACKENDS}
+    audit = [sys.executable, "-m", "parity_audit", model, "--synthetic", size, "--no-repair", "--quiet"]
+    audit += [flag for probe in PROBES for flag in ("--probe", probe)]
+    with tempfile.TemporaryDirectory() as out:
+        whole = measured([*audit, "--out", out])
+    theirs = measured([*own, "--suite"])
+    return {
+        "bare": {backend: _figures(*figures) for backend, figures in alone.items()},
+        "audit": _figures(*whole),
+        "run_benchmark_suite": _figures(*theirs),
+        "wall_ratio": round(whole[0] / sum(figures[0] for figures in alone.values()), 2),
+        "memory_ratio": round(whole[1] / max(figures[1] for figures in alone.values()), 2),
+        "suite_over_audit": round(theirs[0] / whole[0], 2),
+    }
+
+
+def _figures(seconds: float, mebibytes: float, code: int) -> dict[str, float]:
+    return {"seconds": round(seconds, 1), "peak_mib": round(mebibytes), "exit_code": code}
+
+
+if __name__ == "__main__":
+    main()

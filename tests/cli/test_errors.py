@@ -1,0 +1,90 @@
+"""What a failing command leaves: an explanation on stderr, a report on stdout where JSON was asked for, an exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+
+from parity_audit.cli.errors import guarded
+from parity_audit.core.errors import NotJudged, SpecError, UsageError
+
+
+def exit_of(error: BaseException, **options) -> int:
+    @guarded
+    def command(model: str = "", json: bool = False) -> int:
+        raise error
+
+    with pytest.raises(typer.Exit) as caught:
+        command(**options)
+    return caught.value.exit_code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (UsageError("no", hint="do this"), 2, "hint: do this"),
+        (SpecError("bad", where="a.yaml:3:1"), 2, "--> a.yaml:3:1"),
+        (NotJudged("gone"), 3, "nothing was judged\nerror[not-judged]: gone"),
+        (OSError(28, "No space left on device"), 3, "error[disk]"),
+        (KeyboardInterrupt(), 130, "nothing was judged"),
+        (ZeroDivisionError("x"), 3, "error[internal]: parity-audit itself failed: ZeroDivisionError"),
+    ],
+)
+def test_every_way_to_fail_has_its_exit_code_and_words(error, code, says, capsys):
+    assert exit_of(error) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_usage_error_does_not_claim_that_something_ran(capsys):
+    exit_of(UsageError("no"))
+    assert "nothing was judged" not in capsys.readouterr().err
+
+
+def test_a_mistake_of_ours_leaves_its_traceback_in_a_file(capsys):
+    exit_of(ZeroDivisionError("x"))
+    place = next(line for line in capsys.readouterr().err.splitlines() if "-->" in line).split()[-1]
+
+    with open(place) as log:
+        assert "ZeroDivisionError: x" in log.read()
+    os.unlink(place)
+
+
+def test_foreign_text_in_an_error_is_not_obeyed(capsys):
+    exit_of(NotJudged("engine said \x1b[2J[/red]"))
+    assert "engine said \\x1b[2J[/red]" in capsys.readouterr().err
+
+
+def test_with_json_an_error_is_a_report(capsys):
+    exit_of(NotJudged("gone"), model="gemma-2-2b-it", json=True)
+    shown = json.loads(capsys.readouterr().out)
+
+    assert (shown["model"], shown["exit_code"], shown["error"]["message"]) == ("gemma-2-2b-it", 3, "gone")
+
+
+def test_without_json_stdout_stays_empty(capsys):
+    exit_of(NotJudged("gone"))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_with_130(kind):
+    code = "import time\nfrom parity_audit.cli.errors import guarded\nguarded(lambda: print('on', flush=True) or time.sleep(60))()"
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout.readline() == "on\n"
+    time.sleep(0.2)
+    started.send_signal(kind)
+
+    assert "nothing was judged" in started.communicate(timeout=20)[1]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    code = "from parity_audit.cli.show import _write\n_write('x' * 10_000_000)"
+    done = subprocess.run(f'{sys.executable} -c "{code}" | head -c 5', shell=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("xxxxx", "")

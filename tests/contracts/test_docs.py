@@ -1,0 +1,96 @@
+"""The manual keeps up with the code: every error code, every knob, every option has its place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from parity_audit.cli.app import app
+from parity_audit.core import errors
+from parity_audit.report import json, markdown
+from parity_audit.report.terminal import render
+from parity_audit.specs.load import list_specs
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = re.compile(r'(?:\bcode=|default_code = |code = )"([a-z-]+)"|"([a-z]+-[a-z-]+)" if \w+ else')
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def codes_in_source() -> set[str]:
+    texts = [path.read_text() for path in (ROOT / "parity_audit").rglob("*.py")]
+    return {first or second for text in texts for first, second in CODE.findall(text)}
+
+
+def rows() -> dict[str, int]:
+    """Code and exit code of every row of docs/errors.md."""
+    found = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    return {code: int(exit_code) for code, exit_code in found}
+
+
+def test_every_error_code_is_explained():
+    assert len(codes_in_source()) > 25
+    assert codes_in_source() - rows().keys() == set()
+
+
+def test_no_code_is_explained_that_does_not_exist():
+    assert rows().keys() - codes_in_source() == set()
+
+
+def test_the_exit_codes_of_the_manual_are_those_of_the_classes():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.ParityError)]
+
+    assert {kind.default_code: kind.exit_code for kind in kinds}.items() <= rows().items()
+
+
+def test_every_knob_is_in_the_manual():
+    text = (ROOT / "docs" / "specs.md").read_text()
+    knobs = {knob for spec in list_specs() for knob in spec.content.knobs}
+
+    assert len(knobs) >= 12
+    assert [knob for knob in sorted(knobs) if f"`{knob}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_every_command_of_the_manual_exists(page):
+    commands = re.findall(r"parity-audit ((?:envs|specs) [a-z]+|capture|diff|doctor|audit)\b", page.read_text())
+
+    for command in sorted(set(commands)):
+        assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0, command
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_every_option_of_the_manual_exists(page):
+    help_text = "".join(CliRunner().invoke(app, [command, "--help"]).output for command in ("audit", "capture", "diff"))
+    options = set(
+        re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", " ".join(re.findall(r"parity-audit [^\n`|]*", page.read_text())))
+    )
+
+    assert [option for option in sorted(options) if option not in help_text + " --help --version"] == []
+
+
+def test_the_readme_quotes_the_worked_example():
+    """Render the committed report.json: what the README shows is what it says, line by line and in that order."""
+    report = json.loads((ROOT / "reports" / "examples" / "gemma-2-2024" / "report.json").read_text())
+    rendered = iter(render(report).splitlines())
+    quoted = re.search(r"^```\n\$ parity-audit .*\n([^`]*)```", (ROOT / "README.md").read_text(), re.MULTILINE)[1]
+
+    assert [line for line in quoted.splitlines() if line != "..." and line not in rendered] == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "reports" / "examples").glob("*/report.json")), ids=lambda p: p.parent.name
+)
+def test_the_text_of_a_worked_example_is_the_rendering_of_its_json(path):
+    report = json.loads(path.read_text())
+
+    assert path.with_name("report.txt").read_text() == render(report, where="report.json")
+    assert path.with_name("report.md").read_text() == markdown.render(report, where="report.json")
