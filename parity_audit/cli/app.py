@@ -28,10 +28,11 @@ Exit codes: 0 parity, 1 mismatch, 2 wrong usage, 3 could not compare reliably, 1
 
 
 class _DefaultGroup(typer.core.TyperGroup):
-    """`parity-audit MODEL` is `parity-audit audit MODEL`."""
+    """`parity-audit MODEL` is `parity-audit audit MODEL`, wherever the options stand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
+        own = {name for param in self.get_params(ctx) for name in param.opts}
+        if args and args[0].partition("=")[0] not in own and args[0] not in self.commands:
             args = ["audit", *args]
         return super().parse_args(ctx, args)
 

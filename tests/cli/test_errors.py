@@ -88,3 +88,30 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     code = "from parity_audit.cli.show import _write\n_write('x' * 10_000_000)"
     done = subprocess.run(f'{sys.executable} -c "{code}" | head -c 5', shell=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("xxxxx", "")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["audit", "no-such-model"], ["no-such-model"], ["--miniature", "no-such-model"], ["-c", "hf", "no-such-model"]],
+)
+def test_audit_is_the_default_command_wherever_the_options_stand(args):
+    done = subprocess.run([sys.executable, "-m", "parity_audit", *args], capture_output=True, text=True)
+    assert (done.returncode, "unknown model `no-such-model`" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_offers_the_commands(shell):
+    words = {"bash": {"COMP_WORDS": "parity-audit ", "COMP_CWORD": "1"}}.get(
+        shell, {"_TYPER_COMPLETE_ARGS": "parity-audit ", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    )
+    environ = {**os.environ, "_PARITY_AUDIT_COMPLETE": f"complete_{shell}", **words}
+    code = "import sys; sys.argv = ['parity-audit']; from parity_audit.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+
+    assert all(command in done.stdout for command in ("capture", "doctor", "specs")), done.stderr
+
+
+def test_help_starts_no_torch():
+    code = "import sys\nfrom typer.testing import CliRunner\nfrom parity_audit.cli.app import app\n"
+    code += "print(CliRunner().invoke(app, ['audit', '--help']).exit_code, 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "0 False\n"

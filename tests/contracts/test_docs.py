@@ -16,6 +16,7 @@ from parity_audit.specs.load import list_specs
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r'(?:\bcode=|default_code = |code = )"([a-z-]+)"|"([a-z]+-[a-z-]+)" if \w+ else')
+EXAMPLES = sorted((ROOT / "reports" / "examples").glob("*/report.json"))
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
@@ -86,11 +87,15 @@ def test_the_readme_quotes_the_worked_example():
     assert [line for line in quoted.splitlines() if line != "..." and line not in rendered] == []
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "reports" / "examples").glob("*/report.json")), ids=lambda p: p.parent.name
-)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
 def test_the_text_of_a_worked_example_is_the_rendering_of_its_json(path):
     report = json.loads(path.read_text())
 
     assert path.with_name("report.txt").read_text() == render(report, where="report.json")
     assert path.with_name("report.md").read_text() == markdown.render(report, where="report.json")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
+def test_a_worked_example_names_no_directory_of_the_machine_it_ran_on(path):
+    texts = [item.read_text() for item in path.parent.iterdir() if item.is_file()]
+    assert [found for text in texts for found in re.findall(r"/(?:home|root|work|tmp|Users|var)/\S*", text)] == []
