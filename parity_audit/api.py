@@ -29,7 +29,7 @@ from parity_audit.diagnose.selfcheck import reference_notes
 from parity_audit.envs.build import default_candidates, list_envs, python_for
 from parity_audit.envs.build import remove_env as delete_env
 from parity_audit.envs.health import health
-from parity_audit.envs.recipes import table
+from parity_audit.envs.recipes import recipe_for, table
 from parity_audit.repair.candidate import Reference, audit_candidate
 from parity_audit.repair.outcome import backend_facts, exit_code_of, failed_candidate, side_of
 from parity_audit.report.environment import this_machine
@@ -114,10 +114,12 @@ def audit(
         results, captures = _judge_all(refs, truth, run)
     finally:
         session.release()
+        workspace.drop_working()
     code = exit_code_of(results, accept_patched=accept_patched)
     report = _report(run, truth, notes, results, captures, code, time.perf_counter() - started)
     path = write_report(report, workspace.out)
-    workspace.finished([taken.folder for taken in captures] if code != EXIT_NOT_JUDGED else [])
+    if code != EXIT_NOT_JUDGED:
+        workspace.drop([*captures, truth.judge] if truth.judge else captures)
     return dataclasses.replace(report, environment={**report.environment, "report": str(path)})
 
 
@@ -151,12 +153,15 @@ def capture(
     run = _Run(plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, progress=progress)
     session = run.session(_ref(backend), "capture")
     try:
-        taken = reusable_capture(session, plan.probes, workspace.captures, with_weights=True)
-        _copy(taken, out)
+        taken = [reusable_capture(session, plan.probes, workspace.captures, with_weights=True)]
+        _copy(taken[0], out)
         if judge:
-            _copy(reusable_capture(session, plan.probes, workspace.captures, precision=FLOAT64), out / "judge")
+            taken.append(reusable_capture(session, plan.probes, workspace.captures, precision=FLOAT64))
+            _copy(taken[1], out / "judge")
     finally:
         session.release()
+        workspace.drop_working()
+    workspace.drop(taken)
     return out
 
 
@@ -205,6 +210,8 @@ def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool
             code="no-candidate",
             hint="run `parity-audit doctor`, or name one with --candidate",
         )
+    for ref in refs:
+        recipe_for(ref, device)  # a malformed version is refused before anything is run
     return refs
 
 

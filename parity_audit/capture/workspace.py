@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from parity_audit.capture.store import Capture
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.types import Checkpoint
 from parity_audit.envs.cache import cache_root
@@ -58,10 +59,14 @@ class Workspace:
         size = sum(file.stat().st_size for file in Path(checkpoint.path).glob("*.safetensors"))
         return size <= SMALL_BYTES
 
-    def finished(self, captures: Sequence[Path]) -> None:
-        """Drop what an audit needed only until its report was written."""
-        for folder in (self.working, *captures):
-            shutil.rmtree(folder, ignore_errors=True)
+    def drop_working(self) -> None:
+        """Delete replays and patched runs: they are only good within one audit."""
+        shutil.rmtree(self.working, ignore_errors=True)
+
+    def drop(self, captures: Sequence[Capture]) -> None:
+        """Delete captures of an audit that judged everything; those of one that did not are kept for the next try."""
+        for capture in captures:
+            shutil.rmtree(capture.folder, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:
