@@ -26,7 +26,7 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
-        signal.signal(signal.SIGTERM, _interrupt)
+        before = signal.signal(signal.SIGTERM, _interrupt)
         try:
             code = command(*args, **kwargs)
         except KeyboardInterrupt:
@@ -34,6 +34,8 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
             code = EXIT_INTERRUPTED
         except Exception as error:
             code = _failed(_explained(error), model=str(kwargs.get("model", "")), as_json=bool(kwargs.get("json")))
+        finally:
+            signal.signal(signal.SIGTERM, before)
         raise typer.Exit(code)
 
     run.__annotations__ = {**command.__annotations__, "return": None}

@@ -115,3 +115,9 @@ def test_help_starts_no_torch():
     code = "import sys\nfrom typer.testing import CliRunner\nfrom parity_audit.cli.app import app\n"
     code += "print(CliRunner().invoke(app, ['audit', '--help']).exit_code, 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "0 False\n"
+
+
+def test_a_command_leaves_the_signals_as_they_were():
+    before = signal.getsignal(signal.SIGTERM)
+    exit_of(UsageError("no"))
+    assert signal.getsignal(signal.SIGTERM) is before
