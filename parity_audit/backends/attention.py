@@ -13,8 +13,7 @@ arguments unless a replay replaces them.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,14 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from parity_audit.backends.row_blocks import MATMUL, SOFTMAX, whole
 from parity_audit.backends.taps import ATTENTION, Recorder
 from parity_audit.core.types import NotVisible, SiteTap
-from parity_audit.core.wire import FLOAT64
 
-SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
-MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__}
 SDPA = {F.scaled_dot_product_attention}
-CHUNK_BYTES = 1 << 28
 
 
 class _Watch(TorchFunctionMode):
@@ -89,10 +85,12 @@ class _Watch(TorchFunctionMode):
         assert self.inside is not None
         scores = args[0]
         if "scores" in self.inside:
+            scores = whole(scores)
             replaced = self.recorder.see(self.inside["scores"], scores)
             scores = scores if replaced is None else _finite_rows(replaced, scores)
         pattern = func(scores, *args[1:], **kwargs)
         if "pattern" in self.inside:
+            pattern = whole(pattern)
             replaced = self.recorder.see(self.inside["pattern"], pattern)
             pattern = pattern if replaced is None else replaced
         return pattern
@@ -113,7 +111,7 @@ def _finite_rows(replaced: Tensor, scores: Tensor) -> Tensor:
 
 @contextmanager
 def watched(root: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Serve every `attention:` tap of the request, and bound the memory of the judge's attention."""
+    """Serve every `attention:` tap of the request."""
     taps: dict[str, dict[str, SiteTap]] = {}
     for tap in recorder.request.taps:
         if tap.take.startswith(ATTENTION):
@@ -124,44 +122,6 @@ def watched(root: nn.Module, recorder: Recorder) -> Iterator[None]:
             module = root.get_submodule(name)
             stack.callback(module.register_forward_pre_hook(lambda *_, name=name: watch.enter(name)).remove)
             stack.callback(module.register_forward_hook(lambda *_: watch.leave()).remove)
-        if recorder.request.precision == FLOAT64:
-            stack.enter_context(_chunked_eager(root, watch))
         if taps:
             stack.enter_context(watch)
         yield
-
-
-@contextmanager
-def _chunked_eager(root: nn.Module, watch: _Watch) -> Iterator[None]:
-    """Run the model's own eager attention a block of queries at a time.
-
-    Rows of attention do not depend on each other, so this is the same function; it keeps the judge's
-    float64 score matrices out of memory on long probes. Models without the function run it whole.
-    """
-    module = sys.modules[type(root).__module__]
-    original: Callable[..., Any] | None = getattr(module, "eager_attention_forward", None)
-    if original is None:
-        yield
-        return
-
-    def chunked(
-        layer: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *rest: Any, **more: Any
-    ) -> Any:
-        if query.shape[1] * query.shape[2] * key.shape[2] * query.element_size() <= CHUNK_BYTES:
-            return original(layer, query, key, value, attention_mask, *rest, **more)
-        if watch.inside is not None:
-            query, key = watch.query_key(query, key)
-            watch.inside = {}
-        rows = max(1, CHUNK_BYTES // (query.shape[1] * key.shape[2] * query.element_size()))
-        parts = []
-        for start in range(0, query.shape[2], rows):
-            stop = start + rows
-            cut = None if attention_mask is None else attention_mask[:, :, start:stop]
-            parts.append(original(layer, query[:, :, start:stop], key, value, cut, *rest, **more)[0])
-        return torch.cat(parts, dim=1), None
-
-    module.eager_attention_forward = chunked
-    try:
-        yield
-    finally:
-        module.eager_attention_forward = original

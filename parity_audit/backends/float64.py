@@ -4,8 +4,9 @@
 the "float64" model off by more than a third of the float32 error. Here a `TorchFunctionMode` turns those
 casts into float64 ones. Values that the reference *defines* in float32 (`inv_freq`) stay those values.
 
-Weights are promoted module by module while that module runs, so memory stays that of the native model.
-The way there and back is exact: float64 holds every float32, float16 and bfloat16 number.
+Weights are promoted module by module while that module runs, and those of large products a block at a time,
+so memory stays that of the native model. The way there and back is exact: float64 holds every float32,
+float16 and bfloat16 number.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 DOWNCASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+
+
+PLAIN = (nn.Linear, nn.Embedding)
+"""Modules that only call a function of which `_Promote` promotes the weight."""
+BLOCK_NUMBERS = 1 << 24
 
 
 class _Promote(TorchFunctionMode):
@@ -31,7 +38,23 @@ class _Promote(TorchFunctionMode):
             return args[0].double()
         args = tuple(_raised(arg) for arg in args)
         kwargs = {key: _raised(value) for key, value in kwargs.items()}
-        return func(*args, **kwargs)
+        if func is F.linear:
+            return _linear(*args, **kwargs)
+        result = func(*args, **kwargs)
+        return result.double() if func is F.embedding else result
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, with a low weight `[out, in]` promoted a block of outputs at a time."""
+    if weight.dtype not in LOW:
+        return F.linear(input, weight, bias)
+    height = max(1, BLOCK_NUMBERS // weight.shape[1])
+    if bias is not None:
+        bias = bias.double()
+    if height >= len(weight):
+        return F.linear(input, weight.double(), bias)
+    parts = [F.linear(input, block.double()) for block in weight.split(height)]
+    return torch.cat(parts, dim=-1) if bias is None else torch.cat(parts, dim=-1) + bias
 
 
 def _raised(value: Any) -> Any:
@@ -43,7 +66,7 @@ def promoted(root: nn.Module) -> Iterator[None]:
     """Run `root` in true float64 inside this context; its weights are untouched afterwards."""
     with ExitStack() as stack:
         for module in root.modules():
-            if module._parameters or module._buffers:
+            if type(module) not in PLAIN and (module._parameters or module._buffers):
                 stack.enter_context(_promoted_while_running(module))
         stack.enter_context(_default_dtype(torch.float64))
         stack.enter_context(_Promote())

@@ -19,6 +19,7 @@ from parity_audit.backends.facts import effective, numerics, use_exact_float32, 
 from parity_audit.backends.float64 import promoted
 from parity_audit.backends.loading import load_name, tokenization
 from parity_audit.backends.prints import fingerprints
+from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -76,6 +77,7 @@ class HfBackend:
             stack.enter_context(torch.no_grad())
             if request.precision == FLOAT64:
                 stack.enter_context(promoted(self.model))
+                stack.enter_context(RowBlocks())
             stack.enter_context(hooked(self.model, recorder))
             stack.enter_context(watched(self.model, recorder))
             device = self.request.device

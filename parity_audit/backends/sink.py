@@ -1,13 +1,19 @@
-"""One tensor, one file: how sites are written and read inside a worker."""
+"""One tensor, one file: how sites are written and read inside a worker.
+
+Files are written in the safetensors format a block at a time, because the tensors are large (the logits of
+a long probe) and the usual writer holds each of them twice more.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from parity_audit.core.manifest import Entry
@@ -15,23 +21,52 @@ from parity_audit.core.wire import RunRequest
 
 TENSOR = "x"
 MASKED_BELOW = -1e30
+BLOCK_NUMBERS = 1 << 22
+FORMAT_NAMES = {torch.float32: "F32", torch.float64: "F64"}
 
 
 def write_site(request: RunRequest, site: str, value: Tensor, dtype: torch.dtype) -> Entry:
-    """Write one site in `dtype` below `request.out` and return its manifest entry."""
-    if site.endswith(".attn_scores"):
-        value = masked_as_infinity(value)
-    stored = value.to("cpu", dtype, copy=True).contiguous()
-    bad = ~stored.isfinite()
-    if site.endswith(".attn_scores"):
-        bad &= ~stored.isneginf()
+    """Write one site in `dtype` (float32 or float64) below `request.out` and return its manifest entry."""
+    masked = site.endswith(".attn_scores")
     name = f"{request.probe.name}/{site}.safetensors"
-    data = save({TENSOR: stored})
-    _write(Path(request.out) / name, data)
+    path = Path(request.out) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header, bad = _header(value, dtype), 0
+    digest = hashlib.sha256(header)
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        file.write(header)
+        for block in _blocks(value, dtype, masked=masked):
+            bad += _non_finite(block, masked=masked)
+            data = memoryview(block.numpy()).cast("B")
+            digest.update(data)
+            file.write(data)
+    os.replace(part, path)
     return Entry(
-        probe=request.probe.name, site=site, file=name, shape=tuple(stored.shape),
-        dtype=str(dtype).removeprefix("torch."), sha256=hashlib.sha256(data).hexdigest(), non_finite=int(bad.sum()),
+        probe=request.probe.name, site=site, file=name, shape=tuple(value.shape),
+        dtype=str(dtype).removeprefix("torch."), sha256=digest.hexdigest(), non_finite=bad,
     )  # fmt: skip
+
+
+def _header(value: Tensor, dtype: torch.dtype) -> bytes:
+    """The safetensors header of one tensor: its length in 8 bytes, then JSON padded to 8 bytes."""
+    size = value.numel() * dtype.itemsize
+    entry = {"dtype": FORMAT_NAMES[dtype], "shape": list(value.shape), "data_offsets": [0, size]}
+    text = json.dumps({TENSOR: entry}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _blocks(value: Tensor, dtype: torch.dtype, *, masked: bool) -> Iterator[Tensor]:
+    """The numbers of a tensor in order, on the CPU, a block at a time."""
+    for block in value.detach().reshape(-1).split(BLOCK_NUMBERS):
+        yield (masked_as_infinity(block) if masked else block).to("cpu", dtype)
+
+
+def _non_finite(block: Tensor, *, masked: bool) -> int:
+    """How many numbers are NaN or infinite; -inf is what masked scores are."""
+    good = block.isfinite() | block.isneginf() if masked else block.isfinite()
+    return block.numel() - int(good.sum())
 
 
 def masked_as_infinity(scores: Tensor) -> Tensor:
@@ -43,11 +78,3 @@ def masked_as_infinity(scores: Tensor) -> Tensor:
 def read_input(path: str) -> Tensor:
     """A tensor that a replay puts in place of a site."""
     return load_file(path)[TENSOR]
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write under another name first, so that a file with its final name is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_bytes(data)
-    os.replace(part, path)

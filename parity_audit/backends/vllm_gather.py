@@ -36,7 +36,8 @@ def place(ids: Sequence[int], positions: Sequence[int], rows: Sequence[Sequence[
     """Find the rows that a step's tokens belong to, and count them in `done`.
 
     A row can only go on where it stopped. Of the rows that can, the one that explains most tokens is taken,
-    the first among equals: equal rows are interchangeable. Tokens of no row (padding of a step) are skipped.
+    the first among equals: vLLM schedules first come, first served, and equal rows are interchangeable. Tokens of
+    no row (padding of a step) are skipped; `Gatherer.finish` notices if a row is short in the end.
     """
     pieces: list[Piece] = []
     start = 0

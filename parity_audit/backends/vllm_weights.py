@@ -56,7 +56,15 @@ def shape_of(layer: Any) -> tuple[int, int]:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of parameters, the packed ones included."""
+    """Number of parameters: the packed ones included, the padding of the vocabulary not."""
     packed = (module for module in model.modules() if hasattr(module, "cpu_linear") and not module.weight.numel())
     sizes = (shape_of(module) for module in packed)
-    return sum(parameter.numel() for parameter in model.parameters()) + sum(out * width for out, width in sizes)
+    held = sum(parameter.numel() for parameter in model.parameters())
+    return held + sum(out * width for out, width in sizes) - _vocabulary_padding(model)
+
+
+def _vocabulary_padding(model: nn.Module) -> int:
+    """Entries of the rows that vLLM adds to (un)embeddings; a tied pair shares one parameter."""
+    padded = [module for module in model.modules() if hasattr(module, "org_vocab_size") and hasattr(module, "weight")]
+    unique = {id(module.weight): module for module in padded}
+    return sum((len(module.weight) - module.org_vocab_size) * module.weight.shape[1] for module in unique.values())

@@ -1,0 +1,175 @@
+"""The judge's attention in blocks of query rows, so that long probes fit in memory and cost what they must.
+
+Rows of attention do not depend on each other. Inside this mode a large product `query @ key^T` is not
+computed: it is a promise that remembers what is done to it (scale, soft-cap, mask, softmax, casts), and the
+product `pattern @ value` at the end evaluates it a block of rows at a time, leaving out keys that the mask
+hides from every row of the block. That is the same function for whatever release wrote it. Anything else
+that is done to a promise makes it whole first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+DEFER_ABOVE_BYTES = 1 << 26
+BLOCK_BYTES = 1 << 24
+HIDDEN_BELOW = -1e30
+"""Mask entries this low leave exactly nothing of a score after softmax."""
+
+
+def _methods(*names: str) -> set[Any]:
+    return {getattr(holder, name) for name in names for holder in (Tensor, torch) if hasattr(holder, name)}
+
+
+MATMUL = _methods("matmul", "__matmul__")
+SOFTMAX = {F.softmax, *_methods("softmax")}
+ADD = _methods("add", "__add__", "__radd__")
+CASTS = _methods("to", "float", "double", "half", "bfloat16", "type", "type_as")
+FACTORS = _methods("mul", "__mul__", "__rmul__", "div", "true_divide", "__truediv__")
+ROWWISE = ADD | CASTS | FACTORS | _methods("sub", "__sub__", "tanh", "masked_fill")
+LOOKS = {Tensor.shape.__get__, Tensor.ndim.__get__, *_methods("size", "dim")}  # type: ignore[attr-defined]
+
+
+class Promise(Tensor):
+    """Attention scores `[batch, head, query_pos, key_pos]` to be: a tensor without memory, for its shape."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    state: _State
+
+
+@dataclass
+class _State:
+    """What a promise is made of; `whole` once it had to be computed."""
+
+    query: Tensor
+    key: Tensor
+    steps: tuple[Callable[[Tensor, slice, slice], Tensor], ...] = ()
+    mask: Tensor | None = None
+    softmax: bool = False
+    whole: Tensor | None = None
+
+    def block(self, rows: slice, keys: slice) -> Tensor:
+        """These rows over these keys, with everything done to them."""
+        value = torch.matmul(self.query[..., rows, :], self.key[..., keys])
+        for step in self.steps:
+            value = step(value, rows, keys)
+        return value
+
+    def row_blocks(self) -> Iterator[slice]:
+        """All rows, a block at a time."""
+        length = self.query.shape[-2]
+        per_row = self.query.shape[0] * self.query.shape[1] * self.key.shape[-1] * self.query.element_size()
+        height = max(1, BLOCK_BYTES // per_row)
+        yield from (slice(start, min(start + height, length)) for start in range(0, length, height))
+
+    def keys_of(self, rows: slice) -> slice:
+        """The keys that the mask shows to any of these rows; all where that is not known."""
+        if self.mask is None or not self.softmax or self.mask.ndim < 2 or self.mask.shape[-1] == 1:
+            return slice(0, self.key.shape[-1])
+        shown = (_cut(self.mask, rows, slice(None), self) > HIDDEN_BELOW).flatten(0, -2).any(0).nonzero()
+        return slice(int(shown[0]), int(shown[-1]) + 1) if len(shown) else slice(0, self.key.shape[-1])
+
+
+def promise(query: Tensor, key: Tensor, **more: Any) -> Promise:
+    """The product of `query [b h q d]` and `key [b h d k]`, not yet computed."""
+    empty = torch.empty((*query.shape[:-1], key.shape[-1]), dtype=query.dtype, device="meta")
+    made = empty.as_subclass(Promise)
+    made.state = _State(query, key, **more)
+    return made
+
+
+def whole(value: Any) -> Any:
+    """A promise kept at once; any other value as it is."""
+    if not isinstance(value, Promise):
+        return value
+    state = value.state
+    if state.whole is None:
+        state.whole = state.query.new_empty(value.shape)
+        for rows in state.row_blocks():
+            state.whole[..., rows, :] = state.block(rows, slice(None))
+    return state.whole
+
+
+class RowBlocks(TorchFunctionMode):
+    """Makes and keeps promises."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not any(isinstance(value, Promise) for value in (*args, *kwargs.values())):
+            return promise(*args[:2]) if func in MATMUL and _large(*args[:2]) else func(*args, **kwargs)
+        if func in LOOKS:
+            return func(*args, **kwargs)
+        first = args[0] if args else None
+        if isinstance(first, Promise) and first.state.whole is None:
+            if func in MATMUL and not isinstance(args[1], Promise):
+                return _product(first.state, args[1])
+            if _rowwise(func, first, args[1:], kwargs):
+                return _then(first.state, func, args[1:], kwargs)
+        return func(*map(whole, args), **{key: whole(value) for key, value in kwargs.items()})
+
+
+def _large(query: Any, key: Any) -> bool:
+    """Whether this is a product of queries and keys whose scores are too many to hold."""
+    if not all(isinstance(value, Tensor) and value.ndim == 4 for value in (query, key)):
+        return False
+    scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[3] * query.element_size()
+    return bool(query.shape[:2] == key.shape[:2] and key.shape[3] > key.shape[2] and scores > DEFER_ABOVE_BYTES)
+
+
+def _rowwise(func: Any, scores: Promise, rest: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the rows of the result depend on their own row only."""
+    if func in SOFTMAX:
+        return (rest[0] if rest else kwargs.get("dim")) in (-1, 3)
+    if func is F.dropout:
+        return not kwargs.get("training", True)
+    others = [value for value in (*rest, *kwargs.values()) if isinstance(value, Tensor)]
+    fits = all(torch.broadcast_shapes(other.shape, scores.shape) == scores.shape for other in others)
+    return func in ROWWISE and fits and not any(isinstance(other, Promise) for other in others)
+
+
+def _then(state: _State, func: Any, rest: Any, kwargs: dict[str, Any]) -> Promise:
+    """The promise with one more thing to do."""
+
+    def step(value: Tensor, rows: slice, keys: slice) -> Tensor:
+        given = (_cut(other, rows, keys, state) for other in rest)
+        named = {key: _cut(other, rows, keys, state) for key, other in kwargs.items()}
+        result: Tensor = func(value, *given, **named)
+        return result
+
+    softmax = state.softmax or func in SOFTMAX
+    mask = _mask_after(state, func, rest)
+    return promise(state.query, state.key, steps=(*state.steps, step), mask=mask, softmax=softmax)
+
+
+def _mask_after(state: _State, func: Any, rest: Any) -> Tensor | None:
+    """The mask that still decides which keys count: the last thing added before softmax, if nothing undoes it."""
+    if state.softmax:
+        return state.mask if func in CASTS | FACTORS or func is F.dropout else None
+    if func in ADD:
+        return rest[0] if rest and isinstance(rest[0], Tensor) else None
+    return state.mask if func in CASTS | SOFTMAX else None
+
+
+def _cut(value: Any, rows: slice, keys: slice, state: _State) -> Any:
+    """The part of an operand that meets these rows and keys; axes of size 1 are broadcast."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.ndim >= 2 and value.shape[-2] == state.query.shape[-2] != 1:
+        value = value[..., rows, :]
+    return value[..., keys] if value.ndim >= 1 and value.shape[-1] == state.key.shape[-1] != 1 else value
+
+
+def _product(state: _State, value: Tensor) -> Tensor:
+    """Pattern `[b h q k]` times `value [b h k d]`, a block of rows at a time."""
+    parts = []
+    for rows in state.row_blocks():
+        keys = state.keys_of(rows)
+        parts.append(torch.matmul(state.block(rows, keys), value[..., keys, :]))
+    return torch.cat(parts, dim=-2)

@@ -1,0 +1,103 @@
+"""vLLM's flat tokens find their places again, however its scheduler cuts and orders the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from parity_audit.backends.taps import Recorder
+from parity_audit.backends.vllm_engine import cache_bytes, typed
+from parity_audit.backends.vllm_gather import Gatherer, place, real_rows
+from parity_audit.capture.probes import plan_probes
+from parity_audit.core.types import Probe, SiteTap
+from parity_audit.core.wire import RunRequest
+
+CONFIG = {"vocab_size": 515, "bos_token_id": 2, "max_position_embeddings": 8192}
+PROBES = {probe.name: probe for probe in plan_probes(CONFIG)}
+SAME = Probe(name="same", purpose="equal rows", token_ids=((2, 9, 9, 9),) * 2, mask=((1, 1, 1, 1), (1, 1, 1, 0)))
+
+
+def steps(rows: list[list[int]], budget: int, backwards: bool) -> list[tuple[list[int], list[int]]]:
+    """(ids, positions) of every step of a scheduler that runs `budget` tokens at a time."""
+    order = list(reversed(rows)) if backwards else rows
+    flat = [(token, position) for row in order for position, token in enumerate(row)]
+    return [tuple(map(list, zip(*flat[at : at + budget], strict=True))) for at in range(0, len(flat), budget)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "backwards"), [(1, False), (7, False), (7, True), (40, True), (1000, False), (1000, True)]
+)
+@pytest.mark.parametrize("probe", [*PROBES.values(), SAME], ids=lambda probe: probe.name)
+def test_every_token_comes_back_to_its_place(probe, budget, backwards, tmp_path):
+    """A site that says `1000 * token + position` must read like the probe, whatever the steps were."""
+    request = RunRequest(probe=probe, taps=(), out=str(tmp_path))
+    recorder = Recorder(request)
+    gatherer = Gatherer(request, recorder)
+    for ids, positions in steps(gatherer.rows, budget, backwards):
+        gatherer.before_step(torch.nn.Identity(), (torch.tensor(ids), torch.tensor(positions)), {})
+        value = 1000.0 * torch.tensor(ids) + torch.tensor(positions)
+        gatherer.see(SiteTap(site="x", module=""), value[:, None].expand(-1, 3))
+    gatherer.finish(None)
+
+    real = torch.tensor(probe.mask, dtype=torch.bool)
+    positions = (real.long().cumsum(-1) - 1).clamp(min=0)
+    expected = 1000.0 * torch.tensor(probe.token_ids) + positions
+    seen = load_file(tmp_path / probe.name / "x.safetensors")["x"]
+    assert torch.equal(seen[real], expected[real][:, None].expand(-1, 3))
+
+
+def test_tokens_that_never_ran_are_an_error(tmp_path):
+    request = RunRequest(probe=PROBES["short"], taps=(), out=str(tmp_path))
+    gatherer = Gatherer(request, Recorder(request))
+    ids, positions = steps(gatherer.rows, 40, False)[0]
+    gatherer.before_step(
+        torch.nn.Identity(), (), {"input_ids": torch.tensor(ids), "positions": torch.tensor(positions)}
+    )
+
+    with pytest.raises(RuntimeError, match="did not compute 8 of the tokens of probe `short`"):
+        gatherer.finish(None)
+
+
+def test_a_cut_inside_a_shared_prefix_out_of_order_is_refused_and_not_guessed(tmp_path):
+    """All rows begin with BOS: run alone and last row first, it could be anybody's."""
+    request = RunRequest(probe=PROBES["ragged"], taps=(), out=str(tmp_path))
+    gatherer = Gatherer(request, Recorder(request))
+    for ids, positions in steps(gatherer.rows, 1, True):
+        gatherer.before_step(torch.nn.Identity(), (torch.tensor(ids), torch.tensor(positions)), {})
+
+    with pytest.raises(RuntimeError, match="did not compute"):
+        gatherer.finish(None)
+
+
+def test_padding_of_a_step_belongs_to_no_row():
+    done = [0]
+    pieces = place([5, 6, 7, 0, 0], [0, 1, 2, 0, 0], [[5, 6, 7]], done)
+
+    assert [(piece.row, piece.first, piece.start, piece.stop) for piece in pieces] == [(0, 0, 0, 3)]
+    assert done == [3]
+
+
+def test_padding_is_not_sent():
+    assert [len(row) for row in real_rows(PROBES["left_padded"])] == [40, 23, 9]
+    assert all(row[0] == CONFIG["bos_token_id"] for row in real_rows(PROBES["left_padded"]))
+
+
+class Config:
+    num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim = 4, 4, 2, 256
+    query_pre_attn_scalar, attn_logit_softcapping, sliding_window = 256, 50.0, None
+
+
+def test_whole_numbers_take_the_type_that_the_config_has():
+    given = {"query_pre_attn_scalar": 144.0, "attn_logit_softcapping": 30, "sliding_window": 128, "unknown": 1.5}
+    done = typed(given, Config())
+
+    assert {key: type(value) for key, value in done.items()} == {
+        "query_pre_attn_scalar": int, "attn_logit_softcapping": float, "sliding_window": int, "unknown": float,
+    }  # fmt: skip
+    assert done == given
+
+
+def test_the_cache_holds_the_long_probe_and_a_batch():
+    per_token = 2 * 4 * 2 * 256 * 4
+    assert cache_bytes(Config(), 4161, "float32") == per_token * (33 + 16) * 128
