@@ -67,7 +67,7 @@ def measured(command: list[str]) -> tuple[float, float, int]:
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.05):
+        while not done.wait(0.2):
             peak[0] = max(peak[0], tree_memory(process.pid))
 
     thread = threading.Thread(target=watch)
@@ -79,19 +79,27 @@ def measured(command: list[str]) -> tuple[float, float, int]:
 
 
 def tree_memory(root: int) -> float:
-    """Resident MiB of a process and everything below it."""
+    """Resident MiB of a process and everything below it, shared pages counted once."""
     parents: dict[int, int] = {}
-    resident: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
             continue
-        parents[int(folder.name)], resident[int(folder.name)] = int(fields[1]), int(fields[21]) * 4096
+        parents[int(folder.name)] = int(fields[1])
     tree = {root}
     while grown := {pid for pid, parent in parents.items() if parent in tree} - tree:
         tree |= grown
-    return sum(resident.get(pid, 0) for pid in tree) / 2**20
+    return sum(_proportional(pid) for pid in tree)
+
+
+def _proportional(pid: int) -> float:
+    """MiB of one process, pages that several processes share counted once among them (Linux)."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
@@ -15,7 +16,9 @@ from parity_audit.backends.paths import get
 from parity_audit.core.types import WeightPrint, WeightTap
 from parity_audit.core.wire import WeightsRequest
 
-SKETCHES = 4
+FREQUENCIES = (2.0, 3.0, 5.0, 7.0)
+SKETCHES = len(FREQUENCIES)
+FOLD, BLOCK_ROWS = 4096, 1024
 
 
 def fingerprints(root: Any, request: WeightsRequest) -> Iterator[WeightPrint]:
@@ -44,17 +47,28 @@ def canonical(value: Tensor, tap: WeightTap) -> Tensor:
 
 
 def fingerprint(name: str, value: Tensor) -> WeightPrint:
-    """Hash, rms and sketch of one float32 tensor.
+    """Hash, rms and sketch of one float32 tensor, a block at a time.
 
-    The sketch is the tensor's inner product with waves of irrational frequency over the flat index,
-    over its norm: cheap, reproducible without a generator, and changed by any permutation.
+    The sketch is the inner product of the flat tensor, folded into rows, with products of a row wave and a
+    column wave of irrational frequencies, over its norm: cheap, reproducible without a generator, and changed
+    by any permutation.
     """
-    digest = hashlib.sha256(value.numpy().tobytes()).hexdigest()
-    flat = value.flatten().double()
-    norm = float(flat.norm())
-    index = torch.arange(flat.numel(), dtype=torch.float64)
-    waves = (torch.cos(index * math.sqrt(prime)) for prime in (2, 3, 5, 7)[:SKETCHES])
-    sketch = tuple(float(flat @ wave) / norm if norm else 0.0 for wave in waves)
+    digest = hashlib.sha256(memoryview(value.numpy())).hexdigest()
+    flat = value.flatten()
+    columns = _waves(torch.arange(FOLD))
+    square, products = 0.0, torch.zeros(SKETCHES, dtype=torch.float64)
+    for number, block in enumerate(torch.split(flat, FOLD * BLOCK_ROWS)):
+        rows = F.pad(block, (0, -len(block) % FOLD)).double().view(-1, FOLD)
+        square += float(rows.square().sum())
+        products += ((rows @ columns) * _waves(number * BLOCK_ROWS + torch.arange(len(rows)) + 1)).sum(0)
+    norm = math.sqrt(square)
+    sketch = tuple(float(product) / norm if norm else 0.0 for product in products)
     return WeightPrint(
         name=name, shape=tuple(value.shape), sha256=digest, rms=norm / math.sqrt(max(flat.numel(), 1)), sketch=sketch
     )
+
+
+def _waves(index: Tensor) -> Tensor:
+    """`[index, SKETCHES]`: one wave of irrational frequency per column."""
+    frequencies = torch.tensor(FREQUENCIES, dtype=torch.float64).sqrt()
+    return torch.cos(index.double()[:, None] * frequencies)

@@ -64,8 +64,9 @@ class Session:
         return str(self.plan.ref)
 
     def description(self) -> Description:
-        """What the loaded backend says about itself."""
-        self._loaded()
+        """What the backend says about itself; loads it if it never was."""
+        if self._description is None:
+            self._loaded()
         assert self._description is not None
         return self._description
 

@@ -16,7 +16,7 @@ from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import LogitsDelta, SiteDelta
 from parity_audit.core.types import NotTested, Probe
 
-CHUNK_ENTRIES = 1 << 22
+CHUNK_ENTRIES = 1 << 20
 ATTENTION_SITES = (".attn_scores", ".pattern")
 LOGITS = "logits"
 

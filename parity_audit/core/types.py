@@ -126,7 +126,7 @@ class WeightTap:
 class WeightPrint:
     """Fingerprint of one tensor in the checkpoint's layout, taken in float64.
 
-    `sketch` are inner products with seeded random signs, relative to the norm: equal tensors have equal
+    `sketch` are inner products with fixed waves, relative to the norm: equal tensors have equal
     sketches up to rounding, a transposed, shifted or permuted one does not.
     """
 
