@@ -35,10 +35,12 @@ def fingerprints(root: Any, request: WeightsRequest) -> Iterator[WeightPrint]:
 def canonical(value: Tensor, tap: WeightTap) -> Tensor:
     """The tensor as the checkpoint stores it: float32 on the CPU, sliced, laid out, scaled and shifted back."""
     value = value.detach().to("cpu", torch.float32)
-    if tap.slice is not None:
-        value = value[tap.slice[0] : tap.slice[1]]
-    if tap.layout:
-        value = rearrange(value, tap.layout, **tap.sizes)
+    for span, pattern in ((tap.slice, tap.layout), (tap.part, tap.relayout)):
+        if span is not None:
+            value = value[span[0] : span[1]]
+        if pattern:
+            axes = set(pattern.replace("(", " ").replace(")", " ").split())
+            value = rearrange(value, pattern, **{axis: size for axis, size in tap.sizes.items() if axis in axes})
     if tap.scale is not None:
         value = value * tap.scale
     if tap.shift is not None:
@@ -53,7 +55,7 @@ def fingerprint(name: str, value: Tensor) -> WeightPrint:
     column wave of irrational frequencies, over its norm: cheap, reproducible without a generator, and changed
     by any permutation.
     """
-    digest = hashlib.sha256(memoryview(value.numpy())).hexdigest()
+    digest = hashlib.sha256(value.numpy()).hexdigest()  # type: ignore[arg-type]
     flat = value.flatten()
     columns = _waves(torch.arange(FOLD))
     square, products = 0.0, torch.zeros(SKETCHES, dtype=torch.float64)

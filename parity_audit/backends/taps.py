@@ -107,10 +107,6 @@ def _before(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, kwar
         first, second = args[number : number + 2]
         recorder.see(tap, first if second is None else first + second)
         return None
-    if tap.take.startswith("input_sum"):
-        hidden, residual = args[number : number + 2]
-        recorder.see(tap, hidden if residual is None else hidden + residual)
-        return None
     if len(args) > number:
         replacement = recorder.see(tap, args[number])
         return None if replacement is None else ((*args[:number], replacement, *args[number + 1 :]), kwargs)
@@ -143,7 +139,11 @@ def to_canonical(native: Tensor, tap: SiteTap) -> Tensor:
     if tap.slice is not None:
         value = value[..., tap.slice[0] : tap.slice[1]]
     if tap.layout:
-        value = rearrange(value, tap.layout, **tap.sizes)
+        value = _laid_out(value, tap.layout, tap)
+    if tap.part is not None:
+        value = value[..., tap.part[0] : tap.part[1]]
+    if tap.relayout:
+        value = _laid_out(value, tap.relayout, tap)
     return value if tap.scale is None else value * tap.scale
 
 
@@ -151,12 +151,31 @@ def from_canonical(value: Tensor, native: Tensor, tap: SiteTap) -> Tensor:
     """The inverse of `to_canonical`: the native tensor with this site's part replaced."""
     if tap.scale is not None:
         value = value / tap.scale
+    cut = native if tap.slice is None else native[..., tap.slice[0] : tap.slice[1]]
+    if tap.relayout:
+        value = _laid_out(value, _inverse(tap.relayout), tap)
+    if tap.part is not None:
+        value = _replaced(_laid_out(cut, tap.layout, tap) if tap.layout else cut, value, tap.part)
     if tap.layout:
-        source, _, target = tap.layout.partition("->")
-        value = rearrange(value, f"{target} -> {source}", **tap.sizes)
+        value = _laid_out(value, _inverse(tap.layout), tap)
     value = value.to(native)
-    if tap.slice is None:
-        return value
-    whole = native.clone()
-    whole[..., tap.slice[0] : tap.slice[1]] = value
-    return whole
+    return value if tap.slice is None else _replaced(native, value, tap.slice)
+
+
+def _replaced(whole: Tensor, value: Tensor, span: tuple[int, int]) -> Tensor:
+    """A copy of `whole` with `[start, stop)` of its last axis replaced."""
+    out = whole.clone()
+    out[..., span[0] : span[1]] = value
+    return out
+
+
+def _laid_out(value: Tensor, pattern: str, tap: SiteTap) -> Tensor:
+    """`rearrange` with those of the tap's sizes that the pattern names."""
+    axes = set(pattern.replace("(", " ").replace(")", " ").split())
+    out: Tensor = rearrange(value, pattern, **{axis: size for axis, size in tap.sizes.items() if axis in axes})
+    return out
+
+
+def _inverse(pattern: str) -> str:
+    source, _, target = pattern.partition("->")
+    return f"{target} -> {source}"

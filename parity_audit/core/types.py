@@ -87,14 +87,13 @@ class SiteTap:
     - `output_sum`: the sum of the first two returned tensors (vLLM's `(hidden, residual)`)
     - `input_sum:N`: the sum of positional inputs N and N+1, where the second may be None
     - `compute_logits`: the engine's own logits of the module's first output, at every position (vLLM)
-    - `input_sum:N`: the sum of the N-th and the next positional input (the second may be None)
-    - `compute_logits`: the logits that the model makes of what the module returns (vLLM's final norm)
     - `attention:query|key|value|scores|pattern|z`: seen at the attention core, whatever the kernel
       (query and key after rotation)
 
-    `slice` keeps `[start, stop)` of the last axis before `layout`, an einops pattern from the
-    backend's own axes to the canonical ones of DESIGN (`b p d_model`, `b p head d_head`,
-    `b head query_pos key_pos`), with `sizes` for the axes that einops cannot infer.
+    `slice` keeps `[start, stop)` of the last axis, `layout` is an einops pattern from the backend's own axes
+    to the canonical ones of DESIGN (`b p d_model`, `b p head d_head`, `b head query_pos key_pos`), with `sizes`
+    for the axes that einops cannot infer. Fused and interleaved tensors go on: `part` keeps `[start, stop)` of
+    the last axis that `layout` made, and `relayout` leads from there to the canonical axes.
     """
 
     site: str
@@ -102,6 +101,8 @@ class SiteTap:
     take: str = "output"
     slice: tuple[int, int] | None = None
     layout: str = ""
+    part: tuple[int, int] | None = None
+    relayout: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
     scale: float | None = None
 
@@ -110,13 +111,16 @@ class SiteTap:
 class WeightTap:
     """Where one backend keeps one checkpoint tensor, and how to bring it back to the checkpoint's layout.
 
-    Canonical value = rearrange(param[slice], layout) * scale + shift.
+    Canonical value = rearrange(rearrange(param[slice], layout)[part], relayout) * scale + shift; `slice` and
+    `part` cut the first axis.
     """
 
     name: str
     path: str
     slice: tuple[int, int] | None = None
     layout: str = ""
+    part: tuple[int, int] | None = None
+    relayout: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
     scale: float | None = None
     shift: float | None = None

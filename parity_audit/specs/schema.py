@@ -37,6 +37,8 @@ class SiteEntry(_Strict):
     take: str = "output"
     slice: list[str] | None = None
     layout: str = ""
+    part: list[str] | None = None
+    relayout: str = ""
     sizes: list[str] = []
     scale: str | None = None
 
@@ -47,9 +49,22 @@ class WeightEntry(_Strict):
     path: str
     slice: list[str] | None = None
     layout: str = ""
+    part: list[str] | None = None
+    relayout: str = ""
     sizes: list[str] = []
     scale: str | None = None
     shift: str | None = None
+
+
+class RoleEntry(_Strict):
+    """A checkpoint tensor that plays a role, or the part of a fused one; transforms as in `WeightEntry`."""
+
+    tensor: str
+    slice: list[str] | None = None
+    layout: str = ""
+    part: list[str] | None = None
+    relayout: str = ""
+    sizes: list[str] = []
 
 
 class EditEntry(_Strict):
@@ -99,7 +114,8 @@ class SpecFile(_Strict):
     models: dict[str, ModelEntry] = {}
     miniature: dict[str, dict[str, int]] = {}
     weight_scales: dict[str, float] = {}
-    roles: dict[str, str] = {}
+    draws: dict[str, str] = {}
+    roles: dict[str, str | RoleEntry | None] = {}
     knobs: dict[str, KnobEntry | None] = {}
     backends: dict[str, BackendSection] = Field(default_factory=dict)
 

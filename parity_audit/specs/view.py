@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from parity_audit.core.types import Description, Edit, KnobValue, NotVisible, SiteTap, WeightTap
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.rope import rope_table
-from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, SiteEntry, Spec, WeightEntry
+from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, RoleEntry, SiteEntry, Spec, WeightEntry
 
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 
@@ -87,8 +87,8 @@ def _tap(site: str, entry: SiteEntry, config: Mapping[str, Any], sizes: dict[str
     names = _names(config, **sizes, l=layer)
     return SiteTap(
         site=site, module=entry.module.replace("{l}", str(layer)), take=entry.take,
-        slice=_slice(entry.slice, names), layout=entry.layout, sizes=_sizes(entry.sizes, sizes),
-        scale=None if entry.scale is None else float(evaluate(entry.scale, names)),
+        slice=_slice(entry.slice, names), layout=entry.layout, part=_slice(entry.part, names), relayout=entry.relayout,
+        sizes=_sizes(entry.sizes, sizes), scale=None if entry.scale is None else float(evaluate(entry.scale, names)),
     )  # fmt: skip
 
 
@@ -97,10 +97,11 @@ def _slice(entry: list[str] | None, names: dict[str, Any]) -> tuple[int, int] | 
 
 
 AXIS_DIMS = {"d_head": "d_head", "head": "n_heads", "kv_head": "n_kv_heads", "d_model": "d_model", "d_mlp": "d_mlp"}
+COUNTS = {"two": 2, "three": 3}
 
 
 def _sizes(axes: list[str], sizes: dict[str, int]) -> dict[str, int]:
-    return {axis: sizes[AXIS_DIMS[axis]] for axis in axes}
+    return {axis: COUNTS[axis] if axis in COUNTS else sizes[AXIS_DIMS.get(axis, axis)] for axis in axes}
 
 
 def not_visible(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[NotVisible, ...]:
@@ -129,15 +130,35 @@ def _weight(
     names = _names(config, **sizes, l=layer)
     return WeightTap(
         name=name, path=entry.path.replace("{l}", str(layer)), slice=_slice(entry.slice, names), layout=entry.layout,
-        sizes=_sizes(entry.sizes, sizes),
+        part=_slice(entry.part, names), relayout=entry.relayout, sizes=_sizes(entry.sizes, sizes),
         scale=None if entry.scale is None else float(evaluate(entry.scale, names)),
         shift=None if entry.shift is None else float(evaluate(entry.shift, names)),
     )  # fmt: skip
 
 
-def roles(spec: Spec, layer: int | None) -> dict[str, str]:
-    """Checkpoint tensor names by role: `embed`, `unembed`, `norm.ln1` ... of one block or of the model."""
-    return {role: name.replace("{l}", str(layer)) for role, name in spec.content.roles.items()}
+def roles(spec: Spec, config: Mapping[str, Any], layer: int | None) -> dict[str, WeightTap]:
+    """Checkpoint tensors by role: `embed`, `unembed`, `norm.ln1`, `attn.q` ... of one block or of the model.
+
+    `path` is the tensor's name in the checkpoint; a part of a fused tensor says how to cut it out.
+    """
+    sizes = dims(spec, config)
+    return {
+        role: _role(role, entry, config, sizes, layer)
+        for role, entry in spec.content.roles.items()
+        if entry is not None and (layer is not None or "{l}" not in role_tensor(entry))
+    }
+
+
+def role_tensor(entry: str | RoleEntry) -> str:
+    """The checkpoint tensor that plays a role, with `{l}` for the layer."""
+    return entry if isinstance(entry, str) else entry.tensor
+
+
+def _role(
+    role: str, entry: str | RoleEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None
+) -> WeightTap:
+    form = {} if isinstance(entry, str) else entry.model_dump(exclude={"tensor"})
+    return _weight(role, WeightEntry(path=role_tensor(entry), **form), config, sizes, layer)
 
 
 def reads(spec: Spec, backend_key: str, version: str) -> dict[str, str]:
