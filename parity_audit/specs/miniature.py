@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from parity_audit.specs.view import dims, knob_values, role_tensor
 
 SIZES = ("mini", "small", "full")
 MARKER = "parity_audit_synthetic.json"
-RECIPE = 5
+RECIPE = 6
 SHARD_BYTES = "4GB"
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 
@@ -100,8 +100,7 @@ def _write(home: Path, snapshot: Path, recipe: _Recipe) -> None:
         folder = staging / snapshot.relative_to(home)
         folder.mkdir(parents=True)
         sizes = dims(recipe.model.spec, recipe.config)
-        _drawn_model(recipe, sizes).save_pretrained(folder, max_shard_size=SHARD_BYTES)  # type: ignore[operator]
-        (folder / "generation_config.json").unlink(missing_ok=True)
+        _save(_drawn_model(recipe, sizes), folder)
         (folder / "config.json").write_text(json.dumps(recipe.config, indent=1))
         (folder / MARKER).write_text(
             json.dumps({"size": recipe.size, "seed": recipe.seed, "sizes_only": sorted(sizes)})
@@ -116,6 +115,20 @@ def _write(home: Path, snapshot: Path, recipe: _Recipe) -> None:
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _save(model: nn.Module, folder: Path) -> None:
+    """The files that transformers would publish, without its progress bar."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder, max_shard_size=SHARD_BYTES)  # type: ignore[operator]
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    (folder / "generation_config.json").unlink(missing_ok=True)
 
 
 def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
@@ -145,8 +158,9 @@ def _empty_model(config: dict[str, Any]) -> nn.Module:
     made = transformers.AutoConfig.for_model(**own)
     architecture = getattr(transformers, config["architectures"][0])
     with no_init_weights():
-        model: nn.Module = architecture._from_config(made, dtype=torch.float32)
-    return model
+        model = architecture._from_config(made, dtype=torch.float32)
+    model.tie_weights()
+    return cast(nn.Module, model)
 
 
 def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
