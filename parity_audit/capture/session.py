@@ -18,6 +18,7 @@ from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, R
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 from parity_audit.envs.build import Environment
 from parity_audit.envs.cache import cache_root
+from parity_audit.specs.checkpoints import stored_names
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import reads, weight_taps
 from parity_audit.workers.client import Worker
@@ -84,7 +85,8 @@ class Session:
         """Fingerprints of every checkpoint tensor in the live model."""
         plan = self.plan
         worker = self._loaded()
-        taps = weight_taps(plan.spec, plan.backend_key, plan.config, self.description().version)
+        stored = stored_names(Path(plan.checkpoint.path))
+        taps = weight_taps(plan.spec, plan.backend_key, plan.config, self.description().version, stored)
         return tuple(worker.weights(WeightsRequest(taps=taps)))
 
     def apply(self, edits: tuple[Edit, ...]) -> tuple[ReadBack, ...]:

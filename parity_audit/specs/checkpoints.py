@@ -7,6 +7,8 @@ import json
 import struct
 from pathlib import Path
 
+from safetensors import safe_open
+
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.resolve import ResolvedModel, cached_snapshot
@@ -82,3 +84,12 @@ def _fingerprint(files: list[Path]) -> str:
             (length,) = struct.unpack("<Q", stream.read(8))
             digest.update(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode() + stream.read(length))
     return digest.hexdigest()[:16]
+
+
+def stored_names(folder: Path) -> tuple[str, ...]:
+    """Names of all tensors in the safetensors files of a checkpoint."""
+    names: list[str] = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as handle:
+            names += handle.keys()
+    return tuple(names)

@@ -85,11 +85,16 @@ class BackendKnob(_Strict):
 
 
 class BackendSection(_Strict):
-    """Everything one backend needs to know about one architecture."""
+    """Everything one backend needs to know about one architecture.
+
+    `other_weights` is the path, with `{name}`, of every checkpoint tensor that `weights` does not mention;
+    empty where the backend has names of its own.
+    """
 
     sites: dict[str, SiteEntry | None] = {}
     not_visible: dict[str, str | None] = {}
     weights: dict[str, WeightEntry | None] = {}
+    other_weights: str = ""
     knobs: dict[str, BackendKnob | None] = {}
     variants: list[BackendVariant] = []
 

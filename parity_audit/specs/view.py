@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -60,7 +60,8 @@ def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
         if version and version in SpecifierSet(variant.versions, prereleases=True):
             for name, entries in parts.items():
                 entries.update(getattr(variant, name))
-    return BackendSection(**{name: _present(entries) for name, entries in parts.items()}, variants=[])
+    present = {name: _present(entries) for name, entries in parts.items()}
+    return BackendSection(**present, other_weights=base.other_weights, variants=[])
 
 
 def _present(entries: dict[str, Any]) -> dict[str, Any]:
@@ -114,14 +115,18 @@ def not_visible(spec: Spec, backend_key: str, config: Mapping[str, Any], version
     )
 
 
-def weight_taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[WeightTap, ...]:
-    """Where this backend keeps each checkpoint tensor."""
-    sizes = dims(spec, config)
+def weight_taps(
+    spec: Spec, backend_key: str, config: Mapping[str, Any], version: str, stored: Iterable[str] = ()
+) -> tuple[WeightTap, ...]:
+    """Where this backend keeps each tensor of a checkpoint that holds the `stored` names."""
+    sizes, own = dims(spec, config), section(spec, backend_key, version)
     out: list[WeightTap] = []
-    for name, entry in section(spec, backend_key, version).weights.items():
+    for name, entry in own.weights.items():
         assert entry is not None
         out += [_weight(full, entry, config, sizes, layer) for full, layer in _per_layer(name, sizes["n_layers"])]
-    return tuple(out)
+    known = {tap.name for tap in out}
+    others = [name for name in stored if own.other_weights and name not in known]
+    return (*out, *(WeightTap(name=name, path=own.other_weights.replace("{name}", name)) for name in others))
 
 
 def _weight(
