@@ -17,7 +17,10 @@ from parity_audit.diagnose.identify.activation import canonical
 
 SIGMAS = 6.0
 MATERIAL = 2e-4
-MATERIAL_OF = {"norm.eps": 0.02, "norm.offset": 0.01}
+MATERIAL_OF = {
+    "norm.eps": 0.02, "norm.offset": 0.01, "norm.gain": 1e-4,
+    "qk_norm.eps": 0.02, "qk_norm.offset": 0.01, "qk_norm.gain": 1e-4,
+}  # fmt: skip
 # Constants that ports keep in the dtype of the activations: their rounding is of the size of the residual.
 STORED_LIKE_ACTIVATIONS = ("embed.scale",)
 STORED_ROUNDING = 3.0
@@ -64,7 +67,7 @@ def pairs_of(candidate: Iterable[KnobFit], reference: Iterable[KnobFit]) -> list
 
 def is_norm(fit: KnobFit) -> bool:
     """Whether a layer has several places for this knob."""
-    return fit.knob.startswith("norm.")
+    return fit.knob.startswith(("norm.", "qk_norm."))
 
 
 def measured(fit: KnobFit) -> tuple[float, float] | None:

@@ -101,11 +101,16 @@ class KnobFit:
 Outcome = Union[KnobFit, NotTested]
 
 
+def spoken_of(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
+    """Whether the spec has the knob; what it says of norms holds for those of q and k where it says no more."""
+    return knob in knobs or (knob.startswith("qk_norm.") and knob.removeprefix("qk_") in knobs)
+
+
 def spec_value(knobs: Mapping[str, KnobSpec], knob: str, layer: int | None) -> KnobValue:
     """The spec's value of a knob in a layer, None where the spec has no such knob."""
-    if knob not in knobs:
+    if not spoken_of(knobs, knob):
         return None
-    resolved = knobs[knob]
+    resolved = knobs[knob if knob in knobs else knob.removeprefix("qk_")]
     everywhere = resolved.layers is None or layer is None
     return resolved.value if everywhere or layer in (resolved.layers or ()) else resolved.off
 

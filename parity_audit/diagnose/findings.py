@@ -26,7 +26,7 @@ from parity_audit.diagnose.agreement import (
     tied,
     undecided,
 )
-from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value
+from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value, spoken_of
 from parity_audit.diagnose.identify.attention_rows import grouped
 
 NEARER = 0.25
@@ -34,11 +34,16 @@ MASKS = ("attention.window", "attention.mask")
 USUAL: dict[str, KnobValue] = {
     "attention.mask": "causal", "mlp.gate_up": "gate activated", "logits.shift": 0.0, "logits.scale": 1.0,
     "norm.kind": "rms", "rope.offset": 0.0, "embed.scale": 1.0,
+    "norm.weight": "the checkpoint's", "norm.bias": "the checkpoint's", "norm.eps_place": "inside the root",
+    "norm.gain": 1.0, "norm.dtype": "full", "qk_norm.weight": "the checkpoint's", "qk_norm.bias": "the checkpoint's",
+    "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
+    "qk_norm.present": "present", "qk_norm.order": "before rotation",
 }  # fmt: skip
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "norm": NORMS, "final_norm": NORMS, "attn_out": NORMS, "mlp_out": NORMS,
-    "rope": ("rope.",), "scores": CORE, "pattern": CORE, "z": CORE, "mlp": ("mlp.",), "logits": ("logits.",),
+    "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm."), "scores": CORE, "pattern": CORE, "z": CORE,
+    "mlp": ("mlp.",), "logits": ("logits.",),
 }  # fmt: skip
 SITE_OF = {
     "norm": "ln1.out", "final_norm": "ln_final.out", "rope": "rot_q", "scores": "attn_scores", "qkv": "q",
@@ -126,7 +131,7 @@ def _by_layer(fits: Sequence[KnobFit]) -> dict[str, Any]:
 
 def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the usual value where the spec is silent."""
-    value = spec_value(knobs, fit.knob, fit.layer) if fit.knob in knobs else USUAL.get(fit.knob)
+    value = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else USUAL.get(fit.knob)
     if fit.knob == "n_kv_heads" and isinstance(value, int) and isinstance(fit.value, list):
         return list(grouped(len(fit.value), value))
     return value
@@ -134,7 +139,7 @@ def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
 
 def departure(candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]) -> str:
     """Which side's fitted values are not the spec's: "candidate", "reference", "both", or "unknown"."""
-    if candidate[0].knob not in knobs and candidate[0].knob not in USUAL:
+    if not spoken_of(knobs, candidate[0].knob) and candidate[0].knob not in USUAL:
         return "unknown"
 
     def departs(fits: Sequence[KnobFit], others: Sequence[KnobFit]) -> bool:

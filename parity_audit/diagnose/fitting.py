@@ -15,7 +15,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome
 from parity_audit.diagnose.findings import merge
-from parity_audit.diagnose.identify import activation, attention, embedding, head_map, logits, norm, rotary
+from parity_audit.diagnose.identify import activation, attention, embedding, head_map, logits, norm, qk_norm, rotary
 
 Identifier = Callable[[Evidence], "list[Outcome]"]
 ByLayer = Mapping["int | None", Evidence]
@@ -23,6 +23,7 @@ ByLayer = Mapping["int | None", Evidence]
 FAMILIES: dict[str, tuple[Identifier, frozenset[str]]] = {
     "embedding": (embedding.fit, frozenset({"embed"})),
     "norm": (norm.fit, frozenset({"norm", "final_norm", "attn_out", "mlp_out"})),
+    "qk_norm": (qk_norm.fit, frozenset({"qk_norm", "rope"})),
     "rotary": (rotary.fit, frozenset({"rope"})),
     "head_map": (head_map.fit, frozenset({"scores", "pattern", "z"})),
     "attention": (attention.fit, frozenset({"scores", "pattern", "z"})),

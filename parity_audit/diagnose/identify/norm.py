@@ -1,74 +1,72 @@
-"""Normalisation: kind, offset of the weight, and eps, from what goes in and what comes out.
+"""Normalisation: kind, whose weight and bias, offset of the weight, eps and its place, and the arithmetic.
 
     out_d = W_d (x_d - mu) / sqrt(m + eps) + B_d
 
-RMS: mu = 0, m = mean x^2, B = 0. LayerNorm: mu the mean, m the variance. W = offset + w with w the checkpoint's.
-Kind: W (and B) free per component, by least squares over tokens; the kind with clearly less left over wins.
-Offset: mean of W - w. Eps: with W known, each token's gain G = sum_d (out W x) / sum_d (W x)^2 is
-1 / sqrt(m + eps), so eps = 1/G^2 - m. Rounding moves G by a relative 1e-7 and eps by m times as much, so
-only tokens with small m can tell; the standard error says whether they can, and includes a common
-relative error of the gain (the weight and the reductions round the same way in every token), which grows
-with what the dtype leaves unexplained.
+RMS: mu = 0, m = mean x^2. LayerNorm: mu the mean, m the variance. `norm_shape` finds the kind and W, B with a free
+gain per token; `norm_weight` compares those with the checkpoint's; `norm_gain` reads eps (and where it stands) off
+the gains; `norm_dtype` asks whether a narrower dtype was at work. Kind: the one with clearly less left over wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
+from parity_audit.core.types import KnobValue
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, spread
+from parity_audit.diagnose.identify.norm_dtype import arithmetic
+from parity_audit.diagnose.identify.norm_gain import INSIDE, Gain, common_error, read_gain
+from parity_audit.diagnose.identify.norm_shape import Norm, Shape, centred, gain_of, shapes_of, simplest
+from parity_audit.diagnose.identify.norm_weight import Weight, whose_bias, whose_weight
 
-EPS, OFFSET, KIND = "norm.eps", "norm.offset", "norm.kind"
 TOKENS = 256
-CLEAR = 4.0
 EXPLAINED = 0.05
-COMMON_ERROR = 2.0**-26
-COMMON_SHARE = 0.2
 TELLS = 0.3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Norm:
-    """One norm: tokens in and out `[token d_model]` and the checkpoint's weight and bias, if any."""
-
-    site: str
-    x: Tensor
-    out: Tensor
-    w: Tensor | None
-    b: Tensor | None
+TOLD = 6.0
+EVEN = 0.02
+ALL = ("kind", "weight", "bias", "offset", "eps", "eps_place", "gain", "dtype")
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
-    """norm.kind, norm.offset and norm.eps of every norm of the block (or of the final norm)."""
-    outcomes: list[Outcome] = []
-    for norm in norms_of(evidence):
-        outcomes += fit_norm(evidence, norm)
-    return outcomes
+    """The knobs of every norm of the block (or of those outside the blocks)."""
+    others = {role: w for role in ("norm.ln1", "norm.ln2", "norm.ln1_post", "norm.ln2_post")
+              if (w := weight_of(evidence, role)) is not None}  # fmt: skip
+    return [outcome for norm in norms_of(evidence) for outcome in fit_norm(evidence, norm, others)]
 
 
 def norms_of(evidence: Evidence) -> Iterator[Norm]:
-    """The norms whose input and output are visible."""
+    """The norms whose input and output are visible; the first role that the spec has gives the weight."""
     last = evidence.dims["n_layers"] - 1
-    places = {
-        "ln1.out": ("resid_pre", "norm.ln1"),
-        "ln1_post.out": ("attn_proj", "norm.ln1_post"),
-        "ln2.out": ("resid_mid", "norm.ln2"),
-        "ln2_post.out": ("mlp_proj", "norm.ln2_post"),
-    } if evidence.layer is not None else {"ln_final.out": (f"blocks.{last}.resid_post", "norm.final")}  # fmt: skip
-    for out, (into, role) in places.items():
-        tokens = _tokens(evidence, into, out)
+    places: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+        "ln1.out": (("resid_pre",), ("norm.ln1",)),
+        "ln1_post.out": (("attn_proj",), ("norm.ln1_post",)),
+        # A parallel block has no resid_mid: both norms read what enters it.
+        "ln2.out": (("resid_mid", "resid_pre"), ("norm.ln2",)),
+        "ln2_post.out": (("mlp_proj",), ("norm.ln2_post",)),
+    } if evidence.layer is not None else {
+        "embed_ln.out": (("embed",), ("norm.embed_ln", "norm.embed")),
+        "ln_final.out": ((f"blocks.{last}.resid_post",), ("norm.final",)),
+    }  # fmt: skip
+    for out, (inputs, roles) in places.items():
+        tokens = next((found for into in inputs if (found := tokens_of(evidence, into, out)) is not None), None)
         if tokens is not None:
-            weight, bias = evidence.weight(role), evidence.weight(f"{role}.bias")
+            role = next((name for name in roles if evidence.weight(name) is not None), roles[0])
             yield Norm(
-                site=out, x=tokens[0], out=tokens[1], w=None if weight is None else f64(weight),
-                b=None if bias is None else f64(bias),
+                prefix="norm", site=out, x=tokens[0][:, None], out=tokens[1][:, None], w=weight_of(evidence, role),
+                b=weight_of(evidence, f"{role}.bias"),
             )  # fmt: skip
 
 
-def _tokens(evidence: Evidence, into: str, out: str) -> tuple[Tensor, Tensor] | None:
+def weight_of(evidence: Evidence, role: str) -> Tensor | None:
+    """A norm's tensor of the checkpoint as one block `[1 d_model]`."""
+    weight = evidence.weight(role)
+    return None if weight is None else f64(weight).flatten()[None]
+
+
+def tokens_of(evidence: Evidence, into: str, out: str) -> tuple[Tensor, Tensor] | None:
+    """Real tokens of two sites, in float64, spread over the short probes."""
     pairs = []
     for probe in evidence.short_probes():
         x, y = evidence.tensor(probe.name, into), evidence.tensor(probe.name, out)
@@ -82,112 +80,92 @@ def _tokens(evidence: Evidence, into: str, out: str) -> tuple[Tensor, Tensor] | 
     return f64(x[chosen]), f64(y[chosen])
 
 
-def centred(x: Tensor, kind: str) -> Tensor:
-    """x, or x minus its mean over d_model for LayerNorm."""
-    return x - x.mean(-1, keepdim=True) if kind == "layer" else x
+def fit_norm(evidence: Evidence, norm: Norm, others: Mapping[str, Tensor]) -> list[Outcome]:
+    """The knobs of one norm; `others` are weights that may have been taken in place of its own."""
 
+    def missing(knobs: tuple[str, ...], why: str) -> list[Outcome]:
+        return [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in knobs]
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """A norm of one kind with W, B and a gain per token free: W up to a common factor, and what is left over."""
-
-    weight: Tensor
-    left: float
-
-
-def _shape(norm: Norm, kind: str) -> Shape:
-    """Alternate least squares of W (and B) over tokens and of the gain over components; three rounds settle it."""
-    x, out = centred(norm.x, kind), norm.out
-    gain = (x.square().mean(-1, keepdim=True) + 1e-12).rsqrt()
-    for _ in range(3):
-        unit = x * gain
-        weight = _slope(unit, out, kind)
-        shift = (out - unit * weight).mean(0) if kind == "layer" else torch.zeros_like(weight)
-        gain = ((out - shift) * weight * x).sum(-1, keepdim=True) / (weight * x).square().sum(-1, keepdim=True)
-    return Shape(weight=weight, left=relative_rms(out - x * gain * weight - shift, out))
-
-
-def _slope(unit: Tensor, out: Tensor, kind: str) -> Tensor:
-    if kind == "layer":
-        unit, out = unit - unit.mean(0), out - out.mean(0)
-    return (unit * out).sum(0) / unit.square().sum(0).clamp_min(1e-300)
-
-
-def fit_norm(evidence: Evidence, norm: Norm) -> list[Outcome]:
-    """The three knobs of one norm."""
-    shapes = {kind: _shape(norm, kind) for kind in ("rms", "layer")}
-    left = {kind: shape.left for kind, shape in shapes.items()}
-    kind = min(left, key=lambda name: left[name])
-    other = max(left, key=lambda name: left[name])
-    if left[kind] > EXPLAINED:
-        why = f"neither norm explains {norm.site}: {left[kind]:.2g} left"
-        return [gap(evidence, knob, why) for knob in (KIND, OFFSET, EPS)]
+    shape, told = simplest(shapes_of(norm))
+    if shape.left > EXPLAINED:
+        return missing(ALL, f"neither norm explains {norm.site}: {shape.left:.2g} left")
     outcomes: list[Outcome] = []
-    if left[other] < CLEAR * left[kind]:
-        kind = str(evidence.spec_value(KIND) or "rms")
-        outcomes.append(gap(evidence, KIND, f"inputs of {norm.site} have no mean: both kinds leave {left[kind]:.1e}"))
+    if told:
+        outcomes.append(_say(evidence, norm, "kind", shape.kind, shape))
     else:
-        outcomes.append(KnobFit(
-            knob=KIND, layer=evidence.layer, value=kind, stderr=None, residual=left[kind], n=norm.x.numel(),
-            site=norm.site, evidence={"left_over": left},
-        ))  # fmt: skip
-    if norm.w is None:
-        return [*outcomes, *(gap(evidence, k, f"no checkpoint weight for {norm.site}") for k in (OFFSET, EPS))]
-    return [*outcomes, *_offset_and_eps(evidence, norm, kind, shapes[kind])]
+        why = f"inputs of {norm.site} have no mean: both kinds leave {shape.left:.1e}"
+        outcomes += missing(("kind",), why)
+    weight = whose_weight(norm, shape, others)
+    outcomes.append(_say(evidence, norm, "weight", weight.whose, shape))
+    bias = whose_bias(norm, shape)
+    outcomes += [_say(evidence, norm, "bias", bias, shape)] if bias else missing(("bias",), "too small to show")
+    if weight.offset is not None:
+        outcomes.append(_say(evidence, norm, "offset", weight.offset[0], shape, weight.offset[1]))
+    if weight.known is None:
+        return [*outcomes, *missing(ALL[3:], f"the weight of {norm.site} is {weight.whose}")]
+    return outcomes + _gain_knobs(evidence, norm, shape, weight)
 
 
-def _offset_and_eps(evidence: Evidence, norm: Norm, kind: str, shape: Shape) -> list[Outcome]:
-    assert norm.w is not None
-    x = centred(norm.x, kind)
-    out = norm.out - (norm.b if norm.b is not None and kind == "layer" else 0.0)
-    offset, error, left = _offset(shape.weight, norm.w)
-    if left > EXPLAINED:
-        why = f"the weight of {norm.site} is not the checkpoint's plus a constant: {left:.2g} left"
-        return [gap(evidence, knob, why) for knob in (OFFSET, EPS)]
-    known = norm.w + (round(offset) if abs(offset - round(offset)) < 0.01 else offset)
-    return [
-        KnobFit(knob=OFFSET, layer=evidence.layer, value=offset, stderr=error, residual=shape.left,
-                n=norm.w.numel(), site=norm.site),
-        _eps(evidence, norm, x, out, known, shape.left),
-    ]  # fmt: skip
+def _gain_knobs(evidence: Evidence, norm: Norm, shape: Shape, weight: Weight) -> list[Outcome]:
+    assert weight.known is not None
+    x = centred(norm.x, shape.kind)
+    m = x.square().mean(-1, keepdim=True)
+    gain = gain_of(norm.out - (0.0 if shape.bias is None else shape.bias), weight.known * x)
+    found = read_gain(m, gain, shape.left)
+    if found.scatter > max(EVEN, 30 * common_error(shape.left)):
+        why = f"the gains of {norm.site} do not follow its inputs: {found.scatter:.2g} left"
+        return [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in ("eps", "eps_place", "gain", "dtype")]
+    outcomes = [_eps(evidence, norm, found, shape), _dtype(evidence, norm, shape, weight, found)]
+    if found.told:
+        outcomes.append(_say(evidence, norm, "eps_place", found.form, shape))
+    outcomes.append(KnobFit(
+        knob=f"{norm.prefix}.gain", layer=evidence.layer, value=found.gain, stderr=common_error(shape.left),
+        residual=shape.left, n=m.numel(), site=norm.site, evidence=_names_of(found.gain, norm.x.shape[-1]),
+    ))  # fmt: skip
+    return outcomes
 
 
-def _offset(weight: Tensor, w: Tensor) -> tuple[float, float, float]:
-    """(offset, standard error, relative rest) of W ~ s (offset + w); s = 1 when w is constant.
-
-    The common factor s is not a weight fault: an unknown eps leaves it open.
-    """
-    spreading = float(w.std())
-    if spreading < 1e-3 * float(w.abs().max()):
-        difference = weight - w
-        return float(difference.mean()), float(difference.std()), relative_rms(difference - difference.mean(), weight)
-    dw = w - w.mean()
-    s = float((dw * weight).sum() / dw.square().sum())
-    if abs(s) < 1e-6:
-        return 0.0, 0.0, 1.0
-    rest = weight / s - w
-    # Rounding of 1 + w is biased component by component, so the spread itself is the error, not spread/sqrt(n).
-    return float(rest.mean()), float(rest.std()), relative_rms(rest - rest.mean(), weight / s)
+def _names_of(gain: float, size: int) -> dict[str, str]:
+    """What a factor usually comes from."""
+    sources = {"a variance divided by n - 1": ((size - 1) / size) ** 0.5, "a sum in place of the mean": size**-0.5}
+    near = [name for name, value in sources.items() if abs(gain / value - 1) < 0.2 * abs(value - 1)]
+    return {"as_from": near[0]} if near else {}
 
 
-def _eps(evidence: Evidence, norm: Norm, x: Tensor, out: Tensor, weight: Tensor, left: float) -> Outcome:
-    """Weighted mean of 1/G^2 - m over tokens, weight 1/m^2 because its rounding error grows with m."""
-    m = x.square().mean(-1)
-    total = m
-    for _ in range(2):  # the error of 1/G^2 scales with m + eps, which the first round estimates
-        gain = (out * weight * x).sum(-1) / (weight * x).square().sum(-1)
-        each = gain.abs().clamp_min(1e-300).pow(-2) - m
-        trust = total.clamp_min(1e-300).pow(-2)
-        eps = float((each * trust).sum() / trust.sum())
-        total = m + max(eps, 0.0)
-    scatter = float((trust * (each - eps)).square().sum().sqrt() / trust.sum())
-    common = 2 * max(COMMON_ERROR, COMMON_SHARE * left) * float((trust * total).sum() / trust.sum())
-    stderr = (scatter**2 + common**2) ** 0.5
-    expected = evidence.spec_number(EPS, 0.0)
-    if stderr > TELLS * max(abs(eps), expected):
-        why = f"inputs of {norm.site} are too large to show it: {eps:.2g} +- {stderr:.2g}"
-        return gap(evidence, EPS, why)
+def _eps(evidence: Evidence, norm: Norm, found: Gain, shape: Shape) -> Outcome:
+    knob = f"{norm.prefix}.eps"
+    expected = evidence.spec_number(knob, 0.0)
+    if found.stderr > TELLS * max(abs(found.eps), expected):
+        why = f"inputs of {norm.site} are too large to show it: {found.eps:.2g} +- {found.stderr:.2g}"
+        return gap(evidence, knob, why)
     return KnobFit(
-        knob=EPS, layer=evidence.layer, value=eps, stderr=stderr, residual=left, n=m.numel(), site=norm.site,
-        evidence={"smallest_mean_square": float(m.min())},
+        knob=knob, layer=evidence.layer, value=found.eps, stderr=found.stderr, residual=shape.left,
+        n=norm.x.shape[0], site=norm.site, evidence={"place": found.form},
+    )  # fmt: skip
+
+
+def _dtype(evidence: Evidence, norm: Norm, shape: Shape, weight: Weight, found: Gain) -> Outcome:
+    knob = f"{norm.prefix}.dtype"
+    assert weight.known is not None
+    bias = None if shape.bias is None else norm.b if norm.b is not None else shape.bias
+    eps = evidence.spec_number(f"{norm.prefix}.eps", 0.0)
+    if abs(eps - found.eps) > TOLD * found.stderr:
+        eps = found.eps
+    if found.form != INSIDE:
+        return gap(evidence, knob, f"recomputed for eps inside the root only, not {found.form}")
+    try:
+        value, left = arithmetic(norm, shape.kind, weight.known * found.gain, bias, eps)
+    except ValueError as error:
+        return gap(evidence, knob, str(error))
+    shown = dict(sorted(left.items(), key=lambda item: item[1])[:3])
+    return _say(evidence, norm, "dtype", value, shape, evidence_of={"left_over": shown})
+
+
+def _say(
+    evidence: Evidence, norm: Norm, knob: str, value: KnobValue, shape: Shape, stderr: float | None = None,
+    evidence_of: dict[str, object] | None = None,
+) -> KnobFit:  # fmt: skip
+    return KnobFit(
+        knob=f"{norm.prefix}.{knob}", layer=evidence.layer, value=value, stderr=stderr, residual=shape.left,
+        n=norm.out.numel(), site=norm.site, evidence=evidence_of or {},
     )  # fmt: skip

@@ -1,0 +1,46 @@
+"""Evidence from tensors at hand: one layer whose sites a test computes with real modules or by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from tiny_port import Knob, probe
+from torch import Tensor
+
+from parity_audit.core.report import Finding
+from parity_audit.core.types import Probe
+from parity_audit.diagnose.evidence import Evidence, KnobFit
+from parity_audit.diagnose.fitting import FAMILIES, fit_side, identify
+
+SHORT = (probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2))
+
+
+def loose(
+    sites: Mapping[str, Tensor] | Mapping[tuple[str, str], Tensor], *, weights: Mapping[str, Tensor] | None = None,
+    probes: tuple[Probe, ...] = SHORT, layer: int | None = 0, side: str = "candidate", **knobs: object,
+) -> dict[int | None, Evidence]:  # fmt: skip
+    """One layer's evidence; a site without a probe's name belongs to the first probe. `knobs`: `__` for dots."""
+    held = {key if isinstance(key, tuple) else (probes[0].name, key): value for key, value in sites.items()}
+    any_q = next((x for (_, site), x in held.items() if site in ("rot_q", "q")), torch.zeros(1, 1, 1, 1))
+    any_k = next((x for (_, site), x in held.items() if site in ("rot_k", "k")), any_q)
+    dims = {"d_model": 64, "n_heads": any_q.shape[2], "n_kv_heads": any_k.shape[2], "d_head": any_q.shape[3],
+            "d_mlp": 64, "n_layers": 1, "d_vocab": 131}  # fmt: skip
+    known = {name.replace("__", "."): Knob(value=value) for name, value in knobs.items()}
+    return {layer: Evidence(
+        side=side, layer=layer, dims=dims, knobs=known, probes=probes, tensor=lambda probe, site: held.get((probe, site)),
+        weight=lambda role: (weights or {}).get(role),
+    )}  # fmt: skip
+
+
+def read(evidence: dict[int | None, Evidence], family: str) -> dict[str, KnobFit]:
+    """What one family reads, by knob."""
+    outcomes, _ = fit_side(evidence.values(), [FAMILIES[family][0]])
+    return {fit.knob: fit for fit in outcomes}
+
+
+def differ(candidate: dict[int | None, Evidence], reference: dict[int | None, Evidence]) -> dict[str, Finding]:
+    """The findings of all families by knob."""
+    findings, _ = identify(candidate, reference, None)
+    assert len({finding.knob for finding in findings}) == len(findings), "one knob was reported twice"
+    return {finding.knob: finding for finding in findings}

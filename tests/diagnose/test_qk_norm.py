@@ -1,0 +1,118 @@
+"""Norms of q and k against the modules of transformers: axis, eps, offset, missing, on the wrong side of the rotation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from loose import differ, loose, read
+from torch import Tensor
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+HEADS, D = 4, 32
+G = torch.Generator().manual_seed(0)
+Q = torch.randn(1, 48, HEADS, D, generator=G, dtype=torch.float64)
+Q = Q * 0.05 * torch.rand(1, 48, HEADS, 1, generator=G, dtype=torch.float64).add(0.1)
+W = {"head": torch.randn(D, generator=G) * 0.3, "projection": torch.randn(HEADS * D, generator=G) * 0.3,
+     "per head": torch.randn(HEADS, D, generator=G) * 0.3}  # fmt: skip
+MODULES = ["qwen3", "gemma3", "olmo2", "cohere"]
+
+
+def normed(q: Tensor, name: str, dtype: torch.dtype, eps: float = 1e-5) -> Tensor:
+    """What the module of that model makes of q."""
+    with torch.no_grad():
+        if name == "olmo2":
+            module = Olmo2RMSNorm(HEADS * D, eps=eps).to(dtype)
+            module.weight.copy_(1 + W["projection"])
+            return module(q.to(dtype).flatten(2)).view_as(q)
+        if name == "cohere":
+            module = CohereLayerNorm((HEADS, D), eps=eps).to(dtype)
+            module.weight.copy_(1 + W["per head"])
+        else:
+            module = (Gemma3RMSNorm if name == "gemma3" else Qwen3RMSNorm)(D, eps=eps).to(dtype)
+            module.weight.copy_(W["head"] if name == "gemma3" else 1 + W["head"])
+        return module(q.to(dtype))
+
+
+def side(name: str, out: Tensor, *, q: Tensor = Q, side: str = "candidate", **more: Tensor):
+    weight = {"olmo2": 1 + W["projection"], "cohere": 1 + W["per head"], "gemma3": W["head"]}.get(name, 1 + W["head"])
+    sites = {"q": q.float(), "q_norm.out": out.float(), **{name: x.float() for name, x in more.items()}}
+    return loose(sites, weights={"norm.q": weight}, side=side, norm__eps=1e-5, norm__offset=float(name == "gemma3"))
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("eps", [1e-6, 1e-5, 1e-4])
+def test_modules_are_read_as_they_are(name: str, eps: float):
+    knobs = read(side(name, normed(Q, name, torch.float32, eps)), "qk_norm")
+
+    values = {knob.removeprefix("qk_norm."): fit.value for knob, fit in knobs.items()}
+    assert values["eps"] == pytest.approx(eps, rel=0.01)
+    assert values["offset"] == pytest.approx(float(name == "gemma3"), abs=1e-4)
+    assert values["kind"] == ("layer" if name == "cohere" else "rms")
+    assert values["axis"] == ("projection" if name == "olmo2" else "head")
+    assert (values["present"], values["order"], values["dtype"]) == ("present", "before rotation", "full")
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("times", [1.0, 200.0])
+def test_clean(name: str, dtype: torch.dtype, times: float):
+    q = (Q * times).to(dtype).double()
+
+    candidate, reference = (side(name, normed(q, name, kind), q=q) for kind in (dtype, torch.float64))
+
+    assert differ(candidate, reference) == {}
+
+
+def test_missing():
+    found = differ(side("qwen3", Q), side("qwen3", normed(Q, "qwen3", torch.float64)))
+
+    assert found.keys() == {"qk_norm.present"}
+    assert (found["qk_norm.present"].candidate_value, found["qk_norm.present"].reference_value) == (
+        "missing",
+        "present",
+    )
+    assert found["qk_norm.present"].departs_from_spec == "candidate"
+
+
+def test_wrong_offset():
+    plain = normed(Q, "gemma3", torch.float32) / (1 + W["head"]) * W["head"]
+
+    found = differ(side("gemma3", plain), side("gemma3", normed(Q, "gemma3", torch.float64)))
+
+    assert found.keys() == {"qk_norm.offset"}
+    assert found["qk_norm.offset"].candidate_value == pytest.approx(0, abs=1e-4)
+    assert found["qk_norm.offset"].spec_value == 1.0
+
+
+def test_over_the_wrong_axis():
+    m = Q.square().mean((-1, -2), keepdim=True)
+    over_all = Q * (m + 1e-5).rsqrt() * (1 + W["head"])
+
+    found = differ(side("qwen3", over_all), side("qwen3", normed(Q, "qwen3", torch.float64)))
+
+    assert found["qk_norm.axis"].candidate_value == "projection"
+
+
+@pytest.mark.parametrize("pairing", ["half", "adjacent"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_after_the_rotation(pairing: str, name: str):
+    angle = torch.arange(48)[:, None] * 10000.0 ** (-torch.arange(D // 2) / (D // 2))
+    turn = torch.polar(torch.ones_like(angle), angle)[:, None].to(torch.complex128)
+    pairs = Q.unflatten(-1, (2, D // 2)).movedim(-2, -1) if pairing == "half" else Q.unflatten(-1, (D // 2, 2))
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+    turned = (turned.movedim(-1, -2) if pairing == "half" else turned).flatten(-2)
+
+    found = differ(
+        side(name, normed(turned, name, torch.float32)), side(name, normed(Q, name, torch.float64))
+    )  # fmt: skip
+
+    assert found.keys() == {"qk_norm.order"}
+    assert found["qk_norm.order"].candidate_value == "after rotation"
+    assert found["qk_norm.order"].spec_value == "before rotation"
+
+
+def test_a_model_without_them_is_silent():
+    assert read(loose({"q": Q.float(), "rot_q": Q.float()}), "qk_norm") == {}
