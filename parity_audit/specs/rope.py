@@ -61,7 +61,7 @@ def attention_factor(scaling: Mapping[str, Any] | None) -> float:
         return math.sqrt(1.0 + math.log(factor) / math.log(float(given["original_max_position_embeddings"])))
     mscale, everywhere = given.get("mscale"), given.get("mscale_all_dim")
     if mscale and everywhere:
-        return (0.1 * mscale * math.log(factor) + 1.0) / (0.1 * everywhere * math.log(factor) + 1.0)
+        return (0.1 * float(mscale) * math.log(factor) + 1.0) / (0.1 * float(everywhere) * math.log(factor) + 1.0)
     return 0.1 * math.log(factor) + 1.0
 
 

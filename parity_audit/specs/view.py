@@ -9,7 +9,7 @@ from packaging.specifiers import SpecifierSet
 
 from parity_audit.core.types import Description, Edit, KnobValue, NotVisible, SiteTap, WeightTap
 from parity_audit.specs.expr import ExprError, evaluate
-from parity_audit.specs.rope import rope_table
+from parity_audit.specs.rope import attention_factor, rope_table
 from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, RoleEntry, SiteEntry, Spec, WeightEntry
 
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -243,8 +243,9 @@ def _layer_types(windows: list[Any]) -> list[str]:
 
 
 def _rotary(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:
-    table = rope_table(float(targets["rope.theta"]), targets.get("rope.scaling"), d_head)
-    return {"inv_freq": table, "attention_factor": 1.0, "pairing": targets.get("rope.pairing", "half")}
+    scaling, d_rot = targets.get("rope.scaling"), int(targets.get("rope.partial") or d_head)
+    table = rope_table(float(targets["rope.theta"]), scaling, d_rot)
+    return {"inv_freq": table, "attention_factor": attention_factor(scaling), "pairing": targets.get("rope.pairing", "half")}
 
 
 def _rope_parameters(targets: Mapping[str, Any]) -> dict[str, Any]:
