@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from parity_audit.compare.divergences import kl_per_position, top1_matches
-from parity_audit.compare.floor import noise_ratio
+from parity_audit.compare.floor import LARGEST, noise_ratio
 from parity_audit.compare.moments import Moments
 from parity_audit.compare.source import TensorSource
+from parity_audit.compare.threads import one_thread
 from parity_audit.core.report import LogitsDelta, SiteDelta
 from parity_audit.core.types import NotTested, Probe
 
@@ -57,6 +59,7 @@ BLOCK_ORDER = (
 )  # fmt: skip
 
 
+@one_thread()
 def compare(candidate: TensorSource, reference: TensorSource, judge: TensorSource | None, *, dtype: str) -> Comparison:
     """Compare every site that both sides show, over every probe.
 
@@ -165,8 +168,13 @@ def _delta(site: str, probe: str, moments: Moments, dtype: str) -> SiteDelta:
         ratio = noise_ratio(*errors, rms, dtype)
     return SiteDelta(
         site=site, layer=layer_of(site), probe=probe, max_abs=moments.max_abs, rmse=rmse,
-        rel=rmse / rms if rms > 0 else 0.0, noise_ratio=ratio, worst=moments.worst,
+        rel=_relative(rmse, rms), noise_ratio=ratio, worst=moments.worst,
     )  # fmt: skip
+
+
+def _relative(rmse: float, rms: float) -> float:
+    """rmse over rms, 0 for no error, at most `LARGEST` where there should be nothing."""
+    return 0.0 if rmse == 0.0 else min(rmse / max(rms, sys.float_info.min), LARGEST)
 
 
 class _LogitsSums:

@@ -8,12 +8,18 @@ The guard is what storing the judge's value in the working dtype costs at least.
 the reference happens to compute exactly (a plain table look-up) would turn the last bit of the candidate
 into an infinite ratio. Rounding to nearest moves a value by at most eps/2 relative, uniformly: rms
 eps / (2 sqrt 3), averaged over the mantissa about 0.2 eps. The guard is a quarter of eps, rounded up
-because programs that round once more are still correct.
+because programs that round once more are still correct. Below the smallest normal number the spacing of a
+dtype stays what it is there, so the guard is never 0 even where the judge is 0 everywhere.
 """
 
 from __future__ import annotations
 
+import sys
+
 import torch
+
+LARGEST = 1e30
+"""The largest ratio that is told apart: reports hold finite numbers only."""
 
 _DTYPES = {
     "float64": torch.float64,
@@ -34,12 +40,12 @@ def dtype_eps(dtype: str) -> float:
 
 def guard(judge_rms: float, dtype: str) -> float:
     """The smallest error that counts as a floor, in the unit of the site."""
-    return 0.25 * dtype_eps(dtype) * judge_rms
+    return 0.25 * dtype_eps(dtype) * max(judge_rms, torch.finfo(_DTYPES[dtype]).tiny)
 
 
 def noise_ratio(candidate_rmse: float, reference_rmse: float, judge_rms: float, dtype: str) -> float:
-    """The candidate's error as a multiple of the floor (no unit); 0 when candidate and judge are equal."""
+    """The candidate's error as a multiple of the floor (no unit, at most `LARGEST`); 0 when it equals the judge."""
     if candidate_rmse == 0.0:
         return 0.0
-    floor = max(reference_rmse, guard(judge_rms, dtype))
-    return candidate_rmse / floor if floor > 0.0 else float("inf")
+    floor = max(reference_rmse, guard(judge_rms, dtype), sys.float_info.min)
+    return min(candidate_rmse / floor, LARGEST)

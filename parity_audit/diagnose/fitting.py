@@ -6,11 +6,9 @@ One file per knob family, each with its maths in the docstring and one function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-import torch
-
+from parity_audit.compare.threads import one_thread
 from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome
@@ -57,14 +55,3 @@ def fit_side(layers: Iterable[Evidence], families: Iterable[Identifier]) -> tupl
         outcomes = [outcome for evidence in layers for family in families for outcome in family(evidence)]
     fits = [outcome for outcome in outcomes if isinstance(outcome, KnobFit)]
     return fits, [outcome for outcome in outcomes if isinstance(outcome, NotTested)]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Thousands of small operations: on a busy machine threads that wait for each other cost a hundredfold."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from parity_audit.compare.deltas import rmse_to_forced, site_order
 from parity_audit.compare.floor import noise_ratio
 from parity_audit.compare.source import TensorSource
+from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
 
@@ -57,6 +58,7 @@ def component_of(site: str) -> str:
     return COMPONENT_OF.get(name, name)
 
 
+@one_thread()
 def introduced_ratios(
     candidate: TensorSource,
     candidate_forced: TensorSource,

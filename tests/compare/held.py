@@ -1,0 +1,32 @@
+"""A capture in memory: `compare.source.TensorSource` over a dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from parity_audit.core.types import Probe
+
+
+def probe(name: str = "short", *, batch: int = 1, length: int = 4) -> Probe:
+    """A probe without padding."""
+    ids = tuple(tuple(range(8, 8 + length)) for _ in range(batch))
+    return Probe(name=name, purpose="", token_ids=ids, mask=tuple((1,) * length for _ in range(batch)))
+
+
+class Held:
+    """Tensors by site, the same for its one probe."""
+
+    def __init__(self, own: Probe, tensors: Mapping[str, Tensor]) -> None:
+        self.probes: Sequence[Probe] = (own,)
+        self.tensors = tensors
+
+    def sites(self, probe: str) -> set[str]:
+        return set(self.tensors)
+
+    def shape(self, probe: str, site: str) -> tuple[int, ...]:
+        return tuple(self.tensors[site].shape)
+
+    def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
+        return self.tensors[site][:, start:stop]

@@ -1,0 +1,58 @@
+"""Whole comparisons of captures in memory."""
+
+import math
+
+import pytest
+import torch
+from held import Held, probe
+
+from parity_audit.compare.deltas import compare
+from parity_audit.compare.floor import LARGEST, noise_ratio
+from parity_audit.compare.verdict import judge_comparison
+from parity_audit.core.jsonio import dumps
+from parity_audit.core.report import Verdict
+
+PROBE = probe()
+
+
+def against_nothing(value, dtype="float32"):
+    """A candidate with `value` at a site where judge and reference are 0, and equal logits."""
+    zero, logits = torch.zeros(1, 4, 3), torch.ones(1, 4, 5)
+    candidate = Held(PROBE, {"blocks.0.attn_out": zero + value, "logits": logits})
+    truth = Held(PROBE, {"blocks.0.attn_out": zero, "logits": logits})
+    return compare(candidate, truth, truth, dtype=dtype)
+
+
+def test_a_site_that_is_zero_on_both_sides_is_exact():
+    comparison = against_nothing(0.0)
+
+    assert judge_comparison(comparison)[0] is Verdict.EXACT
+    assert [delta.noise_ratio for delta in comparison.sites] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("value", [1e-3, 1e30])
+def test_a_value_where_there_should_be_none_is_a_finite_mismatch(value, dtype):
+    comparison = against_nothing(value, dtype)
+    site = comparison.sites[0]
+
+    assert judge_comparison(comparison)[0] is Verdict.MISMATCH
+    assert site.noise_ratio is not None
+    assert 100 < site.noise_ratio <= LARGEST
+    assert math.isfinite(site.rel)
+    assert site.rel > 1
+    assert dumps(comparison)
+
+
+def test_the_smallest_number_of_a_dtype_is_rounding():
+    """Half of the spacing below the smallest normal number is what rounding to nearest may leave."""
+    spacing = torch.finfo(torch.float32).tiny * torch.finfo(torch.float32).eps
+
+    assert noise_ratio(spacing / 2, 0.0, 0.0, "float32") <= 2.0
+
+
+def test_threads_are_as_they_were():
+    before = torch.get_num_threads()
+    against_nothing(0.0)
+
+    assert torch.get_num_threads() == before
