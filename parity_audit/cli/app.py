@@ -12,6 +12,7 @@ from rich.console import Console
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.progress import progress_for
 from parity_audit.cli.sections import doctor, envs, specs
+from parity_audit.cli.selftest import selftest
 from parity_audit.core.version import __version__
 
 EXAMPLES = """
@@ -158,6 +159,9 @@ def diff(
     report = api.diff(reference, candidate, judge=judge)
     show(report, "json" if json else format)
     return report.exit_code
+
+
+app.command()(selftest)
 
 
 def _size(miniature: bool, synthetic: str | None) -> str | None:

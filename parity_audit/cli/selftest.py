@@ -1,0 +1,67 @@
+"""`parity-audit selftest`: the planted-fault corpus against the auditor itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from parity_audit.cli.errors import guarded
+from parity_audit.cli.progress import progress_for
+
+EXIT_MISSED = 1
+
+
+@guarded
+def selftest(
+    all_faults: Annotated[bool, typer.Option("--all", help="The whole corpus; the default is a small subset.")] = False,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="Only faults in this model. Repeatable.")
+    ] = None,
+    fault: Annotated[list[str] | None, typer.Option("--fault", help="Only the fault of this id. Repeatable.")] = None,
+    no_repair: Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the miniatures.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON result here.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> int:
+    """Plant known faults in miniature models and see whether the auditor finds, places, names and mends them.
+
+    Exit code 1 when a planted fault was missed or a clean port accused.
+    """
+    import json
+
+    from parity_audit.selftest.corpus import load_corpus
+    from parity_audit.selftest.run import run_corpus
+    from parity_audit.selftest.table import to_json
+
+    corpus = load_corpus(model)
+    if fault:
+        corpus = corpus.only(fault)
+    elif not all_faults:
+        corpus = corpus.quick()
+    with progress_for(quiet=quiet) as progress:
+        result = run_corpus(corpus, repair=not no_repair, seed=seed, progress=progress)
+    content = to_json(result)
+    if out is not None:
+        out.write_text(json.dumps(content, indent=1) + "\n")
+    _print(content)
+    undetected = any(not score.detected for score in result.scores)
+    return EXIT_MISSED if undetected or content["clean"]["accused"] else 0
+
+
+def _print(content: dict) -> None:  # type: ignore[type-arg]
+    console = Console()
+    table = Table("planted faults", "right", "asked", "share")
+    for label, row in content["hits"].items():
+        share = f"{100 * row['right'] / row['asked']:.0f} %" if row["asked"] else "-"
+        table.add_row(label, str(row["right"]), str(row["asked"]), share)
+    clean = content["clean"]
+    table.add_row("clean ports accused", str(clean["accused"]), str(clean["asked"]), "")
+    console.print(table)
+    for score in content["missed"]:
+        console.print(
+            f"  {score['id']}: {score['wrong']}; found {score['found'] or 'nothing'}", markup=False, highlight=False
+        )

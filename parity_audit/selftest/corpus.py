@@ -1,0 +1,170 @@
+"""The planted-fault corpus: YAML files of faults, and templates that plant the same fault in many architectures.
+
+A fault is what is planted (`plant`, operations of `plants.py`) and what an auditor must say about it. Modules may
+be named by the site that they make, `@blocks.{l}.ln1.out`: the spec's hf section knows which module that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from parity_audit.core.errors import UsageError
+from parity_audit.specs.load import list_specs, read_yaml
+from parity_audit.specs.resolve import resolve_model
+from parity_audit.specs.schema import Spec
+from parity_audit.specs.view import section
+
+REPOSITORY_FAULTS = Path(__file__).resolve().parents[2] / "tests" / "faults"
+MODULE_KEYS = ("module", "block", "norm")
+
+
+class Fault(BaseModel):
+    """One planted fault and the truth about it.
+
+    `knob`: the name or names that must be found; `any_knob`: prefixes that count as the right name too, where the
+    same function has several true descriptions. `value`, `layers`, `site` (of the first divergence): checked where
+    given. `harmless`: the plant is not a fault here, so that any finding would be a false alarm. `long`: only the
+    long probe shows it. `quick`: part of the subset that runs by default.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    plant: list[dict[str, Any]]
+    knob: str | list[str]
+    model: str = ""
+    value: float | str | None = None
+    layers: list[int] | None = None
+    site: str | None = None
+    any_knob: list[str] = []
+    extent: str | None = None
+    source: str = ""
+    harmless: bool = False
+    long: bool = False
+    quick: bool = False
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Every name that must be found."""
+        return (self.knob,) if isinstance(self.knob, str) else tuple(self.knob)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    models: list[str] = []
+    faults: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Faults by the model they are planted in."""
+
+    by_model: Mapping[str, tuple[Fault, ...]]
+
+    def quick(self) -> Corpus:
+        """The subset that runs by default."""
+        chosen = {model: tuple(fault for fault in faults if fault.quick) for model, faults in self.by_model.items()}
+        return Corpus(by_model={model: faults for model, faults in chosen.items() if faults})
+
+    def only(self, ids: Sequence[str]) -> Corpus:
+        """The faults of these ids. Raises UsageError where one is not known."""
+        known = {fault.id: fault for faults in self.by_model.values() for fault in faults}
+        unknown = [name for name in ids if name not in known]
+        if unknown:
+            near = get_close_matches(unknown[0], known, 3)
+            raise UsageError(f"no fault `{unknown[0]}`", code="corpus", hint=f"did you mean {' or '.join(near)}?")
+        chosen = [known[name] for name in ids]
+        return Corpus(by_model={fault.model: tuple(x for x in chosen if x.model == fault.model) for fault in chosen})
+
+    @property
+    def size(self) -> int:
+        """Number of faults."""
+        return sum(len(faults) for faults in self.by_model.values())
+
+
+def corpus_folder() -> Path:
+    """`tests/faults/`: inside the installed wheel, or in a checkout."""
+    packaged = Path(str(files("parity_audit"))) / "faults"
+    return packaged if packaged.is_dir() else REPOSITORY_FAULTS
+
+
+def load_corpus(models: Sequence[str] | None = None) -> Corpus:
+    """Every fault of the corpus, or those of some models.
+
+    Raises:
+        UsageError: no fault is planted in a model of that name, or two faults share an id.
+    """
+    by_model: dict[str, list[Fault]] = {}
+    for path in sorted(corpus_folder().glob("*.yaml")):
+        for fault in _read(path):
+            by_model.setdefault(fault.model, []).append(fault)
+    seen: set[str] = set()
+    for fault in (fault for faults in by_model.values() for fault in faults):
+        if fault.id in seen:
+            raise UsageError(f"two faults are called `{fault.id}`", code="corpus")
+        seen.add(fault.id)
+    chosen = {name: tuple(faults) for name, faults in by_model.items() if not models or name in models}
+    unknown = [name for name in models or () if name not in chosen]
+    if unknown:
+        raise UsageError(
+            f"no fault is planted in `{unknown[0]}`", code="corpus", expected=", ".join(sorted(by_model))
+        )  # fmt: skip
+    return Corpus(by_model=chosen)
+
+
+def _read(path: Path) -> Iterator[Fault]:
+    """The faults of one file; a file with several models is a template for each, `*` for one of every architecture."""
+    content = _File.model_validate(_plain(read_yaml(path)))
+    models = [next(iter(spec.content.models)) for spec in list_specs()] if content.models == ["*"] else content.models
+    for model in [content.model] if content.model else models:
+        for entry in content.faults:
+            name = f"{slug(model)}-{entry['id']}" if content.models else entry["id"]
+            fault = Fault.model_validate({**entry, "id": name, "model": model})
+            if content.model or fits(fault, resolve_model(model).spec):
+                yield fault
+
+
+def fits(fault: Fault, spec: Spec) -> bool:
+    """Whether a template's modules exist in an architecture."""
+    sites = section(spec, "hf", "").sites
+    named = [plant[key] for plant in fault.plant for key in MODULE_KEYS if str(plant.get(key, "")).startswith("@")]
+    return all(name[1:] in sites for name in named)
+
+
+def resolved(fault: Fault, spec: Spec) -> list[dict[str, Any]]:
+    """The plants with every `@site` replaced by the module that makes it."""
+    sites = section(spec, "hf", "").sites
+
+    def named(value: Any) -> Any:
+        if not (isinstance(value, str) and value.startswith("@")):
+            return value
+        entry = sites[value[1:]]
+        assert entry is not None
+        return entry.module
+
+    return [{key: named(value) for key, value in plant.items()} for plant in fault.plant]
+
+
+def slug(model: str) -> str:
+    """The last part of a model's name."""
+    return model.rsplit("/", 1)[-1].lower()
+
+
+def _plain(value: Any) -> Any:
+    """ruamel's containers and scalars as Python's own."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    return float(value) if isinstance(value, float) else int(value) if isinstance(value, int) else str(value)

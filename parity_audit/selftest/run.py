@@ -1,0 +1,67 @@
+"""Run the corpus: one audit per model, with every fault as a candidate of its own beside a clean port."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from parity_audit.api import audit
+from parity_audit.core.progress import SILENT, Progress
+from parity_audit.core.report import Candidate, Report, Verdict
+from parity_audit.selftest.corpus import Corpus, Fault, resolved
+from parity_audit.selftest.ports import write_port
+from parity_audit.selftest.score import Score, score
+from parity_audit.specs.resolve import resolve_model
+
+CLEAN = Fault(id="clean", plant=[], knob="", harmless=True)
+AT_ONCE = 12
+SHORT_PROBES = ("short", "repeated", "ragged", "left_padded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Scores of a run, clean ports among them."""
+
+    scores: tuple[Score, ...]
+    seconds: float
+
+
+def run_corpus(corpus: Corpus, *, repair: bool = True, seed: int = 0, progress: Progress = SILENT) -> Result:
+    """Audit every fault of a corpus and score what was said."""
+    started = time.perf_counter()
+    scores: list[Score] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for model, faults in corpus.by_model.items():
+            clean = CLEAN.model_copy(update={"id": f"{model} clean", "model": model})
+            for group in _groups([clean, *faults]):
+                scores += _run_group(model, group, Path(scratch), repair=repair, seed=seed, progress=progress)
+    return Result(scores=tuple(scores), seconds=time.perf_counter() - started)
+
+
+def _groups(faults: Sequence[Fault]) -> Iterator[Sequence[Fault]]:
+    """A few candidates with the same probes share one reference and one judge; too many would fill the disk."""
+    for long in (False, True):
+        alike = [fault for fault in faults if fault.long == long]
+        yield from (alike[start : start + AT_ONCE] for start in range(0, len(alike), AT_ONCE))
+
+
+def _run_group(
+    model: str, faults: Sequence[Fault], scratch: Path, *, repair: bool, seed: int, progress: Progress
+) -> list[Score]:
+    spec = resolve_model(model).spec
+    ports = [
+        write_port(scratch / "ports", f"fault_{number}", resolved(fault, spec)) for number, fault in enumerate(faults)
+    ]
+    report: Report = audit(
+        model, candidates=ports, miniature="mini", seed=seed, repair=repair, out=scratch / "out", progress=progress,
+        probes=None if faults[0].long else SHORT_PROBES,
+    )  # fmt: skip
+    return [_timed(fault, candidate) for fault, candidate in zip(faults, report.candidates, strict=True)]
+
+
+def _timed(fault: Fault, candidate: Candidate) -> Score:
+    found = score(fault, candidate)
+    return replace(found, detected=False) if candidate.verdict is Verdict.ERROR else found

@@ -1,0 +1,96 @@
+"""What the auditor said of a planted fault, against the truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from parity_audit.core.report import Candidate, Finding, Verdict
+from parity_audit.core.types import KnobValue
+from parity_audit.selftest.corpus import Fault
+
+VALUE_WITHIN = 0.01
+WRONG = (Verdict.MISMATCH,)
+REPAIRED = (Verdict.PARITY, Verdict.EXACT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One fault. None where the question does not apply."""
+
+    id: str
+    model: str
+    verdict: str
+    detected: bool
+    placed: bool | None = None
+    named: bool | None = None
+    layers: bool | None = None
+    valued: bool | None = None
+    repaired: bool | None = None
+    proved: bool | None = None
+    false_alarms: tuple[str, ...] = ()
+    confidence: float = 0.0
+    first_site: str = ""
+    found: tuple[str, ...] = ()
+    error: str = ""
+    seconds: float = 0.0
+
+
+def score(fault: Fault, candidate: Candidate) -> Score:
+    """Compare one candidate's findings with what was planted in it."""
+    named = [finding for finding in candidate.findings if finding.kind != "unexplained"]
+    right = [next((finding for finding in named if _is(finding, knob, fault)), None) for knob in fault.knobs]
+    hits = [finding for finding in right if finding is not None]
+    first = str((candidate.first_divergence or {}).get("site", ""))
+    wrong = [finding for finding in named if not any(_is(finding, knob, fault) for knob in fault.knobs)]
+    single = hits[0] if len(fault.knobs) == 1 and hits else None
+    return Score(
+        id=fault.id, model=fault.model, verdict=candidate.verdict.value,
+        detected=(candidate.verdict in WRONG) != fault.harmless,
+        placed=None if fault.site is None or fault.harmless else first == fault.site,
+        named=None if fault.harmless else len(hits) == len(right),
+        layers=None if fault.layers is None or single is None else list(single.layers or ()) == fault.layers,
+        valued=None if fault.value is None or fault.harmless else single is not None and _close(single.candidate_value, fault.value),
+        repaired=_repaired(candidate), proved=_proved(candidate),
+        false_alarms=tuple(_words(finding) for finding in (named if fault.harmless else wrong)),
+        confidence=max((finding.confidence for finding in hits), default=0.0), first_site=first,
+        found=tuple(_words(finding) for finding in candidate.findings),
+        error=str((candidate.error or {}).get("message", "")),
+    )  # fmt: skip
+
+
+def _is(finding: Finding, knob: str, fault: Fault) -> bool:
+    return finding.knob == knob or finding.knob.startswith(tuple(fault.any_knob) or ("\0",))
+
+
+def _close(found: KnobValue, truth: float | str) -> bool:
+    """Within 1 %, or the same word; a value per layer counts where every departing layer has it."""
+    if isinstance(found, dict) and "by_layer" in found:
+        return truth in found["by_layer"].values()
+    if isinstance(truth, str) or isinstance(found, (str, bool)) or not isinstance(found, (int, float)):
+        return found == truth
+    return math.isclose(float(found), float(truth), rel_tol=VALUE_WITHIN)
+
+
+def _repaired(candidate: Candidate) -> bool | None:
+    """Whether patches brought it back; None where the auditor had no patch to offer."""
+    if not candidate.patches:
+        return None
+    return candidate.patched is not None and candidate.patched.verdict in REPAIRED
+
+
+def _proved(candidate: Candidate) -> bool | None:
+    """Whether an unpatchable cause was proved the other way round."""
+    return None if candidate.proof is None else bool(candidate.proof.get("proven"))
+
+
+def _words(finding: Finding) -> str:
+    layers = "" if finding.layers is None else f" layers {','.join(map(str, finding.layers))}"
+    return f"{finding.knob}={finding.candidate_value}{layers} ({finding.kind}, {finding.confidence})"
+
+
+def share(values: Iterable[bool | None]) -> tuple[int, int]:
+    """(true, asked): how often a question that applied was answered right."""
+    asked = [value for value in values if value is not None]
+    return sum(asked), len(asked)

@@ -1,0 +1,79 @@
+"""The hit table: how many planted faults were detected, placed, named, valued and repaired."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from parity_audit.selftest.run import Result
+from parity_audit.selftest.score import Score, share
+
+QUESTIONS = (
+    ("detected", "detected"),
+    ("placed", "first site exact"),
+    ("named", "knob named"),
+    ("layers", "layers exact"),
+    ("valued", "value within 1 %"),
+    ("repaired", "repaired by its patch"),
+    ("proved", "proved where no patch exists"),
+)
+BINS = (0.0, 0.5, 0.8, 0.95, 1.01)
+
+
+def hit_rows(scores: Sequence[Score]) -> list[tuple[str, int, int]]:
+    """(question, right, asked) over planted faults."""
+    planted = [score for score in scores if not score.id.endswith(" clean")]
+    return [(label, *share(getattr(score, name) for score in planted)) for name, label in QUESTIONS]
+
+
+def false_alarms(scores: Sequence[Score]) -> tuple[int, int]:
+    """(clean ports with a finding or a mismatch, clean ports)."""
+    clean = [score for score in scores if score.id.endswith(" clean")]
+    return sum(bool(score.found) or not score.detected for score in clean), len(clean)
+
+
+def calibration(scores: Sequence[Score]) -> list[tuple[str, int, int]]:
+    """(confidence range, right, findings): whether confidence means something."""
+    rows = []
+    for low, high in pairwise(BINS):
+        chosen = [
+            score for score in scores if score.named is not None and score.found and low <= score.confidence < high
+        ]
+        rows.append((f"{low:.2f}-{min(high, 1.0):.2f}", sum(bool(score.named) for score in chosen), len(chosen)))
+    return rows
+
+
+def missed(scores: Sequence[Score]) -> list[Score]:
+    """Faults with any wrong answer, and clean ports that were accused."""
+    asked = [name for name, _ in QUESTIONS]
+    return [
+        score
+        for score in scores
+        if any(getattr(score, name) is False for name in asked)
+        or score.error
+        or (score.id.endswith(" clean") and score.found)
+    ]
+
+
+def _wrong(score: Score) -> str:
+    """What the auditor got wrong about one fault, in words."""
+    if score.error:
+        return f"error: {score.error}"
+    return ", ".join(f"not {label}" for name, label in QUESTIONS if getattr(score, name) is False) or "accused"
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """Everything, for scripts."""
+    accused, clean = false_alarms(result.scores)
+    return {
+        "hits": {label: {"right": right, "asked": asked} for label, right, asked in hit_rows(result.scores)},
+        "clean": {"accused": accused, "asked": clean},
+        "calibration": [{"confidence": name, "right": right, "findings": n} for name, right, n in calibration(result.scores)],
+        "seconds": result.seconds,
+        "median_seconds": median([score.seconds for score in result.scores] or [0.0]),
+        "missed": [{"id": score.id, "wrong": _wrong(score), "found": list(score.found)} for score in missed(result.scores)],
+        "scores": [dataclasses.asdict(score) for score in result.scores],
+    }  # fmt: skip

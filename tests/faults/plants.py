@@ -1,0 +1,409 @@
+"""Faults for ports: each operation breaks one thing in a live transformers (or TransformerLens) model.
+
+Runs inside the worker of a `python:` port, on whatever stack is there. A fault is data: a list of operations
+`{op: NAME, ...}`; `layers` narrows `{l}` in names (all layers when absent).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+Plant = dict[str, Any]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "leaky": lambda x: F.leaky_relu(x, 0.01),
+    "softplus": F.softplus,
+}
+
+
+def load(plants: list[Plant], model_path: str, dtype: str, device: str) -> nn.Module:
+    """A transformers model with every plant in it."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(model_path)
+    for plant in plants:
+        if plant["op"] == "config":
+            _configure(config, plant)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        model_path, config=config, attn_implementation="eager", dtype=getattr(torch, dtype)
+    )
+    for plant in plants:
+        if plant["op"] != "config":
+            OPERATIONS[plant["op"]](model, plant)
+    return model.to(device).eval()
+
+
+def _configure(config: Any, plant: Plant) -> None:
+    """Config values; `rope_theta` and `rope_scaling` go where this release of transformers keeps them."""
+    values = {key: value for key, value in plant.items() if key != "op"}
+    rope = {key: values.pop(key) for key in ("rope_theta", "rope_scaling") if key in values}
+    for key, value in values.items():
+        setattr(config, key, value)
+    if rope:
+        old = dict(config.rope_parameters)
+        theta = rope.get("rope_theta", old["rope_theta"])
+        scaling = rope.get("rope_scaling", {key: value for key, value in old.items() if key != "rope_theta"})
+        config.rope_parameters = {"rope_type": "default", **(scaling or {}), "rope_theta": theta}
+
+
+def _names(model: nn.Module, pattern: str, layers: Iterable[int] | None) -> list[str]:
+    """Names of the modules or parameters that a pattern stands for, in the given layers."""
+    known = {name for name, _ in model.named_modules()} | {
+        name for name, _ in model.named_parameters(remove_duplicate=False)
+    }
+    if "{l}" not in pattern:
+        return [pattern]
+    chosen = range(1000) if layers is None else layers
+    found = [name for layer in chosen if (name := pattern.replace("{l}", str(layer))) in known]
+    if not found:
+        raise LookupError(f"no `{pattern}` in this model")
+    return found
+
+
+def _modules(model: nn.Module, plant: Plant) -> list[nn.Module]:
+    return [model.get_submodule(name) for name in _names(model, plant["module"], plant.get("layers"))]
+
+
+def set_attribute(model: nn.Module, plant: Plant) -> None:
+    """`attr` of modules becomes `value`, or is multiplied by `times`."""
+    for module in _modules(model, plant):
+        before = getattr(module, plant["attr"])
+        value = before * plant["times"] if "times" in plant else plant["value"]
+        if isinstance(before, Tensor):
+            with torch.no_grad():
+                before.copy_(torch.as_tensor(value))
+        else:
+            setattr(module, plant["attr"], value)
+
+
+def change_output(model: nn.Module, plant: Plant) -> None:
+    """What modules return is changed: see `_changed`."""
+    for module in _modules(model, plant):
+        module.register_forward_hook(lambda _, args, out: _first(out, lambda x: _changed(x, plant, args)))
+
+
+def change_input(model: nn.Module, plant: Plant) -> None:
+    """What modules are given is changed: see `_changed`."""
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        if args:
+            return (_changed(args[0], plant, args), *args[1:]), kwargs
+        key = "hidden_states"
+        return args, {**kwargs, key: _changed(kwargs[key], plant, args)}
+
+    for module in _modules(model, plant):
+        module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _first(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(out, tuple):
+        return (change(out[0]), *out[1:])
+    return change(out)
+
+
+def _changed(x: Tensor, plant: Plant, args: Any) -> Tensor:
+    """times, plus, dtype, cap, from_position, rows: the change is made only at those positions and batch rows."""
+    y = x
+    if "times" in plant:
+        y = y * plant["times"]
+    if "plus" in plant:
+        y = y + plant["plus"]
+    if "dtype" in plant:
+        y = y.to(DTYPES[plant["dtype"]]).to(x.dtype)
+    if "cap" in plant:
+        y = torch.tanh(y / plant["cap"]) * plant["cap"]
+    if plant.get("skip"):
+        y = args[0]
+    if plant.get("centre"):
+        y = y - y.mean(-1, keepdim=True)
+    if "heads" in plant:  # [b p (head d_head)]: only these heads
+        keep = torch.zeros(plant["n_heads"], dtype=torch.bool)
+        keep[plant["heads"]] = True
+        y = torch.where(keep.repeat_interleave(x.shape[-1] // plant["n_heads"]), y, x)
+    if "from_position" in plant:
+        y = torch.cat([x[:, : plant["from_position"]], y[:, plant["from_position"] :]], dim=1)
+    if "rows" in plant and x.shape[0] > max(plant["rows"]):
+        out = x.clone()
+        out[plant["rows"]] = y[plant["rows"]]
+        y = out
+    return y
+
+
+def change_weight(model: nn.Module, plant: Plant) -> None:
+    """A parameter is transposed, scaled, shifted, permuted, rounded, zeroed or swapped with another."""
+    for name in _names(model, plant["name"], plant.get("layers")):
+        weight = model.get_parameter(name)
+        with torch.no_grad():
+            if plant["do"] == "swap":
+                other = model.get_parameter(_sibling(plant["with"], plant["name"], name))
+                kept = weight.clone()
+                weight.copy_(other)
+                other.copy_(kept)
+            else:
+                weight.copy_(_rewritten(weight.clone(), plant))
+
+
+def _sibling(pattern: str, own_pattern: str, name: str) -> str:
+    head, _, tail = own_pattern.partition("{l}")
+    return pattern.replace("{l}", name.removeprefix(head).removesuffix(tail))
+
+
+def _rewritten(weight: Tensor, plant: Plant) -> Tensor:
+    what = plant["do"]
+    if what == "transpose":
+        return weight.T.contiguous()
+    if what == "times":
+        return weight * plant["by"]
+    if what == "plus":
+        return weight + plant["by"]
+    if what == "zero":
+        return torch.zeros_like(weight)
+    if what == "zero_rows":
+        weight[plant["start"] : plant["stop"]] = 0
+        return weight
+    if what == "round":
+        return weight.to(DTYPES[plant["to"]]).to(weight)
+    if what == "int8":
+        scale = weight.abs().amax(dim=-1, keepdim=True) / 127
+        return (weight / scale).round() * scale
+    if what == "roll_rows":
+        return weight.roll(plant["by"], dims=0)
+    if what == "interleave":  # halves of each head become alternating rows
+        heads = weight.reshape(-1, 2, plant["d_head"] // 2, *weight.shape[1:])
+        return heads.transpose(1, 2).reshape(weight.shape)
+    if what == "noise":
+        generator = torch.Generator().manual_seed(7)
+        return weight + plant["by"] * weight.std() * torch.randn(weight.shape, generator=generator)
+    raise ValueError(what)
+
+
+def replace_norm(model: nn.Module, plant: Plant) -> None:
+    """Norms with another kind, eps, offset, place of eps, dtype, or without their bias."""
+    for module in _modules(model, plant):
+        module.forward = _norm(module, plant)  # type: ignore[method-assign]
+
+
+def _norm(module: nn.Module, plant: Plant) -> Callable[[Tensor], Tensor]:
+    eps = plant.get("eps", getattr(module, "variance_epsilon", getattr(module, "eps", 1e-5)))
+
+    def forward(x: Tensor) -> Tensor:
+        y = x.to(DTYPES[plant["dtype"]]) if "dtype" in plant else x
+        if plant.get("kind", "rms") == "layer":
+            y = y - y.mean(-1, keepdim=True)
+        mean = y.square().mean(-1, keepdim=True)
+        y = y / (mean.sqrt() + eps) if plant.get("eps_outside") else y * torch.rsqrt(mean + eps)
+        weight = getattr(module, "weight", None)
+        if weight is not None and plant.get("weight", True):
+            y = y * (weight + plant.get("offset", 0.0))
+        bias = getattr(module, "bias", None)
+        if bias is not None and plant.get("bias", True):
+            y = y + bias
+        return y.to(x.dtype)
+
+    return forward
+
+
+def replace_activation(model: nn.Module, plant: Plant) -> None:
+    """Another activation function; the old one may be a module or a function."""
+
+    class Activation(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ACTIVATIONS[plant["fn"]](x)
+
+    for module in _modules(model, plant):
+        setattr(module, plant.get("attr", "act_fn"), Activation())
+
+
+class _LowSoftmax(TorchFunctionMode):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.softmax, torch.softmax, Tensor.softmax):
+            low = args[0].clamp(min=torch.finfo(self.dtype).min).to(self.dtype)
+            return func(low, *args[1:], **{**kwargs, "dtype": self.dtype}).to(args[0].dtype)
+        return func(*args, **kwargs)
+
+
+def change_attention(model: nn.Module, plant: Plant) -> None:
+    """The additive mask `[b 1 query key]` is rewritten, or softmax runs in a low dtype, around the model's own code."""
+    source = sys.modules[type(_modules(model, plant)[0]).__module__]
+    original = source.eager_attention_forward
+    chosen = weakref.WeakSet(_modules(model, plant))
+
+    def planted(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any, **more: Any
+    ) -> Any:
+        if module not in chosen:
+            return original(module, query, key, value, mask, *rest, **more)
+        mask = _masked(mask, query, key, plant)
+        if "repeat" in plant:  # groups dealt out the wrong way round
+            key, value = key.roll(plant["repeat"], dims=1), value.roll(plant["repeat"], dims=1)
+        if "softmax" in plant:
+            with _LowSoftmax(DTYPES[plant["softmax"]]):
+                return original(module, query, key, value, mask, *rest, **more)
+        return original(module, query, key, value, mask, *rest, **more)
+
+    source.eager_attention_forward = planted
+
+
+def _masked(mask: Tensor | None, query: Tensor, key: Tensor, plant: Plant) -> Tensor:
+    low = torch.finfo(query.dtype).min
+    queries, keys = query.shape[2], key.shape[2]
+    i, j = torch.arange(queries)[:, None], torch.arange(keys)[None, :]
+    if mask is None:
+        mask = torch.where(j <= i, 0.0, low).expand(query.shape[0], 1, queries, keys)
+    seen = mask > low / 2
+    real = seen.any(dim=2, keepdim=True)
+    if "causal" in plant and not plant["causal"]:
+        seen = real.expand_as(seen)
+    if "ahead" in plant:
+        seen = seen | (real & (j <= i + plant["ahead"]))
+    if plant.get("padding_seen"):
+        seen = (j <= i).expand_as(seen)
+    if plant.get("no_self"):
+        seen = seen & ((j != i) | (i == 0))
+    if "window" in plant:
+        seen = real & (j <= i) & (j > i - plant["window"])
+    out = torch.where(seen, 0.0, low).to(query.dtype)
+    if "alibi" in plant:
+        slopes = torch.tensor([2.0 ** (-8 * (h + 1) / query.shape[1]) for h in range(query.shape[1])]) * plant["alibi"]
+        out = out + slopes[None, :, None, None] * (j - i).clamp(max=0)
+    return out
+
+
+def change_rotary(model: nn.Module, plant: Plant) -> None:
+    """The (cos, sin) that the rotary module returns: factor, dtype; or how they are applied: pairing, partial, keys only."""
+    module = model.get_submodule(plant.get("module", "model.rotary_emb"))
+
+    def tables(_: nn.Module, args: Any, out: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        cos, sin = out
+        if "factor" in plant:
+            cos, sin = cos * plant["factor"], sin * plant["factor"]
+        if "dtype" in plant:
+            cos, sin = (x.to(DTYPES[plant["dtype"]]).to(x.dtype) for x in (cos, sin))
+        if plant.get("inverse"):
+            sin = -sin
+        return cos, sin
+
+    module.register_forward_hook(tables)
+    if "pairing" in plant or "partial" in plant or "only" in plant:
+        source = sys.modules[type(model).__module__]
+        source.apply_rotary_pos_emb = _rotation(source.apply_rotary_pos_emb, plant)
+
+
+def _rotation(original: Callable[..., Any], plant: Plant) -> Callable[..., Any]:
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **more: Any) -> Any:
+        if "partial" in plant:
+            n = plant["partial"]
+            half = n // 2
+            table = [torch.cat([x[..., :half], x[..., :half]], -1) for x in (cos, sin)]
+            turned = original(q[..., :n], k[..., :n], *table, *rest, **more)
+            return tuple(torch.cat([t, x[..., n:]], -1) for t, x in zip(turned, (q, k), strict=True))
+        if plant.get("pairing") == "adjacent":
+            half = cos.shape[-1] // 2
+            wide = [x[..., :half].repeat_interleave(2, -1).unsqueeze(1) for x in (cos, sin)]
+            return tuple(x * wide[0] + _every_two(x) * wide[1] for x in (q, k))
+        turned = original(q, k, cos, sin, *rest, **more)
+        return (turned[0], k) if plant["only"] == "q" else (q, turned[1])
+
+    return rotate
+
+
+def _every_two(x: Tensor) -> Tensor:
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def change_positions(model: nn.Module, plant: Plant) -> None:
+    """Position ids shifted, or counted from the padding."""
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        tokens = kwargs.get("input_ids", args[0] if args else None)
+        own = kwargs.get("position_ids")
+        usual = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        ids = usual if own is None or plant.get("from_padding") else own
+        return args, {**kwargs, "position_ids": ids + plant.get("shift", 0)}
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def make_parallel(model: nn.Module, plant: Plant) -> None:
+    """The MLP's norm reads the block's input instead of the stream after attention."""
+    for name in _names(model, plant["block"], plant.get("layers")):
+        block, kept = model.get_submodule(name), {}
+        block.register_forward_pre_hook(lambda _, args, kept=kept: kept.update(x=args[0]))
+        norm = block.get_submodule(plant["norm"])
+        norm.register_forward_pre_hook(lambda _, args, kept=kept: (kept["x"], *args[1:]))
+
+
+def skip_module(model: nn.Module, plant: Plant) -> None:
+    """Modules return their input."""
+    for module in _modules(model, plant):
+        module.forward = lambda x, *_, **__: x  # type: ignore[method-assign]
+
+
+def edit_bias(model: nn.Module, plant: Plant) -> None:
+    """A bias is dropped, doubled, or added where there is none."""
+    for module in _modules(model, plant):
+        bias = getattr(module, "bias", None)
+        if plant["do"] == "drop":
+            module.bias = None
+        elif bias is not None:
+            with torch.no_grad():
+                bias.mul_(plant.get("by", 2.0))
+        else:
+            size = module.weight.shape[0]
+            generator = torch.Generator().manual_seed(11)
+            module.bias = nn.Parameter(plant["by"] * torch.randn(size, generator=generator))
+
+
+def set_norm_eps(model: nn.Module, plant: Plant) -> None:
+    """The eps of norms, whatever their class calls it."""
+    for module in _modules(model, plant):
+        held = next(name for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name))
+        setattr(module, held, plant["value"])
+
+
+def change_embedding(model: nn.Module, plant: Plant) -> None:
+    """What the token embedding returns."""
+    model.get_input_embeddings().register_forward_hook(lambda _, args, out: _changed(out, plant, args))  # type: ignore[operator]
+
+
+def change_unembedding(model: nn.Module, plant: Plant) -> None:
+    """What the unembedding returns."""
+    model.get_output_embeddings().register_forward_hook(lambda _, args, out: _changed(out, plant, args))  # type: ignore[operator]
+
+
+OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
+    "set": set_attribute,
+    "output": change_output,
+    "input": change_input,
+    "weight": change_weight,
+    "norm": replace_norm,
+    "activation": replace_activation,
+    "attention": change_attention,
+    "rotary": change_rotary,
+    "positions": change_positions,
+    "parallel": make_parallel,
+    "skip": skip_module,
+    "bias": edit_bias,
+    "norm_eps": set_norm_eps,
+    "embedding": change_embedding,
+    "unembedding": change_unembedding,
+}
