@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from parity_audit.capture.plan import plan_audit, side_plan
@@ -59,9 +61,18 @@ def suite(model: str, size: str) -> None:
     run_benchmark_suite(made.repo_id, device="cpu", verbose=False)
 
 
-def measured(command: list[str]) -> tuple[float, float, int]:
-    """(seconds, peak MiB of the process tree's resident memory, exit code) of a command."""
-    started = time.perf_counter()
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one command took: wall seconds, processor seconds, peak MiB of its process tree."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mib: float
+
+
+def measured(command: list[str]) -> Cost:
+    """Run a command and see what it costs."""
+    started, cpu = time.perf_counter(), _children_cpu()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak = [0.0]
     done = threading.Event()
@@ -75,7 +86,17 @@ def measured(command: list[str]) -> tuple[float, float, int]:
     code = process.wait()
     done.set()
     thread.join()
-    return time.perf_counter() - started, peak[0], code
+    if code != 0:
+        raise SystemExit(f"exit code {code} of {' '.join(command)}: nothing was measured")
+    return Cost(
+        seconds=round(time.perf_counter() - started, 1), cpu_seconds=round(_children_cpu() - cpu, 1),
+        peak_mib=round(peak[0]),
+    )  # fmt: skip
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def tree_memory(root: int) -> float:
@@ -121,23 +142,27 @@ def main() -> None:
 def _measure_size(model: str, size: str) -> dict[str, object]:
     own = [sys.executable, __file__, "--model", model, "--size", size]
     alone = {backend: measured([*own, "--bare", backend]) for backend in BACKENDS}
-    audit = [sys.executable, "-m", "parity_audit", model, "--synthetic", size, "--no-repair", "--quiet"]
-    audit += [flag for probe in PROBES for flag in ("--probe", probe)]
-    with tempfile.TemporaryDirectory() as out:
-        whole = measured([*audit, "--out", out])
+    whole, lens = _audit(model, size), _audit(model, size, "--candidate", "transformer_lens")
     theirs = measured([*own, "--suite"])
     return {
-        "bare": {backend: _figures(*figures) for backend, figures in alone.items()},
-        "audit": _figures(*whole),
-        "run_benchmark_suite": _figures(*theirs),
-        "wall_ratio": round(whole[0] / sum(figures[0] for figures in alone.values()), 2),
-        "memory_ratio": round(whole[1] / max(figures[1] for figures in alone.values()), 2),
-        "suite_over_audit": round(theirs[0] / whole[0], 2),
+        "bare": {backend: asdict(cost) for backend, cost in alone.items()},
+        "audit": asdict(whole),
+        "audit of transformer_lens alone": asdict(lens),
+        "run_benchmark_suite": asdict(theirs),
+        "wall_ratio": round(whole.seconds / sum(cost.seconds for cost in alone.values()), 2),
+        "cpu_ratio": round(whole.cpu_seconds / sum(cost.cpu_seconds for cost in alone.values()), 2),
+        "memory_ratio": round(whole.peak_mib / max(cost.peak_mib for cost in alone.values()), 2),
+        "suite_over_audit": round(theirs.seconds / whole.seconds, 2),
+        "suite_over_audit_of_transformer_lens": round(theirs.seconds / lens.seconds, 2),
     }
 
 
-def _figures(seconds: float, mebibytes: float, code: int) -> dict[str, float]:
-    return {"seconds": round(seconds, 1), "peak_mib": round(mebibytes), "exit_code": code}
+def _audit(model: str, size: str, *more: str) -> Cost:
+    """An audit without repair, on the probes that the bare runs use."""
+    command = [sys.executable, "-m", "parity_audit", model, "--synthetic", size, "--no-repair", "--quiet", *more]
+    command += [flag for probe in PROBES for flag in ("--probe", probe)]
+    with tempfile.TemporaryDirectory() as out:
+        return measured([*command, "--out", out])
 
 
 if __name__ == "__main__":
