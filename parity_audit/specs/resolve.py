@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parity_audit.core.errors import UsageError
+from parity_audit.specs.hub import ask_hub
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.schema import Spec
 
@@ -26,6 +27,8 @@ class ResolvedModel:
 def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
     """Find the spec of a hub id, an alias, or a local directory with a config.json.
 
+    A hub id that no spec lists is looked up in the user's hub cache, then on the hub.
+
     Raises:
         UsageError: nothing of that name (nearest names are given), or an architecture without a spec.
     """
@@ -41,7 +44,11 @@ def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
     if cached is not None:
         config = read_config(cached)
         return ResolvedModel(repo_id=name, spec=spec_for(config, name), config=config)
-    raise _unknown(name)
+    answer = ask_hub(name)
+    if answer.folder is None:
+        raise _unknown(name, answer.why)
+    config = read_config(answer.folder)
+    return ResolvedModel(repo_id=name, spec=spec_for(config, name), config=config)
 
 
 def spec_for(config: dict[str, Any], where: str) -> Spec:
@@ -94,7 +101,7 @@ def _known(name: str) -> tuple[str, Spec] | None:
     return None
 
 
-def _unknown(name: str) -> UsageError:
+def _unknown(name: str, hub_said: str) -> UsageError:
     names = [
         alias
         for spec in list_specs()
@@ -104,7 +111,7 @@ def _unknown(name: str) -> UsageError:
     lowered = {item.lower(): item for item in names}
     near = [lowered[item] for item in difflib.get_close_matches(name.lower(), lowered, 3, 0.5)]
     return UsageError(
-        f"unknown model `{name}`", code="unknown-model",
+        f"unknown model `{name}`: no spec lists it, it is not in the hub cache, and {hub_said}", code="unknown-model",
         hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near
         else "`parity-audit specs list` shows the known ones; a local directory with config.json works too",
     )  # fmt: skip

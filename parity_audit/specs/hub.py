@@ -1,0 +1,52 @@
+"""Ask the hub for a model that is neither in a spec nor on this disk: its config.json and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE = 5.0
+"""Seconds to wait for the hub's first answer; the hub library alone would try for half a minute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubAnswer:
+    """The directory that now holds config.json, or why there is none."""
+
+    folder: Path | None = None
+    why: str = ""
+
+
+def ask_hub(repo_id: str) -> HubAnswer:
+    """Fetch config.json of a repository into the user's hub cache; offline mode and endpoint are the hub library's."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        try_to_load_from_cache(repo_id, "config.json")  # refuses a malformed id before anybody is asked
+        silent = _silent()
+        if silent:
+            return HubAnswer(why=silent)
+        return HubAnswer(folder=Path(hf_hub_download(repo_id, "config.json")).parent)
+    except HFValidationError:
+        return HubAnswer(why="it is not a hub id either")
+    except GatedRepoError:
+        return HubAnswer(why="the hub has it behind a licence: accept it there and log in")
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        missing = status in (401, 404)  # the hub answers 401 for names it does not want to tell apart
+        return HubAnswer(why="the hub does not know it either" if missing else f"the hub did not give it: {error}")
+
+
+def _silent() -> str:
+    """Why the hub cannot be reached; empty when it answers, whatever it says."""
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+    except OfflineModeIsEnabled:
+        return "the hub was not asked: offline mode is on (HF_HUB_OFFLINE)"
+    except Exception as error:  # the hub library has another HTTP client, with errors of its own, in each release
+        return f"the hub could not be reached ({error})"
+    return ""
