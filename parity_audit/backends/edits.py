@@ -24,8 +24,12 @@ def _set(root: Any, edit: Edit) -> list[tuple[str, Any]]:
 
 
 def _like(old: Any, value: Any) -> Any:
-    """Keep tensors tensors, of the same dtype, shape and place."""
-    return torch.full_like(old, value) if isinstance(old, Tensor) and not isinstance(value, Tensor) else value
+    """Keep tensors tensors, of the same dtype, shape and place; a list is all their numbers."""
+    if not isinstance(old, Tensor) or isinstance(value, Tensor):
+        return value
+    if isinstance(value, list):
+        return torch.tensor(value, dtype=torch.float64).reshape(old.shape).to(old)
+    return torch.full_like(old, value)
 
 
 def _rotary_tables(root: Any, edit: Edit) -> list[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from parity_audit.core.errors import SpecError, UsageError
-from parity_audit.specs.schema import BackendSection, KnobEntry, Spec, SpecFile
+from parity_audit.specs.schema import BackendSection, KnobEntry, ModelEntry, Spec, SpecFile
 
 REPOSITORY_SPECS = Path(__file__).resolve().parents[2] / "model_specs"
 
@@ -150,7 +150,7 @@ def _valid_keys(keys: tuple[int | str, ...]) -> list[str]:
         inner = getattr(section.annotation, "__args__", (None, None))[1] if section else None
         options = [option for option in getattr(inner, "__args__", ()) if hasattr(option, "model_fields")]
         return list(options[0].model_fields) if options else []
-    return ["aliases", "config"] if keys[0] == "models" else []
+    return list(ModelEntry.model_fields) if keys[0] == "models" else []
 
 
 def _place(path: Path, data: CommentedMap, keys: tuple[int | str, ...]) -> str:

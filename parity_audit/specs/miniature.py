@@ -87,7 +87,9 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
     config = {**model.config, "torch_dtype": "float32"}
     if size == "full":
         return config
-    config = {**config, **known[size], "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    own = model.spec.content.models.get(model.repo_id)
+    apart = own.miniature.get(size, {}) if own else {}
+    config = {**config, **known[size], **apart, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     n_layers = dims(model.spec, config)["n_layers"]
     return config | {key: config[key][:n_layers] for key in PER_LAYER if isinstance(config.get(key), list)}
 

@@ -14,10 +14,11 @@ class _Strict(BaseModel):
 
 
 class ModelEntry(_Strict):
-    """One released model: its other names and the config it was released with."""
+    """One released model: its other names, the config it was released with, sizes that its miniature needs apart."""
 
     aliases: list[str] = []
     config: dict[str, Any]
+    miniature: dict[str, dict[str, int]] = {}
 
 
 class KnobEntry(_Strict):

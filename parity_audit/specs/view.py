@@ -42,12 +42,15 @@ def knob_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, ResolvedKnob
 
 
 def spec_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, KnobValue]:
-    """Knob values as they compare with live readings: one value, or one per layer."""
+    """Knob values as they compare with live readings: one value, or one per layer where they differ."""
     layers = range(dims(spec, config)["n_layers"])
-    return {
-        knob: known.value if known.layers is None else [known.at(layer) for layer in layers]
-        for knob, known in knob_values(spec, config).items()
-    }
+    known = knob_values(spec, config)
+    return {knob: _joined([item.at(layer) for layer in layers]) for knob, item in known.items()}
+
+
+def _joined(values: list[Any]) -> Any:
+    """Equal values of all layers as one."""
+    return values[0] if all(value == values[0] for value in values) else values
 
 
 def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
@@ -182,7 +185,7 @@ def effective_values(
         entry = knobs.get(knob)
         if entry is not None:
             values = [_converted(entry, value, config) for value in (raw if isinstance(raw, list) else [raw])]
-            found[knob] = values[0] if all(value == values[0] for value in values) else values
+            found[knob] = _joined(values)
     return found
 
 
@@ -245,7 +248,11 @@ def _layer_types(windows: list[Any]) -> list[str]:
 def _rotary(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:
     scaling, d_rot = targets.get("rope.scaling"), int(targets.get("rope.partial") or d_head)
     table = rope_table(float(targets["rope.theta"]), scaling, d_rot)
-    return {"inv_freq": table, "attention_factor": attention_factor(scaling), "pairing": targets.get("rope.pairing", "half")}
+    return {
+        "inv_freq": table,
+        "attention_factor": attention_factor(scaling),
+        "pairing": targets.get("rope.pairing", "half"),
+    }
 
 
 def _rope_parameters(targets: Mapping[str, Any]) -> dict[str, Any]:
