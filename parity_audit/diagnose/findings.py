@@ -38,6 +38,7 @@ USUAL: dict[str, KnobValue] = {
     "norm.gain": 1.0, "norm.dtype": "full", "qk_norm.weight": "the checkpoint's", "qk_norm.bias": "the checkpoint's",
     "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
     "qk_norm.present": "present", "qk_norm.order": "before rotation",
+    "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
 }  # fmt: skip
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {

@@ -106,12 +106,12 @@ def test_pairing():
 def test_partial_rotary(d_rot: int):
     findings = found(PORT.but(d_rot=d_rot), PORT, ROPE)
 
-    assert findings.keys() == {"rope.dims"}
-    assert (findings["rope.dims"].reference_value, findings["rope.dims"].candidate_value) == (64, d_rot)
+    assert findings.keys() == {"rope.partial"}
+    assert (findings["rope.partial"].reference_value, findings["rope.partial"].candidate_value) == (64, d_rot)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"offset_positions": 1}, 1.0), ({"count_padding": True}, "differs between rows")]
+    ("change", "said"), [({"offset_positions": 1}, 1.0), ({"count_padding": True}, "counts the padding")]
 )
 def test_where_positions_start(change: dict[str, object], said: object):
     findings = found(PORT.but(**change), PORT, ROPE)
@@ -140,4 +140,4 @@ def test_clean(port: Port, dtype: torch.dtype):
 def test_a_layer_without_rotation_is_seen():
     port = PORT.but(scaling=lambda f: f * 0)
 
-    assert fits(port, "rotary")["rope.dims", 0].value == 0
+    assert fits(port, "rotary")["rope.layers", 0].value == "none"
