@@ -60,7 +60,8 @@ class Finding:
     """What is wrong, where, and how we know.
 
     `kind` is one of: constant, variant, mask, weights, settings, unexplained.
-    `departs_from_spec` names the side that is wrong: "candidate", "reference", "both" or "unknown".
+    `departs_from_spec` names the side that is wrong: "candidate", "reference", "both", "unknown", or "neither"
+    (a setting of the arithmetic, on which the spec is silent).
     `confidence` in [0, 1]; `evidence` holds the numbers that a sceptic would ask for.
     """
 

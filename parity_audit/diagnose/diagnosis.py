@@ -18,6 +18,7 @@ from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import identify
 from parity_audit.diagnose.localise import introduced_ratios, suspects
+from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
 
 DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")
 
@@ -46,12 +47,19 @@ class Case:
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Localise, then identify.
+    """Localise, then identify. Where TF32 alone explains the size of the difference, nothing else is searched for:
+    the repair switches it off and looks again.
 
     Probes with every site are replayed as they are. Only when they show nothing is a probe that captures the
     residual stream alone (it is long, so this is dear) run once more with the attention's inputs and outputs:
     what the short probes explain is repaired first, and what only length shows is left for the next round.
     """
+    coarse = tf32_finding(
+        case.candidate.description(), case.reference.description(), case.comparison.sites,
+        device=case.candidate.plan.device, dtype=case.dtype,
+    )  # fmt: skip
+    if coarse is not None and of_that_size(case.comparison.sites):
+        return Diagnosis(findings=(coarse,), introduced={}, not_tested=(hidden_by_tf32(),))
     gaps: list[NotTested] = []
     wide = tuple(probe for probe in case.probes if probe.sites == "all")
     candidate, reference, ratios = _replay(case, wide, case.candidate_capture, case.reference_capture, "replay")
@@ -65,7 +73,7 @@ def diagnose(case: Case) -> Diagnosis:
     reference_seen = evidence_by_layer("reference", [pair[1] for pair in pairs], plan, case.reference_capture)
     findings, missing = identify(layers_seen, reference_seen, set(found))
     gaps += missing
-    findings = [*findings, *unexplained(found, findings)]
+    findings = [*([coarse] if coarse else []), *findings, *unexplained(found, findings)]
     return Diagnosis(findings=tuple(findings), introduced=ratios, not_tested=tuple(gaps))
 
 

@@ -9,11 +9,13 @@ from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_valu
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.fitting import fit_side
 from parity_audit.diagnose.identify import attention
+from parity_audit.diagnose.numerics import reduced_products
 from parity_audit.diagnose.preflight import config_warnings
 from parity_audit.specs.view import effective_values, knob_values, spec_values
 
 CHECKED = ("attention.scale", "attention.softcap")
 TOLERANCE = 2e-3
+COARSE = "the reference multiplies in TF32: the noise floor of this run is TF32's, not float32's"
 
 
 def reference_notes(session: Session, capture: Capture) -> list[str]:
@@ -25,6 +27,7 @@ def reference_notes(session: Session, capture: Capture) -> list[str]:
     plan, about = session.plan, session.description()
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     notes = config_warnings(spec_values(plan.spec, plan.config), live, "reference")
+    notes += [COARSE] if reduced_products(about, plan.device, plan.dtype) else []
     layers = evidence_by_layer("reference", [capture], plan)
     fits, _ = fit_side([layers[0]], [attention.fit])
     knobs = knob_values(plan.spec, plan.config)

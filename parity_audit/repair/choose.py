@@ -12,6 +12,8 @@ from parity_audit.specs.view import edit_note, edits
 
 NO_PATCH_KINDS = ("unexplained", "weights")
 SAME_VALUE = 1e-3
+ENGINE_EDITS = {"numerics.tf32": (Edit(op="load", value={"tf32": False}),)}
+"""Settings that every backend of this project understands, whatever the architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,9 @@ def propose(
             continue
         target = target_value(finding)
         targets = {other.knob: target_value(other) for other in known if other.kind not in NO_PATCH_KINDS}
-        found = edits(plan.spec, plan.backend_key, finding.knob, target, plan.config, version, targets)
+        found = ENGINE_EDITS.get(finding.knob) or edits(
+            plan.spec, plan.backend_key, finding.knob, target, plan.config, version, targets
+        )
         if found is None:
             gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{plan.ref.name} has no setting for it"))
             continue

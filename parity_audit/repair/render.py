@@ -21,6 +21,18 @@ for block, window in zip(model.{modules}, {windows}):
     {attn}.mask = mask if window is None else mask.triu(1 - window)"""
 
 
+TF32_CODE = {
+    "torch": """\
+import torch
+torch.backends.cuda.matmul.allow_tf32 = False
+torch.backends.cudnn.allow_tf32 = False
+torch.set_float32_matmul_precision("highest")""",
+    "vllm": """\
+import os  # before vllm is imported
+os.environ |= {"VLLM_FLOAT32_MATMUL_PRECISION": "highest", "TRITON_F32_DEFAULT": "ieee"}""",
+}
+
+
 def render(edits: Sequence[Edit], backend_key: str) -> str:
     """Code with the same effect as the edits; `model` is the loaded model, `llm` the vLLM engine."""
     loads = [edit for edit in edits if edit.op == "load"]
@@ -33,6 +45,12 @@ def render(edits: Sequence[Edit], backend_key: str) -> str:
 
 
 def _load_code(settings: dict[str, Any], backend_key: str) -> str:
+    own = {key: value for key, value in settings.items() if key != "tf32"}
+    lines = [] if "tf32" not in settings else [TF32_CODE["vllm" if backend_key == "vllm" else "torch"]]
+    return "\n".join([*lines, _call_code(own, backend_key)] if own else lines)
+
+
+def _call_code(settings: dict[str, Any], backend_key: str) -> str:
     given = ", ".join(f"{key}={_literal(value)}" for key, value in settings.items())
     call = {
         "hf": "model = AutoModelForCausalLM.from_pretrained(name, {given})",

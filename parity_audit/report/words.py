@@ -17,6 +17,7 @@ DEPARTS = {
     "reference": "The reference departs from the spec, the candidate follows it",
     "both": "Both sides depart from the spec",
     "unknown": "Which side departs from the spec is not known",
+    "neither": "No side departs from the spec: this is a setting of the arithmetic, not a bug of the port",
 }
 
 
