@@ -34,14 +34,15 @@ def _like(old: Any, value: Any) -> Any:
 
 def _rotary_tables(root: Any, edit: Edit) -> list[tuple[str, Any]]:
     """New sin/cos tables for HookedTransformer-style modules that hold `rotary_sin`, `rotary_cos` `[n_ctx, d_rot]`."""
-    inv_freq = torch.tensor(edit.value["inv_freq"], dtype=torch.float64)
-    factor = edit.value.get("attention_factor", 1.0)
+    found = list(matches(root, edit.path))
+    tables = edit.value if isinstance(edit.value, list) else [edit.value] * len(found)
     changes: list[tuple[str, Any]] = []
-    for path, module in matches(root, edit.path):
+    for (path, module), table in zip(found, tables, strict=False):
         positions = torch.arange(module.rotary_sin.shape[0], dtype=torch.float64)
-        angles = positions[:, None] * inv_freq
-        adjacent = edit.value.get("pairing", "half") == "adjacent"
+        angles = positions[:, None] * torch.tensor(table["inv_freq"], dtype=torch.float64)
+        adjacent = table.get("pairing", "half") == "adjacent"
         angles = angles.repeat_interleave(2, dim=1) if adjacent else angles.repeat(1, 2)
+        factor = table.get("attention_factor", 1.0)
         changes += [
             (f"{path}.rotary_sin", (angles.sin() * factor).to(module.rotary_sin)),
             (f"{path}.rotary_cos", (angles.cos() * factor).to(module.rotary_cos)),

@@ -9,7 +9,7 @@ from typing import Any
 from parity_audit.core.types import Edit
 
 ROTARY_CODE = """\
-inv_freq = torch.tensor({inv_freq}, dtype=torch.float64)
+{tables}
 {loop}angles = torch.arange({attn}.rotary_sin.shape[0], dtype=torch.float64)[:, None] * inv_freq
 {indent}angles = {spread}
 {indent}{attn}.rotary_sin = (angles.sin() * {factor}).to({attn}.rotary_sin)
@@ -71,14 +71,23 @@ def _set_code(edit: Edit) -> str:
 
 
 def _rotary_code(edit: Edit) -> str:
+    """One table for all modules, or one each."""
+    each = edit.value if isinstance(edit.value, list) else [edit.value]
     loop, attn = _loop(edit.path)
-    indent = "    " if loop else ""
-    pairing = edit.value.get("pairing", "half")
-    spread = "angles.repeat_interleave(2, dim=1)" if pairing == "adjacent" else "angles.repeat(1, 2)"
+    tables = f"inv_freq = {_tensor(each[0])}"
+    if len(each) > 1:
+        tables = "\n".join(["tables = [", *(f"    {_tensor(table)}," for table in each), "]"])
+        loop, attn = _zipped(edit.path, "inv_freq", "tables")
+    adjacent = each[0].get("pairing", "half") == "adjacent"
     return ROTARY_CODE.format(
-        inv_freq=edit.value["inv_freq"], loop=loop, attn=attn, indent=indent, spread=spread,
-        factor=edit.value.get("attention_factor", 1.0),
+        tables=tables, loop=loop, attn=attn, indent="    " if loop else "",
+        spread="angles.repeat_interleave(2, dim=1)" if adjacent else "angles.repeat(1, 2)",
+        factor=each[0].get("attention_factor", 1.0),
     )  # fmt: skip
+
+
+def _tensor(table: dict[str, Any]) -> str:
+    return f"torch.tensor({table['inv_freq']}, dtype=torch.float64)"
 
 
 def _windows_code(edit: Edit) -> str:
@@ -97,6 +106,12 @@ def _loop(path: str) -> tuple[str, str]:
     name = head.rstrip("s").rpartition(".")[2] or "part"
     name = name if name != head else "part"
     return f"for {name} in model.{head}:\n    ", f"{name}{tail}"
+
+
+def _zipped(path: str, name: str, values: str) -> tuple[str, str]:
+    """`blocks[*].attn` as a for statement over modules and values, and the target inside it."""
+    head, _, tail = path.partition("[*]")
+    return f"for block, {name} in zip(model.{head}, {values}):\n    ", f"block{tail}"
 
 
 def _literal(value: Any) -> str:

@@ -56,7 +56,7 @@ def load_spec(where: str | Path) -> Spec:
 
 
 def _extended(path: Path, seen: tuple[Path, ...]) -> CommentedMap:
-    """The file merged over what it extends; child wins, `null` deletes."""
+    """The file merged over what it extends; child wins, `null` deletes. Models are the file's own."""
     if path in seen:
         raise SpecError(f"`extends` goes in a circle: {path.name}", code="spec-extends", where=str(path))
     data = read_yaml(path)
@@ -73,7 +73,9 @@ def _extended(path: Path, seen: tuple[Path, ...]) -> CommentedMap:
     own_problems = _problems(data, path, partial=True)
     if own_problems:
         raise own_problems
-    merged: CommentedMap = _merge(_extended(file, (*seen, path)), data)
+    family = _extended(file, (*seen, path))
+    family.pop("models", None)
+    merged: CommentedMap = _merge(family, data)
     return merged
 
 

@@ -214,8 +214,17 @@ def edits(
         return None
     targets = {**{name: item.value for name, item in knob_values(spec, config).items()}, **known, knob: value}
     names = _names(config, **dims(spec, config), value=value)
+
+    def rotaries() -> list[dict[str, Any]]:
+        dealt = {name: _dealt(spec, config, name, given) for name, given in targets.items() if name.startswith("rope.")}
+        return [
+            _rotary({name: given[layer] for name, given in dealt.items()}, names["d_head"])
+            for layer in range(names["n_layers"])
+        ]
+
     functions = {
-        "rotary": lambda: _rotary(targets, names["d_head"]),
+        "rotary": lambda: _joined(rotaries()),
+        "rotaries": rotaries,
         "rope_parameters": lambda: _rope_parameters(targets),
         "windows": lambda: _dealt(spec, config, knob, value),
         "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
