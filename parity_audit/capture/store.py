@@ -40,13 +40,20 @@ class Capture:
         """Manifest entries by (probe, site)."""
         return {(entry.probe, entry.site): entry for entry in self.manifest.entries}
 
+    @cached_property
+    def _sites(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for probe, site in self.entries:
+            found.setdefault(probe, set()).add(site)
+        return found
+
     def only(self, probes: Sequence[Probe]) -> Capture:
         """The same capture, restricted to some probes."""
         return Capture(self.folder, dataclasses.replace(self.manifest, probes=tuple(probes)))
 
     def sites(self, probe: str) -> set[str]:
         """The sites held for one probe."""
-        return {site for name, site in self.entries if name == probe}
+        return self._sites.get(probe, set())
 
     def shape(self, probe: str, site: str) -> tuple[int, ...]:
         """The shape of one tensor, from the manifest."""

@@ -29,6 +29,37 @@ class Moments:
     def add(self, candidate: Tensor, reference: Tensor, judge: Tensor | None, keep: Tensor, offset: int) -> None:
         """Add one chunk. All tensors share one shape; `keep` is a boolean of that shape, `offset` the
         position of the chunk's first row on axis 1 of the whole tensor."""
+        if not self._add_finite(candidate, reference, judge, keep, offset):
+            self._add_with_gaps(candidate, reference, judge, keep, offset)
+
+    def _add_finite(
+        self, candidate: Tensor, reference: Tensor, judge: Tensor | None, keep: Tensor, offset: int
+    ) -> bool:
+        """The common case, every kept entry finite, in few passes; False, and nothing added, where it is not."""
+        count = int(keep.sum())
+        whole = count == keep.numel()
+        sides = [candidate, reference] + ([judge] if judge is not None else [])
+        values = [(side if whole else side.masked_fill(~keep, 0.0)).double().flatten() for side in sides]
+        squares = [float(value @ value) for value in values]
+        if count == 0 or not all(math.isfinite(square) for square in squares):
+            return False
+        delta = (values[0] - values[1]).abs_()
+        self.count += count
+        self.abs_sum += float(delta.sum())
+        self.square_sum += float(delta @ delta)
+        self.reference_square_sum += squares[1]
+        self._note_worst(delta.view(keep.shape), offset)
+        if judge is not None:
+            self.judged = True
+            self.candidate_judge += _square_distance(values[0], values[2])
+            self.reference_judge += _square_distance(values[1], values[2])
+            self.judge_square_sum += squares[2]
+        return True
+
+    def _add_with_gaps(
+        self, candidate: Tensor, reference: Tensor, judge: Tensor | None, keep: Tensor, offset: int
+    ) -> None:
+        """Masked scores (-inf on both sides) are left out; other entries that are not finite are counted."""
         finite = candidate.isfinite() & reference.isfinite()
         masked_both = torch.isneginf(candidate) & torch.isneginf(reference)
         masked_one = torch.isneginf(candidate) ^ torch.isneginf(reference)
@@ -70,3 +101,8 @@ class Moments:
     def rms(self, square_sum: float) -> float:
         """A sum of squares over entries as a root mean square."""
         return math.sqrt(square_sum / self.count) if self.count else math.nan
+
+
+def _square_distance(a: Tensor, b: Tensor) -> float:
+    apart = a - b
+    return float(apart @ apart)
