@@ -27,7 +27,16 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
 }
+
+
+def with_lengths(scaling: Mapping[str, Any] | None, original: int, longest: int) -> dict[str, Any] | None:
+    """A rope scaling whose lengths stand beside it in the config, with them inside."""
+    lengths = {"original_max_position_embeddings": original, "max_position_embeddings": longest}
+    return None if scaling is None else {**lengths, **scaling}
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "with_lengths": with_lengths,
     "sqrt": math.sqrt,
     "floor": math.floor,
     "min": min,

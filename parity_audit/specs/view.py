@@ -9,7 +9,7 @@ from packaging.specifiers import SpecifierSet
 
 from parity_audit.core.types import Description, Edit, KnobValue, NotVisible, SiteTap, WeightTap
 from parity_audit.specs.expr import ExprError, evaluate
-from parity_audit.specs.rope import attention_factor, rope_table
+from parity_audit.specs.rope import attention_factor, kind_of, rope_table
 from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, RoleEntry, SiteEntry, Spec, WeightEntry
 
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -127,9 +127,15 @@ def weight_taps(
     for name, entry in own.weights.items():
         assert entry is not None
         out += [_weight(full, entry, config, sizes, layer) for full, layer in _per_layer(name, sizes["n_layers"])]
-    known = {tap.name for tap in out}
+    known = {tap.name for tap in out} | _left_out(spec, backend_key, sizes["n_layers"])
     others = [name for name in stored if own.other_weights and name not in known]
     return (*out, *(WeightTap(name=name, path=own.other_weights.replace("{name}", name)) for name in others))
+
+
+def _left_out(spec: Spec, backend_key: str, n_layers: int) -> set[str]:
+    """Stored tensors that a backend's section deletes: fused ones that are compared by their parts."""
+    entries = spec.content.backends[backend_key].weights if backend_key in spec.content.backends else {}
+    return {full for name, entry in entries.items() if entry is None for full, _ in _per_layer(name, n_layers)}
 
 
 def _weight(
@@ -225,7 +231,7 @@ def edits(
     functions = {
         "rotary": lambda: _joined(rotaries()),
         "rotaries": rotaries,
-        "rope_parameters": lambda: _rope_parameters(targets),
+        "rope_parameters": lambda: _rope_parameters(targets, names["d_head"]),
         "windows": lambda: _dealt(spec, config, knob, value),
         "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
         "layer_types": lambda: _layer_types(_dealt(spec, config, knob, value)),
@@ -264,10 +270,11 @@ def _rotary(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:
     }
 
 
-def _rope_parameters(targets: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_parameters(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:
     """The complete rope dictionary: overriding a part of it drops the rest in current transformers."""
-    scaling = targets.get("rope.scaling") or {"rope_type": "default"}
-    return {**scaling, "rope_theta": targets["rope.theta"]}
+    scaling = targets.get("rope.scaling") or {}
+    partial = {} if targets.get("rope.partial") is None else {"partial_rotary_factor": targets["rope.partial"] / d_head}
+    return {**scaling, **partial, "rope_type": kind_of(scaling), "rope_theta": targets["rope.theta"]}
 
 
 def _filled(value: Any, names: dict[str, Any], functions: Mapping[str, Any]) -> Any:
