@@ -57,7 +57,7 @@ class HookedTransformerBackend:
         if name != request.checkpoint.repo_id:
             settings["hf_model"] = load_hf_model(name, request.dtype)
             name = request.checkpoint.repo_id
-        with _real_sizes(request.checkpoint, self.replaced):
+        with real_sizes(request.checkpoint, self.replaced):
             self.model = transformer_lens.HookedTransformer.from_pretrained_no_processing(
                 name, device=request.device, dtype=getattr(torch, request.dtype), **settings
             )
@@ -121,7 +121,7 @@ def load_hf_model(path: str, dtype: str) -> nn.Module:
 
 
 @contextmanager
-def _real_sizes(checkpoint: Checkpoint, replaced: dict[str, Any]) -> Iterator[None]:
+def real_sizes(checkpoint: Checkpoint, replaced: dict[str, Any]) -> Iterator[None]:
     """Sizes from the checkpoint's config where the release's tables have others. Constants are never touched."""
     if checkpoint.synthetic is None:
         yield

@@ -16,6 +16,7 @@ from parity_audit.core.types import BackendRef, Checkpoint, Probe
 from parity_audit.envs.build import python_for
 from parity_audit.specs import miniature
 from parity_audit.specs.checkpoints import find_checkpoint
+from parity_audit.specs.load import with_site_map
 from parity_audit.specs.resolve import ResolvedModel, resolve_model
 
 
@@ -77,8 +78,10 @@ def side_plan(plan: AuditPlan, ref: BackendRef, *, install: bool, progress: Prog
         EnvFailed: no environment, and none may be or could be made.
     """
     environment = python_for(ref, device=plan.device, allow_install=install, progress=progress)
+    sites = ref.settings.get("sites")
+    spec = plan.model.spec if sites is None else with_site_map(plan.model.spec, Path(str(sites)))
     return SidePlan(
-        ref=ref, environment=environment, checkpoint=plan.checkpoint, spec=plan.model.spec, config=plan.config,
+        ref=ref, environment=environment, checkpoint=plan.checkpoint, spec=spec, config=plan.config,
         dtype=plan.dtype, device=plan.device, max_positions=max(probe.shape[1] for probe in plan.probes) + 1,
     )  # fmt: skip
 

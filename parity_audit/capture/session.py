@@ -38,11 +38,12 @@ class SidePlan:
     dtype: str
     device: str
     max_positions: int
+    section: str = ""
 
     @property
     def backend_key(self) -> str:
-        """The backend implementation: hf, hooked_transformer, transformer_bridge or vllm."""
-        return self.environment.backend_key
+        """The spec's section: hf, hooked_transformer, transformer_bridge, vllm, or what a loaded port turned out to be."""
+        return self.section or self.environment.backend_key
 
 
 @dataclass
@@ -130,6 +131,7 @@ class Session:
             worker.kill()
             raise
         self._worker, self._description = worker, description
+        self.plan = dataclasses.replace(plan, section=description.section)
         self.seconds["load"] = self.seconds.get("load", 0.0) + time.perf_counter() - started
         return worker
 
@@ -142,7 +144,12 @@ class Session:
             checkpoint=plan.checkpoint, dtype=plan.dtype, device=plan.device,
             settings=merged(settings, self.load_settings), architecture=plan.spec.architecture,
             reads=reads(plan.spec, plan.backend_key, plan.environment.version), tokenize=TOKENIZE,
+            target=plan.ref.target, reads_by_section=self._reads_by_section() if plan.ref.target else {},
         )  # fmt: skip
+
+    def _reads_by_section(self) -> dict[str, dict[str, str]]:
+        plan = self.plan
+        return {name: reads(plan.spec, name, "") for name in plan.spec.content.backends}
 
     def _environ(self) -> dict[str, str]:
         environ = dict(self.plan.environment.env_vars)

@@ -1,9 +1,10 @@
-"""BACKEND strings: `name[==version][,key=value...]`."""
+"""BACKEND strings: `name[==version][,key=value...]`, and `python:FILE:FUNCTION[,key=value...]` for ports of one's own."""
 
 from __future__ import annotations
 
 import difflib
 import json
+from pathlib import Path
 from typing import Any
 
 from parity_audit.core.errors import UsageError
@@ -11,6 +12,7 @@ from parity_audit.core.types import BackendRef
 
 BACKENDS = ("hf", "transformer_lens", "vllm")
 EXAMPLE = "hf==4.43.2,attn_implementation=sdpa"
+PORT, PORT_FUNCTION = "python", "load"
 
 
 def parse_backend(text: str) -> BackendRef:
@@ -20,16 +22,35 @@ def parse_backend(text: str) -> BackendRef:
         UsageError: unknown name, empty version, or a setting without `=`.
     """
     head, *pairs = _split(text)
+    if head.startswith(f"{PORT}:"):
+        settings = dict(_setting(pair, text) for pair in pairs)
+        return BackendRef(name=PORT, target=_port(head, text), settings=settings)
     name, equals, version = head.partition("==")
     if name not in BACKENDS:
         near = difflib.get_close_matches(name, BACKENDS, 1, 0.5)
         raise UsageError(
-            f"`{name}` is not a backend", code="unknown-backend", found=text, expected=", ".join(BACKENDS),
+            f"`{name}` is not a backend", code="unknown-backend", found=text,
+            expected=", ".join((*BACKENDS, f"{PORT}:FILE:FUNCTION")),
             hint=f"did you mean `{near[0]}`?" if near else f"for example `{EXAMPLE}`",
         )  # fmt: skip
     if equals and not version:
         raise UsageError(f"no version after `==` in `{text}`", code="backend-version", hint=f"for example `{EXAMPLE}`")
     return BackendRef(name=name, version=version or None, settings=dict(_setting(pair, text) for pair in pairs))
+
+
+def _port(head: str, text: str) -> str:
+    """FILE:FUNCTION with an absolute path; the function's usual name is `load`."""
+    file, colon, function = head.removeprefix(f"{PORT}:").rpartition(":")
+    if not colon or not function.isidentifier():
+        file, function = head.removeprefix(f"{PORT}:"), PORT_FUNCTION
+    path = Path(file).expanduser()
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [item.name for item in path.parent.glob("*.py")], 1)
+        raise UsageError(
+            f"no file `{file}` for the port `{text}`", code="port-file", where=str(path.absolute()),
+            hint=f"did you mean `{near[0]}`?" if near else "write it as `python:FILE:FUNCTION`",
+        )  # fmt: skip
+    return f"{path.resolve()}:{function}"
 
 
 def _split(text: str) -> list[str]:
@@ -59,6 +80,10 @@ def _value(text: str) -> Any:
     if text.lower() in lowered:
         return lowered[text.lower()]
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_not_a_number)
     except json.JSONDecodeError:
         return text
+
+
+def _not_a_number(text: str) -> Any:
+    raise UsageError(f"`{text}` is no value of a setting", code="backend-setting", hint="give a finite number")

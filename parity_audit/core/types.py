@@ -27,14 +27,18 @@ class NotVisible:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendRef:
-    """A BACKEND string, parsed: `name[==version][,key=value...]`."""
+    """A BACKEND string, parsed: `name[==version][,key=value...]`, or `python:FILE:FUNCTION[,key=value...]`.
+
+    `target` is FILE:FUNCTION with an absolute path, None for backends that are installed.
+    """
 
     name: str
     version: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    target: str | None = None
 
     def __str__(self) -> str:
-        version = f"=={self.version}" if self.version else ""
+        version = f"=={self.version}" if self.version else f":{self.target}" if self.target else ""
         settings = "".join(f",{key}={value}" for key, value in self.settings.items())
         return f"{self.name}{version}{settings}"
 
@@ -168,7 +172,10 @@ class ReadBack:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a loaded backend says about itself: versions and settings read from live modules, not from configs."""
+    """What a loaded backend says about itself: versions and settings read from live modules, not from configs.
+
+    `section` names the spec's section that describes a port, whose kind is only known once it is loaded.
+    """
 
     backend: str
     package: str
@@ -182,3 +189,4 @@ class Description:
     numerics: dict[str, Any] = field(default_factory=dict)
     not_visible: tuple[NotVisible, ...] = ()
     parameters: int = 0
+    section: str = ""

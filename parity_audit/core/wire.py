@@ -27,7 +27,8 @@ FLOAT64 = "float64"
 class LoadRequest:
     """Load a model. `module` names the backend implementation, for example `parity_audit.backends.hf:load`.
 
-    `reads` maps a knob to the dotted paths of the live values that implement it; `describe` reads them.
+    `reads` maps a knob to the dotted paths of the live values that implement it; `describe` reads them. A port
+    gets those of every section in `reads_by_section`, because only it knows which one describes it.
     """
 
     checkpoint: Checkpoint
@@ -37,6 +38,8 @@ class LoadRequest:
     architecture: str = ""
     reads: dict[str, str] = field(default_factory=dict)
     tokenize: tuple[str, ...] = ()
+    target: str | None = None
+    reads_by_section: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

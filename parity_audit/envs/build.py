@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -17,7 +19,7 @@ from parity_audit.core.errors import EnvFailed
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef
 from parity_audit.envs.cache import cache_root
-from parity_audit.envs.recipes import Recipe, backend_key, recipe_for
+from parity_audit.envs.recipes import Recipe, backend_key, port_environment, recipe_for
 
 INFO = "parity_audit_env.json"
 OFFLINE = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -48,6 +50,8 @@ def python_for(
     Raises:
         EnvFailed: none exists and none may be made, or the recipe does not resolve or does not start.
     """
+    if ref.target is not None:
+        return _port_environment(ref, device=device, allow_install=allow_install, progress=progress)
     own = installed_here(ref.name)
     if own is not None and ref.version in (None, own):
         return Environment(python=sys.executable, key="same", same=True, backend_key=backend_key(ref, own), version=own)
@@ -64,6 +68,22 @@ def python_for(
         python=str(folder / "bin" / "python"), key=recipe.key, same=False,
         backend_key=backend_key(ref, recipe.version), version=recipe.version,
     )  # fmt: skip
+
+
+def _port_environment(ref: BackendRef, *, device: str, allow_install: bool, progress: Progress) -> Environment:
+    """The interpreter a port runs on: that of `env=BACKEND`, `python=PATH`, or the running one.
+
+    Its key holds the text of the port's file, so that an edited port is captured again.
+    """
+    text = Path(str(ref.target).rpartition(":")[0]).read_bytes()
+    digest = hashlib.sha256(text).hexdigest()[:12]
+    home = port_environment(ref)
+    if home is not None:
+        base = python_for(home, device=device, allow_install=allow_install, progress=progress)
+    else:
+        python = str(ref.settings.get("python", sys.executable))
+        base = Environment(python=python, key=python, same=python == sys.executable, backend_key=ref.name, version="")
+    return dataclasses.replace(base, key=f"{base.key}-{digest}", backend_key=ref.name, version="")
 
 
 def installed_here(backend: str) -> str | None:

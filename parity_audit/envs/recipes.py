@@ -13,6 +13,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import BackendRef
 
@@ -52,6 +53,8 @@ def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
     Raises:
         UsageError: the version is not a version.
     """
+    if ref.target is not None:
+        ref = port_environment(ref) or BackendRef(name="hf")
     data = table()
     entry = data["backends"][ref.name]
     if device == "cuda" and "cuda" in entry:
@@ -68,6 +71,12 @@ def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
         backend=ref.name, package=entry["package"], version=text, requirements=requirements, excluded=excluded,
         python=python, check=entry["check"],
     )  # fmt: skip
+
+
+def port_environment(ref: BackendRef) -> BackendRef | None:
+    """The backend whose environment a port asks for with `env=`, None for the interpreter of its own choice."""
+    wanted = ref.settings.get("env")
+    return None if wanted is None else parse_backend(str(wanted))
 
 
 def parse_version(text: str, ref: BackendRef) -> Version:

@@ -48,6 +48,9 @@ def propose(
         if found is None:
             gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{plan.ref.name} has no setting for it"))
             continue
+        if plan.ref.target is not None and any(edit.op == "load" for edit in found):
+            gaps.append(NotTested(what=f"a patch for {finding.knob}", why="it is a load setting, and the port loads itself"))
+            continue
         note = edit_note(plan.spec, plan.backend_key, finding.knob, version)
         proposals.append(
             Proposal(knob=finding.knob, backend=str(plan.ref), value=target, edits=found, note=note)

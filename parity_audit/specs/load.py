@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from functools import cache
 from importlib.resources import files
@@ -17,6 +18,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from parity_audit.core.errors import SpecError, UsageError
 from parity_audit.specs.schema import BackendSection, KnobEntry, ModelEntry, Spec, SpecFile
 
+MODULE_SECTION = "module"
 REPOSITORY_SPECS = Path(__file__).resolve().parents[2] / "model_specs"
 
 
@@ -174,3 +176,19 @@ def _plain(value: Any) -> Any:
     if isinstance(value, CommentedSeq):
         return [_plain(item) for item in value]
     return float(value) if isinstance(value, float) else int(value) if type(value).__name__ == "ScalarInt" else value
+
+
+def with_site_map(spec: Spec, path: Path) -> Spec:
+    """The spec with one more section, `module`: a user's own map of where a plain module shows its sites.
+
+    Raises:
+        SpecError: broken YAML or a wrong key, with file, line and column.
+        UsageError: no such file.
+    """
+    if not path.is_file():
+        raise UsageError(f"no site map `{path}`", code="site-map", where=str(path.absolute()))
+    data = read_yaml(path)
+    _validate(CommentedMap(architecture=spec.architecture, backends=CommentedMap({MODULE_SECTION: data})), path)
+    section = BackendSection.model_validate(_plain(data))
+    content = spec.content.model_copy(update={"backends": {**spec.content.backends, MODULE_SECTION: section}})
+    return dataclasses.replace(spec, content=content)
