@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 Plant = dict[str, Any]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+EPS_NAMES = ("eps", "variance_epsilon", "epsilon")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -198,9 +199,11 @@ def replace_norm(model: nn.Module, plant: Plant) -> None:
 
 
 def _norm(module: nn.Module, plant: Plant) -> Callable[[Tensor], Tensor]:
-    eps = plant.get("eps", getattr(module, "variance_epsilon", getattr(module, "eps", 1e-5)))
+    held = next(name for name in EPS_NAMES if hasattr(module, name))
+    setattr(module, held, plant.get("eps", getattr(module, held)))
 
     def forward(x: Tensor) -> Tensor:
+        eps = getattr(module, held)  # read anew, so that a patch takes
         y = x.to(DTYPES[plant["dtype"]]) if "dtype" in plant else x
         if plant.get("kind", "rms") == "layer":
             y = y - y.mean(-1, keepdim=True)
@@ -376,7 +379,7 @@ def edit_bias(model: nn.Module, plant: Plant) -> None:
 def set_norm_eps(model: nn.Module, plant: Plant) -> None:
     """The eps of norms, whatever their class calls it."""
     for module in _modules(model, plant):
-        held = next(name for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name))
+        held = next(name for name in EPS_NAMES if hasattr(module, name))
         setattr(module, held, plant["value"])
 
 
