@@ -100,7 +100,9 @@ def _slice(entry: list[str] | None, names: dict[str, Any]) -> tuple[int, int] | 
     return None if entry is None else (int(evaluate(entry[0], names)), int(evaluate(entry[1], names)))
 
 
-AXIS_DIMS = {"d_head": "d_head", "head": "n_heads", "kv_head": "n_kv_heads", "d_model": "d_model", "d_mlp": "d_mlp"}
+AXIS_DIMS = {
+    "d_head": "d_head", "head": "n_heads", "kv_head": "n_kv_heads", "d_model": "d_model", "d_mlp": "d_mlp", "expert": "n_experts",
+}  # fmt: skip
 COUNTS = {"two": 2, "three": 3}
 
 
@@ -126,10 +128,21 @@ def weight_taps(
     out: list[WeightTap] = []
     for name, entry in own.weights.items():
         assert entry is not None
-        out += [_weight(full, entry, config, sizes, layer) for full, layer in _per_layer(name, sizes["n_layers"])]
+        for full, layer in _per_layer(name, sizes["n_layers"]):
+            out += [_weight(one, own_entry, config, sizes, layer) for one, own_entry in _per_expert(full, entry, sizes)]
     known = {tap.name for tap in out} | _left_out(spec, backend_key, sizes["n_layers"])
     others = [name for name in stored if own.other_weights and name not in known]
     return (*out, *(WeightTap(name=name, path=own.other_weights.replace("{name}", name)) for name in others))
+
+
+def _per_expert(name: str, entry: WeightEntry, sizes: dict[str, int]) -> list[tuple[str, WeightEntry]]:
+    """One tensor, or with `{e}` in its name one for each expert."""
+    if "{e}" not in name:
+        return [(name, entry)]
+    return [
+        (name.replace("{e}", str(e)), entry.model_copy(update={"path": entry.path.replace("{e}", str(e))}))
+        for e in range(sizes["n_experts"])
+    ]
 
 
 def _left_out(spec: Spec, backend_key: str, n_layers: int) -> set[str]:
@@ -243,7 +256,7 @@ def edits(
 
 def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue) -> list[Any]:
     """One value per layer: `setting` itself if it says so for each, else on the knob's layers with `off` on the others."""
-    known = knob_values(spec, config)[knob]
+    known = knob_values(spec, config).get(knob, ResolvedKnob(value=None))
     count = dims(spec, config)["n_layers"]
     if isinstance(setting, list) and len(setting) == count:
         return setting
