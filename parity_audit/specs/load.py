@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 from functools import cache
@@ -162,11 +163,12 @@ def _place(path: Path, data: CommentedMap, keys: tuple[int | str, ...]) -> str:
     node: Any = data
     line, column = 0, 0
     for key in keys:
-        try:
-            line, column = node.lc.key(key) if isinstance(node, CommentedMap) else node.lc.item(key)
-            node = node[key]
-        except (KeyError, AttributeError, TypeError, IndexError):
+        if not isinstance(node, (CommentedMap, CommentedSeq)) or (isinstance(node, CommentedMap) and key not in node):
             break
+        # A map that was wrapped around a file's own has no positions.
+        with contextlib.suppress(KeyError, AttributeError, TypeError, IndexError):
+            line, column = node.lc.key(key) if isinstance(node, CommentedMap) else node.lc.item(key)
+        node = node[key]
     return f"{path}:{line + 1}:{column + 1}   {'.'.join(map(str, keys))}"
 
 

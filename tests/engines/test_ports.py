@@ -1,0 +1,71 @@
+"""Ports of one's own, audited whole: a plain torch Llama with a site map, right and wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import parity_audit
+from parity_audit.core.errors import SpecError, UsageError
+from parity_audit.core.report import Verdict
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+LLAMA = "meta-llama/Llama-3.2-1B"
+PORTS = Path(__file__).parents[1] / "ports"
+PORT, SITES = PORTS / "plain_llama.py", PORTS / "plain_llama_sites.yaml"
+PROBES = ("short", "left_padded")
+
+
+def audit(tmp_path: Path, *candidates: str):
+    return parity_audit.audit(LLAMA, candidates=candidates, miniature="mini", out=tmp_path / "out", probes=PROBES)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    right = f"python:{PORT}:load,sites={SITES}"
+    return audit(
+        tmp_path_factory.mktemp("ports"), right, f"{right},scale=9.5", f"python:{PORT}:load",
+        f"python:{PORT}:forgot_to_return,sites={SITES}", f"python:{PORT}:lod,sites={SITES}",
+    )  # fmt: skip
+
+
+def test_a_right_port_is_at_parity(report):
+    right = report.candidates[0]
+
+    assert right.verdict in (Verdict.EXACT, Verdict.PARITY)
+    assert right.findings == ()
+    assert right.not_visible == ()
+    assert {delta.site for delta in right.sites} >= {"blocks.3.attn_scores", "blocks.0.rot_k", "logits"}
+
+
+def test_a_wrong_constant_is_named_with_its_layer_and_mended(report):
+    right, wrong = report.candidates[:2]
+
+    assert wrong.verdict is Verdict.MISMATCH
+    assert [(finding.knob, finding.layers) for finding in wrong.findings] == [("attention.scale", (1,))]
+    assert wrong.findings[0].candidate_value == pytest.approx(9.5, rel=1e-4)
+    assert wrong.findings[0].reference_value == pytest.approx(8.0, rel=1e-4)
+    assert wrong.patched.verdict is right.verdict
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(2, "needs a site map"), (3, "the port returned None"), (4, "has no function `lod`; did you mean `load`?")],
+)
+def test_a_port_that_cannot_be_run_says_what_to_do(report, number, says):
+    broken = report.candidates[number]
+
+    assert broken.verdict is Verdict.ERROR
+    assert says in broken.why
+    assert report.exit_code == 3
+
+
+def test_mistakes_that_need_no_worker_are_refused_first(tmp_path):
+    with pytest.raises(UsageError, match="no file"):
+        audit(tmp_path, f"python:{PORTS}/plain_lama.py:load")
+    broken = tmp_path / "sites.yaml"
+    broken.write_text("sites:\n  embed: {modul: embed}\n")
+    with pytest.raises(SpecError) as caught:
+        audit(tmp_path, f"python:{PORT}:load,sites={broken}")
+    assert "sites.yaml:2" in caught.value.where
