@@ -67,6 +67,7 @@ Target = Annotated[float, typer.Option(help="Max-abs logit difference that a rep
 NoRepair = Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")]
 NoInstall = Annotated[bool, typer.Option("--no-install", help="Never create an environment.")]
 AcceptPatched = Annotated[bool, typer.Option("--accept-patched", help="Exit 0 when a verified patch reaches parity.")]
+Sites = Annotated[Path | None, typer.Option(help="Site map of `python:` ports that return a plain module.")]
 Tf32 = Annotated[bool, typer.Option("--tf32", help="Allow TF32 on the GPU, to see what it costs.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for the report and the logs.")]
 Format = Annotated[str, typer.Option("--format", help="What to print: terminal, markdown or json.")]
@@ -87,6 +88,7 @@ def audit(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     probe: Probes = None,
+    sites: Sites = None,
     target: Target = 1e-5,
     no_repair: NoRepair = False,
     no_install: NoInstall = False,
@@ -103,7 +105,7 @@ def audit(
 
     with progress_for(quiet=quiet or json) as progress:
         report = api.audit(
-            model, candidates=candidate, reference=reference, miniature=_size(miniature, synthetic), seed=seed,
+            model, candidates=_with_sites(candidate, sites), reference=reference, miniature=_size(miniature, synthetic), seed=seed,
             weights=weights, dtype=dtype, device=device, probes=probe, target=target, repair=not no_repair, out=out,
             install=not no_install, tf32=tf32, accept_patched=accept_patched, progress=progress,
         )  # fmt: skip
@@ -162,6 +164,15 @@ def diff(
 
 
 app.command()(selftest)
+
+
+def _with_sites(candidates: list[str] | None, sites: Path | None) -> list[str] | None:
+    """`--sites` as the setting of every port that does not name its own."""
+    if sites is None or candidates is None:
+        return candidates
+    return [
+        f"{item},sites={sites}" if item.startswith("python:") and ",sites=" not in item else item for item in candidates
+    ]
 
 
 def _size(miniature: bool, synthetic: str | None) -> str | None:
