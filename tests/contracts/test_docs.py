@@ -20,6 +20,9 @@ EXAMPLES = sorted((ROOT / "reports" / "examples").glob("*/report.json"))
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
+COMMANDS = ("audit", "capture", "diff", "selftest")
+
+
 def codes_in_source() -> set[str]:
     texts = [path.read_text() for path in (ROOT / "parity_audit").rglob("*.py")]
     return {first or second for text in texts for first, second in CODE.findall(text)}
@@ -70,7 +73,7 @@ def test_every_command_of_the_manual_exists(page):
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
 def test_every_option_of_the_manual_exists(page):
-    help_text = "".join(CliRunner().invoke(app, [command, "--help"]).output for command in ("audit", "capture", "diff"))
+    help_text = "".join(CliRunner().invoke(app, [command, "--help"]).output for command in COMMANDS)
     options = set(
         re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", " ".join(re.findall(r"parity-audit [^\n`|]*", page.read_text())))
     )
