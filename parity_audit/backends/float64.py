@@ -27,6 +27,7 @@ DOWNCASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 PLAIN = (nn.Linear, nn.Embedding)
 """Modules that only call a function of which `_Promote` promotes the weight."""
 BLOCK_NUMBERS = 1 << 24
+GROUPED = {getattr(holder, name, None) for holder, name in ((torch, "_grouped_mm"), (F, "grouped_mm"))} - {None}
 
 
 class _Promote(TorchFunctionMode):
@@ -40,6 +41,8 @@ class _Promote(TorchFunctionMode):
         kwargs = {key: _raised(value) for key, value in kwargs.items()}
         if func is F.linear:
             return _linear(*args, **kwargs)
+        if func in GROUPED:
+            return _grouped(*args, **kwargs)
         result = func(*args, **kwargs)
         return result.double() if func is F.embedding else result
 
@@ -55,6 +58,16 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         return F.linear(input, weight.double(), bias)
     parts = [F.linear(input, block.double()) for block in weight.split(height)]
     return torch.cat(parts, dim=-1) if bias is None else torch.cat(parts, dim=-1) + bias
+
+
+def _grouped(rows: Tensor, weights: Tensor, *, offs: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
+    """`[row, in]` times `[group, in, out]`, rows up to `offs[g]` with group g's weight: the kernel has no float64."""
+    out = rows.new_zeros(len(rows), weights.shape[-1], dtype=torch.float64)
+    start = 0
+    for group, stop in enumerate(offs.tolist()):
+        out[start:stop] = rows[start:stop].double() @ weights[group].double()
+        start = stop
+    return out if bias is None else out + bias.double()
 
 
 def _raised(value: Any) -> Any:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\*|[^\]]+)\]")
@@ -54,8 +54,8 @@ def _walk(value: Any, rest: list[str | int], done: str) -> Iterator[tuple[str, A
         return
     step, *tail = rest
     if step == "*":
-        for number, item in enumerate(value):
-            yield from _walk(item, tail, f"{done}[{number}]")
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _walk(item, tail, f"{done}[{key}]")
         return
     yield from _walk(_enter(value, step, done), tail, _joined(done, step))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,8 @@ from parity_audit.core.wire import FLOAT64, RunReply, RunRequest
 
 ATTENTION = "attention:"
 ATTENTION_MATRICES = (".attn_scores", ".pattern")
+TOKENS = "(b p)"
+SCATTER = "output_scatter"
 
 
 @dataclass
@@ -46,6 +48,9 @@ class Recorder:
             return self._see(tap, native)
 
     def _see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
+        if TOKENS in tap.layout:
+            batch, positions = self.request.probe.shape
+            tap = replace(tap, sizes={**tap.sizes, "b": batch, "p": positions})
         canonical = to_canonical(native, tap)
         if tap.site not in self.entries:
             dtype = torch.float64 if self.request.precision == FLOAT64 else torch.float32
@@ -122,10 +127,23 @@ def _after(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, outpu
         recorder.see(tap, output[0] if output[1] is None else output[0] + output[1])
         return None
     number = _number(tap.take)
+    if tap.take.startswith(SCATTER):
+        return _scattered(tap, recorder, output, number)
     replacement = recorder.see(tap, output[number])
     if replacement is None:
         return None
     return (*output[:number], replacement, *output[number + 1 :]) if isinstance(output, tuple) else None
+
+
+def _scattered(tap: SiteTap, recorder: Recorder, output: Any, number: int) -> Any:
+    """Weights `[..., k]` and the experts they are for, seen as one dense tensor, and put back as the k largest."""
+    weights, chosen = output[number : number + 2]
+    empty = weights.new_zeros(*weights.shape[:-1], tap.sizes["expert"])
+    replacement = recorder.see(tap, empty.scatter(-1, chosen, weights))
+    if replacement is None:
+        return None
+    largest = replacement.topk(chosen.shape[-1], dim=-1)
+    return (*output[:number], largest.values, largest.indices.to(chosen), *output[number + 2 :])
 
 
 def _number(take: str) -> int:

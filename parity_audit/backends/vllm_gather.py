@@ -80,6 +80,7 @@ class Gatherer:
     request: RunRequest
     inner: Recorder
     pieces: list[Piece] = field(default_factory=list)
+    tokens: int = 0
     parts: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     pending: list[SiteTap] = field(default_factory=list)
@@ -99,9 +100,15 @@ class Gatherer:
         given = dict(zip(("input_ids", "positions"), args, strict=False)) | kwargs
         ids, positions = given["input_ids"], given["positions"]
         self.pieces = place(ids.tolist(), positions.tolist(), self.rows, self.done)
+        self.tokens = len(ids)
 
     def see(self, tap: SiteTap, native: Tensor) -> None:
-        """Copy this step's tokens `[token, ...]` of a site to their places `[batch, pos, ...]`, at once."""
+        """Copy this step's tokens `[token, ...]` of a site to their places `[batch, pos, ...]`, at once.
+
+        Modules of transformers that vLLM runs see them as a batch of one, `[1, token, ...]`.
+        """
+        if native.ndim > 2 and native.shape[:2] == (1, self.tokens):
+            native = native[0]
         if tap.slice is not None:
             native = native[..., tap.slice[0] : tap.slice[1]]
         if tap.site not in self.parts:

@@ -89,6 +89,7 @@ class SiteTap:
     - `output` / `input`: the first tensor the module returns / is given
     - `output:N` / `input:N`: the N-th element of the returned tuple / N-th positional input
     - `output_sum`: the sum of the first two returned tensors (vLLM's `(hidden, residual)`)
+    - `output_scatter:N`: element N, weights of the experts that element N+1 names, as a dense tensor over all experts
     - `input_sum:N`: the sum of positional inputs N and N+1, where the second may be None
     - `compute_logits`: the engine's own logits of the module's first output, at every position (vLLM)
     - `attention:query|key|value|scores|pattern|z`: seen at the attention core, whatever the kernel
@@ -96,8 +97,9 @@ class SiteTap:
 
     `slice` keeps `[start, stop)` of the last axis, `layout` is an einops pattern from the backend's own axes
     to the canonical ones of DESIGN (`b p d_model`, `b p head d_head`, `b head query_pos key_pos`), with `sizes`
-    for the axes that einops cannot infer. Fused and interleaved tensors go on: `part` keeps `[start, stop)` of
-    the last axis that `layout` made, and `relayout` leads from there to the canonical axes.
+    for the axes that einops cannot infer; those of `(b p)` are the probe's. Fused and interleaved tensors go on:
+    `part` keeps `[start, stop)` of the last axis that `layout` made, and `relayout` leads from there to the
+    canonical axes.
     """
 
     site: str
