@@ -197,7 +197,8 @@ def _norm_offset(recipe: _Recipe) -> float:
 def _plain_rotary(recipe: _Recipe, sizes: Mapping[str, int]) -> float | None:
     """The rotary base where every dimension of separate queries and keys is rotated in halves, else None."""
     known = knob_values(recipe.model.spec, recipe.config)
-    partial = known.get("rope.partial")
-    if "rope.theta" not in known or (partial is not None and partial.value != sizes["d_head"]):
+    partial, pairing = known.get("rope.partial"), known.get("rope.pairing")
+    whole = partial is None or partial.value == sizes["d_head"]
+    if "rope.theta" not in known or not whole or (pairing is not None and pairing.value != "half"):
         return None
     return float(recipe.model.config.get("rope_theta") or 10000.0)

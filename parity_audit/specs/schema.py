@@ -22,9 +22,10 @@ class ModelEntry(_Strict):
 
 
 class KnobEntry(_Strict):
-    """One semantic constant: an expression on config keys, and the layers where it holds."""
+    """One semantic constant: an expression on config keys, the layers where it holds, and `when` a model has it."""
 
     value: str
+    when: str = "true"
     kind: str = "number"
     layers: str | None = None
     off: float | int | str | None = None
@@ -32,9 +33,10 @@ class KnobEntry(_Strict):
 
 
 class SiteEntry(_Strict):
-    """Where a backend shows a site; see `core.types.SiteTap`."""
+    """Where a backend shows a site, and `when` a model has it (an expression); see `core.types.SiteTap`."""
 
     module: str
+    when: str = "true"
     take: str = "output"
     slice: list[str] | None = None
     layout: str = ""
@@ -45,9 +47,10 @@ class SiteEntry(_Strict):
 
 
 class WeightEntry(_Strict):
-    """Where a backend keeps a checkpoint tensor; see `core.types.WeightTap`."""
+    """Where a backend keeps a checkpoint tensor, and `when` a model has it; see `core.types.WeightTap`."""
 
     path: str
+    when: str = "true"
     slice: list[str] | None = None
     layout: str = ""
     part: list[str] | None = None

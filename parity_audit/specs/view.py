@@ -30,7 +30,7 @@ def knob_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, ResolvedKnob
     names = _names(config, **dims(spec, config))
     found: dict[str, ResolvedKnob] = {}
     for knob, entry in spec.content.knobs.items():
-        if entry is None:
+        if entry is None or not evaluate(entry.when, names):
             continue
         layers = None
         if entry.layers is not None:
@@ -77,6 +77,8 @@ def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) 
     out: list[SiteTap] = []
     for site, entry in section(spec, backend_key, version).sites.items():
         assert entry is not None
+        if not evaluate(entry.when, _names(config, **sizes)):
+            continue
         out += [_tap(name, entry, config, sizes, layer) for name, layer in _per_layer(site, sizes["n_layers"])]
     return tuple(out)
 
@@ -128,6 +130,8 @@ def weight_taps(
     out: list[WeightTap] = []
     for name, entry in own.weights.items():
         assert entry is not None
+        if not evaluate(entry.when, _names(config, **sizes)):
+            continue
         for full, layer in _per_layer(name, sizes["n_layers"]):
             out += [_weight(one, own_entry, config, sizes, layer) for one, own_entry in _per_expert(full, entry, sizes)]
     known = {tap.name for tap in out} | _left_out(spec, backend_key, sizes["n_layers"])
