@@ -28,6 +28,7 @@ from parity_audit.diagnose.agreement import (
 )
 from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value, spoken_of
 from parity_audit.diagnose.identify.attention_rows import grouped
+from parity_audit.diagnose.identify.linear import AS_STORED, PROJECTIONS, bias_knob
 
 NEARER = 0.25
 MASKS = ("attention.window", "attention.mask")
@@ -39,12 +40,19 @@ USUAL: dict[str, KnobValue] = {
     "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
     "qk_norm.present": "present", "qk_norm.order": "before rotation",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
+    "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "attn_out.scale": 1.0, "mlp_out.scale": 1.0,
+    **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},
+    **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
+    **{bias_knob(item.role): AS_STORED for item in PROJECTIONS},
 }  # fmt: skip
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
-    "embed": ("embed.",), "norm": NORMS, "final_norm": NORMS, "attn_out": NORMS, "mlp_out": NORMS,
+    "embed": ("embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
+    "attn_out": (*NORMS, "residual.", "attn_out."), "mlp_out": (*NORMS, "residual.", "mlp_out."),
+    "residual": ("residual.",), "attn_proj": ("weights.attn.o", "attention.o_bias"),
+    "qkv": tuple(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias")),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm."), "scores": CORE, "pattern": CORE, "z": CORE,
-    "mlp": ("mlp.",), "logits": ("logits.",),
+    "mlp": ("mlp.", "weights.mlp"), "logits": ("logits.",),
 }  # fmt: skip
 SITE_OF = {
     "norm": "ln1.out", "final_norm": "ln_final.out", "rope": "rot_q", "scores": "attn_scores", "qkv": "q",
@@ -166,6 +174,8 @@ def _agrees(fit: KnobFit, other: KnobFit, knobs: Mapping[str, KnobSpec]) -> bool
 def _kind(knob: str, candidate: KnobValue, reference: KnobValue) -> str:
     if knob in MASKS:
         return "mask"
+    if knob.startswith("weights."):
+        return "weights"
     if knob == "rope.offset":
         return "settings"
     number = all(value is None or is_number(value) for value in (candidate, reference))

@@ -13,7 +13,18 @@ from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome
 from parity_audit.diagnose.findings import merge
-from parity_audit.diagnose.identify import activation, attention, embedding, head_map, logits, norm, qk_norm, rotary
+from parity_audit.diagnose.identify import (
+    activation,
+    attention,
+    embedding,
+    head_map,
+    linear,
+    logits,
+    norm,
+    qk_norm,
+    residual,
+    rotary,
+)
 
 Identifier = Callable[[Evidence], "list[Outcome]"]
 ByLayer = Mapping["int | None", Evidence]
@@ -26,6 +37,8 @@ FAMILIES: dict[str, tuple[Identifier, frozenset[str]]] = {
     "head_map": (head_map.fit, frozenset({"scores", "pattern", "z"})),
     "attention": (attention.fit, frozenset({"scores", "pattern", "z"})),
     "activation": (activation.fit, frozenset({"mlp"})),
+    "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out"})),
+    "residual": (residual.fit, frozenset({"residual", "attn_out", "mlp_out", "norm"})),
     "logits": (logits.fit, frozenset({"logits"})),
 }
 

@@ -56,7 +56,7 @@ def same_weight(a: WeightPrint, b: WeightPrint, tolerance: float) -> bool:
 def _weight_finding(reference: WeightPrint, candidate: WeightPrint) -> Finding:
     cause = "shape" if reference.shape != candidate.shape else "values"
     return Finding(
-        knob="weights", kind="weights", layers=None, site=reference.name,
+        knob="weights", kind="weights", layers=_layers(reference.name), site=reference.name,
         reference_value=list(reference.shape) if cause == "shape" else reference.rms,
         candidate_value=list(candidate.shape) if cause == "shape" else candidate.rms,
         evidence={"tensor": reference.name, "differs_in": cause, "reference_rms": reference.rms,
@@ -65,6 +65,12 @@ def _weight_finding(reference: WeightPrint, candidate: WeightPrint) -> Finding:
         confidence=0.99, departs_from_spec="candidate",
         message=f"tensor {reference.name} of the candidate is not the reference's ({cause} differ)",
     )  # fmt: skip
+
+
+def _layers(tensor: str) -> tuple[int, ...] | None:
+    """The block that a tensor belongs to, by the number in its name."""
+    number = next((part for part in tensor.split(".") if part.isdigit()), None)
+    return None if number is None else (int(number),)
 
 
 def config_warnings(spec_values: dict[str, KnobValue], effective: dict[str, KnobValue], side: str) -> list[str]:

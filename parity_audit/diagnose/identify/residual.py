@@ -1,0 +1,96 @@
+"""The residual stream: what is added to it, how much of it, and which stream the MLP reads.
+
+- residual.attn_out, residual.mlp_out: b in resid_after = resid_before + b * sublayer_out (least squares; granite's
+  multiplier is part of what is added where its spec says so);
+- attn_out.scale, mlp_out.scale: c in what is added = c * what the output projection made, where no norm is between;
+- residual.parallel: ln2.out, its weight divided out, is parallel to the stream that ln2 read: resid_mid in a sequential
+  block, resid_pre in a parallel one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.types import KnobValue
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, real, relative_rms
+
+EXPLAINED = 1e-3
+PARALLEL = 0.9999
+
+
+def fit(evidence: Evidence) -> list[Outcome]:
+    """Coefficients of the sums of one block, and what its second norm reads."""
+    if evidence.layer is None:
+        return []
+    sums = [
+        ("residual.attn_out", "resid_mid", "resid_pre", "attn_out"),
+        ("residual.mlp_out", "resid_post", "resid_mid", "mlp_out"),
+    ]
+    found = [_added(evidence, *names) for names in sums]
+    found += [_share(evidence, "attn_out.scale", "attn_out", "attn_proj", "norm.ln1_post")]
+    found += [_share(evidence, "mlp_out.scale", "mlp_out", "mlp_proj", "norm.ln2_post")]
+    return [outcome for outcome in [*found, _read(evidence)] if outcome is not None]
+
+
+def _sites(evidence: Evidence, *names: str) -> list[Tensor] | None:
+    """Real tokens `[token, d_model]` of sites that are all visible, over all short probes."""
+    rows: list[list[Tensor]] = []
+    for probe in evidence.short_probes():
+        tensors = [evidence.tensor(probe.name, name) for name in names]
+        if all(tensor is not None for tensor in tensors):
+            rows.append([f64(tensor[real(probe)]) for tensor in tensors if tensor is not None])
+    return [torch.cat(column) for column in zip(*rows, strict=True)] if rows else None
+
+
+def _slope(evidence: Evidence, knob: str, site: str, x: Tensor, y: Tensor) -> KnobFit | None:
+    """y = b x, None where that is not what happens."""
+    if float(x.norm()) == 0.0:
+        return None
+    b = float((x * y).sum() / x.square().sum())
+    left = relative_rms(y - b * x, y)
+    if left > EXPLAINED:
+        return None
+    stderr = max(left * abs(b) / max(x.numel(), 1) ** 0.5, 1e-9)
+    return KnobFit(knob=knob, layer=evidence.layer, value=b, stderr=stderr, residual=left, n=x.numel(), site=site)
+
+
+def _added(evidence: Evidence, knob: str, after: str, before: str, out: str) -> KnobFit | None:
+    sites = _sites(evidence, after, before, out)
+    return None if sites is None else _slope(evidence, knob, after, sites[2], sites[0] - sites[1])
+
+
+def _share(evidence: Evidence, knob: str, added: str, made: str, norm: str) -> KnobFit | None:
+    sites = None if evidence.weight(norm) is not None else _sites(evidence, added, made)
+    return None if sites is None else _slope(evidence, knob, added, sites[1], sites[0])
+
+
+def _read(evidence: Evidence) -> KnobFit | None:
+    """Which stream the second norm reads; None where neither fits."""
+    sites, weight = _sites(evidence, "ln2.out", "resid_mid", "resid_pre"), evidence.weight("norm.ln2")
+    if sites is None or weight is None:
+        return None
+    gain = f64(weight) + evidence.spec_number("norm.offset", 0.0)
+    bias = evidence.weight("norm.ln2.bias")
+    out = sites[0] if bias is None else sites[0] - f64(bias)
+    direction = out / torch.where(gain.abs() > 1e-3, gain, torch.inf)
+    keep = (gain.abs() > 1e-3).double()
+    likeness = {
+        name: max(
+            _cosine(direction, stream * keep), _cosine(direction, (stream - stream.mean(-1, keepdim=True)) * keep)
+        )
+        for name, stream in (("sequential", sites[1]), ("parallel", sites[2]))
+    }
+    best = max(likeness, key=lambda name: likeness[name])
+    if likeness[best] < PARALLEL:
+        return None
+    value: KnobValue = best
+    return KnobFit(
+        knob="residual.parallel", layer=evidence.layer, value=value, stderr=None, residual=1 - likeness[best],
+        n=len(out), site="ln2.out",
+    )  # fmt: skip
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    """Mean cosine over tokens."""
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=-1).mean())

@@ -1,0 +1,132 @@
+"""Projections and residual sums: what was done to a weight is read off input and output, and nothing where nothing was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from loose import SHORT, differ, loose, read
+
+from parity_audit.diagnose.identify.linear import AS_STORED
+
+D, HEADS, WIDTH, MLP = 64, 4, 16, 96
+GENERATOR = torch.Generator().manual_seed(5)
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+X = drawn(1, 48, D)
+WEIGHTS = {
+    "attn.q": drawn(D, D) / 8,
+    "attn.o": drawn(D, D) / 8,
+    "mlp.gate": drawn(MLP, D) / 8,
+    "mlp.up": drawn(MLP, D) / 8,
+}
+BIAS = {"attn.q.bias": drawn(D)}
+
+
+def block(weights: dict[str, torch.Tensor] | None = None, *, bias: torch.Tensor | None = None, q_times: float = 1.0):
+    """One block's projections in float32, with other weights than the checkpoint's where given."""
+    used = {**WEIGHTS, **(weights or {})}
+    q = torch.nn.functional.linear(X, used["attn.q"], BIAS["attn.q.bias"] if bias is None else bias) * q_times
+    sites = {
+        "ln1.out": X, "q": q.unflatten(-1, (HEADS, WIDTH)), "z": X.unflatten(-1, (HEADS, WIDTH)),
+        "attn_proj": X @ used["attn.o"].T, "ln2.out": X, "mlp.pre": X @ used["mlp.gate"].T,
+        "mlp.pre_linear": X @ used["mlp.up"].T,
+    }  # fmt: skip
+    return loose(sites, weights={**WEIGHTS, **BIAS}, probes=SHORT[:1])
+
+
+def found(candidate) -> dict[str, object]:
+    return {knob: finding.candidate_value for knob, finding in differ(candidate, block()).items()}
+
+
+def test_a_clean_block_has_no_finding():
+    assert found(block()) == {}
+    assert {fit.value for knob, fit in read(block(), "linear").items() if not knob.endswith("scale")} == {AS_STORED}
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        (lambda w: w.T.contiguous(), "transposed"),
+        (lambda w: w.roll(WIDTH, 0), "heads permuted: [3, 0, 1, 2]"),
+        (lambda w: w.view(HEADS, 2, 8, D).transpose(1, 2).reshape(D, D), "rows of each head interleaved (half to adjacent pairs)"),
+        (lambda w: w.bfloat16().float(), "the checkpoint's rounded to bfloat16"),
+        (lambda w: w.half().float(), "the checkpoint's rounded to float16"),
+        (lambda w: w + 1, "the checkpoint's plus 1"),
+        (lambda w: w + 0.1 * drawn(D, D), "not the checkpoint's"),
+    ],
+)  # fmt: skip
+def test_what_was_done_to_a_weight(what, says):
+    assert found(block({"attn.q": what(WEIGHTS["attn.q"])})) == {"weights.attn.q": says}
+
+
+def test_only_the_wrong_outputs_are_named():
+    other = WEIGHTS["attn.o"].clone()
+    other[5:9] *= 3
+
+    finding = differ(block({"attn.o": other}), block())["weights.attn.o"]
+
+    assert finding.kind == "weights"
+    assert "outputs 5-8" in finding.evidence["candidate"][0]["differs"]
+
+
+def test_a_factor_is_read_to_six_digits():
+    assert found(block({"attn.o": WEIGHTS["attn.o"] * 1.07})) == {"weights.attn.o.scale": pytest.approx(1.07, rel=1e-6)}
+    assert found(block(q_times=0.9)) == {"weights.attn.q.scale": pytest.approx(0.9, rel=1e-6)}
+
+
+def test_one_head_is_gone():
+    other = WEIGHTS["attn.q"].clone()
+    other[16:32] = 0
+    bias = BIAS["attn.q.bias"].clone()
+    bias[16:32] = 0
+
+    assert found(block({"attn.q": other}, bias=bias)) == {"weights.attn.q": "heads scaled: {1: 0.0}"}
+
+
+@pytest.mark.parametrize(("factor", "says"), [(0.0, "missing"), (2.0, "the checkpoint's times 2")])
+def test_a_bias_is_missing_or_doubled(factor, says):
+    assert found(block(bias=BIAS["attn.q.bias"] * factor)) == {"attention.q_bias": says}
+
+
+def test_a_bias_nobody_stored():
+    candidate = block()
+    extra = drawn(D)
+    shifted = loose(
+        {**{site: candidate[0].tensor("short", site) for site in ("ln1.out", "q", "z")}, "attn_proj": X @ WEIGHTS["attn.o"].T + extra},
+        weights={**WEIGHTS, **BIAS}, probes=SHORT[:1],
+    )  # fmt: skip
+
+    assert found(shifted) == {"attention.o_bias": "one that the checkpoint does not have"}
+
+
+def test_gate_and_up_changed_places():
+    says = found(block({"mlp.gate": WEIGHTS["mlp.up"], "mlp.up": WEIGHTS["mlp.gate"]}))
+
+    assert says == {"weights.mlp.gate": "those of mlp.up", "weights.mlp.up": "those of mlp.gate"}
+
+
+def stream(*, attn: float = 1.0, mlp: float = 1.0, reads: str = "resid_mid"):
+    """The sums of one block, and a norm that reads one of its streams."""
+    pre, attn_out, mlp_out = drawn(1, 48, D), drawn(1, 48, D), drawn(1, 48, D)
+    mid = pre + attn * attn_out
+    norm = torch.rand(D, generator=GENERATOR) + 0.5
+    read_by_norm = {"resid_pre": pre, "resid_mid": mid}[reads]
+    out = norm * read_by_norm / read_by_norm.square().mean(-1, keepdim=True).sqrt()
+    sites = {"resid_pre": pre, "attn_out": attn_out, "resid_mid": mid, "mlp_out": mlp_out, "ln2.out": out,
+             "resid_post": mid + mlp * mlp_out}  # fmt: skip
+    return loose(sites, weights={"norm.ln2": norm}, probes=SHORT[:1])
+
+
+def test_residual_sums():
+    clean = read(stream(), "residual")
+    wrong = read(stream(attn=0.22, mlp=0.5, reads="resid_pre"), "residual")
+
+    assert clean["residual.attn_out"].value == pytest.approx(1, abs=1e-6)
+    assert clean["residual.parallel"].value == "sequential"
+    assert wrong["residual.attn_out"].value == pytest.approx(0.22, rel=1e-6)
+    assert wrong["residual.mlp_out"].value == pytest.approx(0.5, rel=1e-6)
+    assert wrong["residual.parallel"].value == "parallel"
