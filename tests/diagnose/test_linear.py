@@ -96,7 +96,10 @@ def test_a_bias_nobody_stored():
     candidate = block()
     extra = drawn(D)
     shifted = loose(
-        {**{site: candidate[0].tensor("short", site) for site in ("ln1.out", "q", "z")}, "attn_proj": X @ WEIGHTS["attn.o"].T + extra},
+        {
+            **{site: candidate[0].tensor("short", site) for site in ("ln1.out", "q", "z")},
+            "attn_proj": X @ WEIGHTS["attn.o"].T + extra,
+        },
         weights={**WEIGHTS, **BIAS}, probes=SHORT[:1],
     )  # fmt: skip
 

@@ -53,7 +53,8 @@ MODELS: dict[str, tuple[Any, int, int, str, float, Any]] = {
              48, 48, "half", 10000.0, LONGROPE),
     "gpt_oss": (lambda **k: GptOssConfig(head_dim=64, rope_parameters={"rope_theta": 150000.0, **YARN, **k}, **SIZES),
                 64, 64, "half", 150000.0, YARN),
-    "dynamic": (lambda **k: LlamaConfig(head_dim=64, max_position_embeddings=512, rope_parameters={**PLAIN, **DYNAMIC, **k}, **SIZES),
+    "dynamic": (lambda **k: LlamaConfig(head_dim=64, max_position_embeddings=512,
+                                        rope_parameters={**PLAIN, **DYNAMIC, **k}, **SIZES),
                 64, 64, "half", 10000.0, {**DYNAMIC, "max_position_embeddings": 512}),
 }  # fmt: skip
 
