@@ -25,6 +25,7 @@ from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Candidate, Report
 from parity_audit.core.types import BackendRef, Checkpoint, NotTested
 from parity_audit.core.wire import FLOAT64
+from parity_audit.diagnose.limits import measure
 from parity_audit.diagnose.selfcheck import reference_notes
 from parity_audit.envs.build import default_candidates, list_envs, python_for
 from parity_audit.envs.build import remove_env as delete_env
@@ -111,6 +112,7 @@ def audit(
     try:
         truth = _take_reference(session, run)
         notes = reference_notes(session, truth.capture)
+        truth = _with_sensitivity(truth, run)
         results, captures = _judge_all(refs, truth, run)
     finally:
         session.release()
@@ -226,6 +228,18 @@ def _take_reference(session: Session, run: _Run) -> Reference:
     return Reference(session=session, capture=taken, judge=judge, probes=probes, dtype=run.plan.dtype)
 
 
+def _with_sensitivity(truth: Reference, run: _Run) -> Reference:
+    """Measured while the judge is loaded, before any candidate is; a reference without a judge has none."""
+    if truth.judge is None:
+        return truth
+    run.progress.update("limits", "the smallest errors that this run can see")
+    found = measure(
+        truth.session, truth.judge, truth.capture, dtype=truth.dtype,
+        everything=run.workspace.keeps_loaded(run.plan.checkpoint), out=run.workspace.scratch("limits"),
+    )  # fmt: skip
+    return dataclasses.replace(truth, sensitivity=found)
+
+
 def _judge_all(refs: Sequence[BackendRef], truth: Reference, run: _Run) -> tuple[list[Candidate], list[Capture]]:
     """Every candidate in turn; one that fails is reported, and the others go on."""
     results: list[Candidate] = []
@@ -264,8 +278,13 @@ def _report(
         model=plan.model.repo_id, architecture=plan.model.spec.architecture, spec=Path(plan.model.spec.file).name,
         weights=_weights(plan.checkpoint), reference=side_of(truth.capture, notes),
         judge=side_of(truth.judge) if truth.judge else None, probes=_probes(truth.capture), candidates=tuple(results),
-        environment=_environment(captures), seconds={"total": seconds}, exit_code=code, not_tested=gaps,
+        environment=_environment(captures), seconds=_seconds(truth, seconds), exit_code=code, not_tested=gaps,
     )  # fmt: skip
+
+
+def _seconds(truth: Reference, total: float) -> dict[str, float]:
+    own = {} if truth.sensitivity is None else {"detection limits": truth.sensitivity.seconds}
+    return {"total": total, **own}
 
 
 def _environment(captures: Sequence[Capture]) -> dict[str, object]:

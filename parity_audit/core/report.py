@@ -104,6 +104,21 @@ class Patched:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DetectionLimit:
+    """The smallest error of one constant that this run could have seen.
+
+    `limit` is in the unit of the constant, `relative` its share of `value`; `site` and `probe` would show it first.
+    """
+
+    knob: str
+    value: float
+    limit: float
+    relative: float
+    site: str
+    probe: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """Everything about one candidate."""
 
@@ -126,6 +141,7 @@ class Candidate:
     not_visible: tuple[NotVisible, ...] = ()
     not_tested: tuple[NotTested, ...] = ()
     detection_limits: dict[str, float] = field(default_factory=dict)
+    detection: tuple[DetectionLimit, ...] = ()
     error: dict[str, Any] | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.report import Candidate, Finding, Patched, Verdict
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
+from parity_audit.diagnose.limits import Sensitivity, detection_limits
 from parity_audit.diagnose.localise import with_introduced
 from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
 from parity_audit.repair.choose import Proposal, propose
@@ -24,13 +26,14 @@ MAX_ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The believed side: a session to replay with, its capture, and the judge's."""
+    """The believed side: a session to replay with, its capture, the judge's, and what small errors would do."""
 
     session: Session
     capture: Capture
     judge: Capture | None
     probes: tuple[Probe, ...]
     dtype: str
+    sensitivity: Sensitivity | None = None
 
 
 @dataclass
@@ -53,10 +56,13 @@ def audit_candidate(
     """
     comparison = compare(capture, reference.capture, reference.judge, dtype=reference.dtype)
     verdict, why = judge_comparison(comparison)
-    result = _base(session, capture, comparison, verdict, why, reference)
+    result = _with_limits(_base(session, capture, comparison, verdict, why, reference), comparison, reference)
     if verdict is not Verdict.MISMATCH:
         return result
-    diagnosis = _diagnose(session, reference, capture, comparison, out / "diagnosis-0")
+    try:
+        diagnosis = _diagnose(session, reference, capture, comparison, out / "diagnosis-0")
+    except Exception as error:
+        return _broken_off(result, "diagnosis", error, session)
     result = _with_diagnosis(result, comparison, diagnosis)
     if not repair:
         gaps = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair"))
@@ -69,8 +75,19 @@ def audit_candidate(
         target=target,
     )
     state = _State(findings=[*result.findings])
-    _peel(session, reference, bench, state, out)
+    try:
+        _peel(session, reference, bench, state, out)
+    except Exception as error:
+        return _broken_off(_with_repair(result, state), "repair", error, session)
     return _with_repair(result, state)
+
+
+def _broken_off(result: Candidate, stage: str, error: Exception, session: Session) -> Candidate:
+    """A verdict stands although a later stage failed; what failed is in the report, its traceback in the log."""
+    with session.log.open("a") as log:
+        traceback.print_exception(error, file=log)
+    why = f"broke off with {type(error).__name__}: {error} (see {session.log})"
+    return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what=stage, why=why)))
 
 
 def _diagnose(session: Session, reference: Reference, capture: Capture, comparison: Comparison, out: Path) -> Diagnosis:
@@ -160,6 +177,16 @@ def _base(
         first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
         findings=tuple(weights), warnings=tuple(warnings), not_visible=capture.manifest.not_visible,
         not_tested=(*comparison.not_tested, *capture.manifest.not_tested, *gaps, *unseen),
+    )  # fmt: skip
+
+
+def _with_limits(result: Candidate, comparison: Comparison, reference: Reference) -> Candidate:
+    if reference.sensitivity is None:
+        return result
+    limits, gaps = detection_limits(reference.sensitivity, comparison)
+    return dataclasses.replace(
+        result, detection=limits, detection_limits={item.knob: item.limit for item in limits},
+        not_tested=(*result.not_tested, *gaps),
     )  # fmt: skip
 
 

@@ -9,7 +9,17 @@ from parity_audit.report.escape import code_span, fenced, markdown, plain
 from parity_audit.report.evidence import evidence_lines
 from parity_audit.report.numbers import layer_set, number, ratio, shown
 from parity_audit.report.rows import before_after, layer_rows, not_tested, not_visible
-from parity_audit.report.words import DEPARTS, divergence_line, headline, label, scope_line, weights_line, where_found
+from parity_audit.report.words import (
+    DEPARTS,
+    blind_line,
+    divergence_line,
+    headline,
+    label,
+    limit_text,
+    scope_line,
+    weights_line,
+    where_found,
+)
 
 
 def render(report: Report, *, where: str = "") -> str:
@@ -61,7 +71,10 @@ def _candidate(candidate: Candidate) -> list[str]:
         lines += _list("Proof on the reference's side", [(key, shown(value)) for key, value in candidate.proof.items()])
     lines += _list("Warnings", [("warning", text) for text in candidate.warnings])
     lines += _list("Not visible in this backend", not_visible(candidate))
-    return lines + _list("Not tested", not_tested(candidate))
+    lines += _list("Not tested", not_tested(candidate))
+    blind = blind_line(candidate)
+    limits = [(item.knob, limit_text(item)) for item in candidate.detection]
+    return lines + _list("Smallest error this run could have seen", limits) + ([markdown(blind), ""] if blind else [])
 
 
 def _finding(finding: Finding) -> list[str]:

@@ -11,7 +11,16 @@ from parity_audit.report.evidence import evidence_lines
 from parity_audit.report.numbers import bar_text, layer_set, number, ratio, scale_text, shown
 from parity_audit.report.parts import Part, code_lines, columns, heading, pairs, paragraph, styled
 from parity_audit.report.rows import before_after, introduced, is_wrong, layer_rows, not_tested, not_visible
-from parity_audit.report.words import DEPARTS, GOOD, divergence_line, label, settings_text, where_found
+from parity_audit.report.words import (
+    DEPARTS,
+    GOOD,
+    blind_line,
+    divergence_line,
+    label,
+    limit_text,
+    settings_text,
+    where_found,
+)
 
 INTRODUCED_SHOWN = 8
 IN_WORDS = ("unexplained", "weights")  # kinds that have no two values to show
@@ -143,7 +152,7 @@ def _proof(candidate: Candidate) -> list[Part]:
 
 def _gaps(candidate: Candidate) -> list[Part]:
     parts: list[Part] = []
-    limits = [(knob, number(limit)) for knob, limit in candidate.detection_limits.items()]
+    limits = [(item.knob, limit_text(item)) for item in candidate.detection]
     sections = (
         ("Warnings", [("!", text) for text in candidate.warnings]),
         ("Not visible in this backend", not_visible(candidate)),
@@ -153,4 +162,5 @@ def _gaps(candidate: Candidate) -> list[Part]:
     for title, rows in sections:
         if rows:
             parts += ["", heading(title), pairs(rows)]
-    return parts
+    blind = blind_line(candidate)
+    return [*parts, paragraph(blind, indent=2)] if blind else parts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parity_audit.core.errors import EXIT_NOT_JUDGED
-from parity_audit.core.report import Candidate, Finding, Report, Side, Verdict
-from parity_audit.report.numbers import shown
+from parity_audit.core.report import Candidate, DetectionLimit, Finding, Report, Side, Verdict
+from parity_audit.report.numbers import number, shown
 
 JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
 GOOD = (Verdict.EXACT, Verdict.PARITY)
@@ -100,6 +100,29 @@ def divergence_line(candidate: Candidate) -> str | None:
 def where_found(finding: Finding, layers: str) -> str:
     """Kind, layers and site of a finding."""
     return f"{finding.kind}, {layers}, seen at {finding.site}" if finding.site else f"{finding.kind}, {layers}"
+
+
+def limit_text(limit: DetectionLimit) -> str:
+    """`5.52e-05 (3.45e-06 of 16), first seen at blocks.2.resid_mid`."""
+    share = f" ({number(limit.relative)} of {shown(limit.value)})" if limit.value else ""
+    return f"{number(limit.limit)}{share}, first seen at {limit.site}"
+
+
+def blind_line(candidate: Candidate) -> str | None:
+    """What a run in a coarse dtype cannot see, in words; None for float32, where the numbers speak."""
+    if candidate.dtype == "float32" or not candidate.detection:
+        return None
+    errors = ", ".join(f"{item.knob} by {_share(item)}" for item in candidate.detection)
+    return (
+        f"{candidate.dtype} cannot prove a port right. Errors below these look like rounding here: {errors}. "
+        "Run with --dtype float32 to see smaller ones."
+    )
+
+
+def _share(limit: DetectionLimit) -> str:
+    if not limit.value:
+        return number(limit.limit)
+    return f"{100 * limit.relative:.2g} %" if limit.relative < 1 else f"{limit.relative:.2g} times its value"
 
 
 def scope_line(report: Report) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from parity_audit.core.report import (
     Candidate,
+    DetectionLimit,
     Finding,
     LogitsDelta,
     Patch,
@@ -53,6 +54,9 @@ SITES = (
     delta("logits", 5.1e3, 1.1),
 )
 
+LIMIT = DetectionLimit(
+    knob="attention.scale", value=16.0, limit=3e-6, relative=1.9e-7, site="blocks.2.resid_mid", probe="short"
+)
 FIT = {"value": 14.966629547095765, "stderr": 2e-6, "unexplained": 1.1e-6, "n": 3921, "read_from": "attn_scores"}
 SCALE = Finding(
     knob="attention.scale", kind="constant", layers=None, site="blocks.0.attn_scores", reference_value=16.0,
@@ -85,7 +89,7 @@ WRONG = Candidate(
     warnings=("token ids differ for 'a': reference [2, 1], candidate [1]",),
     not_visible=tuple(NotVisible(site=f"blocks.{n}.rot_q", why="no hook after rotation") for n in range(4)),
     not_tested=(NotTested(what="positions past 8192", why="n_ctx of this release"),),
-    detection_limits={"attention.scale": 3e-6},
+    detection_limits={"attention.scale": 3e-6}, detection=(LIMIT,),
 )  # fmt: skip
 
 CLEAN = replace(

@@ -1,0 +1,49 @@
+"""A detection limit is a promise: an error above it is seen, one below it is not. Errors are made by loading configs."""
+
+import math
+
+import pytest
+
+import parity_audit
+from parity_audit.core.report import Verdict
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+ABOVE, BELOW = 2.0, 0.4
+SETTINGS = {
+    "norm.eps": lambda eps: f"rms_norm_eps={eps!r}",
+    "logits.softcap": lambda cap: f"final_logit_softcapping={cap!r}",
+}
+
+
+def audit(out, *candidates):
+    return parity_audit.audit(
+        "gemma-2-2b-it", candidates=candidates, miniature="mini", out=out, probes=["short"], repair=False
+    )
+
+
+@pytest.fixture(scope="module")
+def limits(tmp_path_factory):
+    report = audit(tmp_path_factory.mktemp("clean"), "hf")
+    assert report.candidates[0].verdict is Verdict.EXACT
+    return {item.knob: item for item in report.candidates[0].detection}
+
+
+def test_every_number_of_the_spec_has_a_limit_or_a_reason(limits, tmp_path):
+    candidate = audit(tmp_path, "hf").candidates[0]
+    without = {gap.what.removeprefix("detection limit of ") for gap in candidate.not_tested}
+
+    assert limits.keys() >= {"attention.scale", "norm.eps", "rope.theta", "embed.scale", "logits.softcap"}
+    assert "attention.window" in without, "a short probe does not reach the window"
+    assert not limits.keys() & without
+    assert all(0 < item.relative < 0.05 for item in limits.values())
+
+
+@pytest.mark.parametrize("knob", SETTINGS)
+def test_the_limit_parts_what_is_seen_from_what_is_not(knob, limits, tmp_path):
+    known = limits[knob]
+    errors = [factor * known.limit for factor in (ABOVE, BELOW)]
+    above, below = audit(tmp_path, *[f"hf,{SETTINGS[knob](known.value + error)}" for error in errors]).candidates
+
+    assert math.isfinite(known.limit)
+    assert above.verdict is Verdict.MISMATCH, above.why
+    assert below.verdict in (Verdict.PARITY, Verdict.EXACT), below.why
