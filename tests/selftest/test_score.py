@@ -1,0 +1,110 @@
+"""The score sheet itself: right answers count, wrong names, layers and values do not, and clean ports may not be accused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from parity_audit.core.errors import UsageError
+from parity_audit.core.report import Candidate, Finding, Patch, Patched, Verdict
+from parity_audit.selftest.corpus import Fault, load_corpus, resolved
+from parity_audit.selftest.score import score, share
+from parity_audit.selftest.table import calibration, false_alarms, hit_rows, missed
+from parity_audit.specs.resolve import resolve_model
+
+FAULT = Fault(
+    id="f", model="m", plant=[], knob="attention.scale", value=10.0, layers=[1], site="blocks.1.attn_scores"
+)  # fmt: skip
+
+
+def finding(knob: str = "attention.scale", value: object = 10.02, layers: tuple[int, ...] | None = (1,)) -> Finding:
+    return Finding(
+        knob=knob, kind="constant", layers=layers, site="x", reference_value=8.0, candidate_value=value, confidence=0.9
+    )
+
+
+def candidate(*findings: Finding, verdict: Verdict = Verdict.MISMATCH, site: str = "blocks.1.attn_scores") -> Candidate:
+    return Candidate(
+        backend="python", package="", version="", settings={}, dtype="float32", device="cpu", verdict=verdict, why="",
+        findings=findings, first_divergence={"site": site} if verdict is Verdict.MISMATCH else None,
+    )  # fmt: skip
+
+
+def test_a_right_answer_is_right_in_every_column():
+    got = score(FAULT, candidate(finding()))
+
+    assert (got.detected, got.placed, got.named, got.layers, got.valued) == (True,) * 5
+    assert (got.repaired, got.proved, got.false_alarms) == (None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("answer", "column"),
+    [
+        (candidate(verdict=Verdict.PARITY), "detected"),
+        (candidate(finding(), site="blocks.2.attn_scores"), "placed"),
+        (candidate(finding("rope.theta")), "named"),
+        (candidate(finding(layers=(1, 2))), "layers"),
+        (candidate(finding(value=10.2)), "valued"),
+        (candidate(), "named"),
+    ],
+)  # fmt: skip
+def test_a_wrong_answer_is_wrong_in_its_column(answer, column):
+    got = score(FAULT, answer)
+
+    assert getattr(got, column) is False
+    assert missed([got]) == [got]
+
+
+def test_a_finding_that_is_not_there_is_a_false_alarm():
+    assert len(score(FAULT, candidate(finding(), finding("norm.eps"))).false_alarms) == 1
+
+
+def test_stacked_faults_need_every_name():
+    stacked = FAULT.model_copy(update={"knob": ["attention.scale", "norm.eps"], "value": None, "layers": None})
+
+    assert score(stacked, candidate(finding())).named is False
+    assert score(stacked, candidate(finding(), finding("norm.eps"))).named is True
+
+
+def test_a_patch_counts_only_when_it_reached_parity():
+    patch = Patch(knob="attention.scale", backend="b", value=8.0, edits=(), code="", fixes=())
+    patched = Patched(verdict=Verdict.PARITY, logits=None, sites=(), target=0.0, target_reached=True)
+    offered = dataclasses.replace(candidate(finding()), patches=(patch,))
+
+    assert score(FAULT, offered).repaired is False
+    assert score(FAULT, dataclasses.replace(offered, patched=patched)).repaired is True
+
+
+def test_a_clean_port_that_is_accused_counts_against_the_auditor():
+    clean = Fault(id="m clean", model="m", plant=[], knob="", harmless=True)
+    good, bad = score(clean, candidate(verdict=Verdict.EXACT)), score(clean, candidate(finding()))
+
+    assert false_alarms([good]) == (0, 1)
+    assert false_alarms([good, bad]) == (1, 2)
+
+
+def test_the_table_counts_only_what_was_asked():
+    rows = {label: (right, asked) for label, right, asked in hit_rows([score(FAULT, candidate(finding()))])}
+
+    assert rows["detected"] == (1, 1)
+    assert rows["repaired by its patch"] == (0, 0)
+    assert share([True, None, False]) == (1, 2)
+    assert [row for row in calibration([score(FAULT, candidate(finding()))]) if row[2]] == [("0.80-0.95", 1, 1)]
+
+
+def test_templates_fit_every_architecture_and_sites_become_modules():
+    corpus = load_corpus()
+    fault = next(fault for fault in corpus.by_model["gemma-2-2b-it"] if fault.id == "gemma2-scale-224")
+    template = next(fault for faults in corpus.by_model.values() for fault in faults if fault.id.endswith("-norm-eps"))
+
+    assert resolved(fault, resolve_model(fault.model).spec)[0]["module"] == "model.layers.{l}.self_attn"
+    assert not resolved(template, resolve_model(template.model).spec)[0]["module"].startswith("@")
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(UsageError, match="no fault `llama-theta-1000`") as caught:
+        load_corpus().only(["llama-theta-1000"])
+    assert "llama-theta-10000" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="no fault is planted"):
+        load_corpus(["gpt-17"])
