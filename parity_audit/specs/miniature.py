@@ -25,6 +25,7 @@ from parity_audit.core.errors import UsageError
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.draws import DEFAULT_SCALES, draw, inputs_of, tapered
 from parity_audit.specs.resolve import ResolvedModel
+from parity_audit.specs.schema import ModelEntry
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
 from parity_audit.specs.view import dims, knob_values, role_tensor
 
@@ -59,8 +60,9 @@ def make(model: ResolvedModel, *, size: str = "mini", seed: int = 0, root: Path)
         UsageError: not a size, or the spec has no sizes of that name.
     """
     content = model.spec.content
+    own = _own(model).weight_scales
     recipe = _Recipe(
-        model=model, config=_config(model, size), scales={**DEFAULT_SCALES, **content.weight_scales},
+        model=model, config=_config(model, size), scales={**DEFAULT_SCALES, **content.weight_scales, **own},
         kinds=tuple(content.draws.items()), size=size, seed=seed,
     )  # fmt: skip
     repo = model.repo_id.replace("/", "--")
@@ -87,11 +89,15 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
     config = {**model.config, "torch_dtype": "float32"}
     if size == "full":
         return config
-    own = model.spec.content.models.get(model.repo_id)
-    apart = own.miniature.get(size, {}) if own else {}
+    apart = _own(model).miniature.get(size, {})
     config = {**config, **known[size], **apart, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     n_layers = dims(model.spec, config)["n_layers"]
     return config | {key: config[key][:n_layers] for key in PER_LAYER if isinstance(config.get(key), list)}
+
+
+def _own(model: ResolvedModel) -> ModelEntry:
+    """What the spec says of this model alone."""
+    return model.spec.content.models.get(model.repo_id) or ModelEntry(config=model.config)
 
 
 def _write(home: Path, snapshot: Path, recipe: _Recipe) -> None:

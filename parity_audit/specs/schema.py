@@ -14,11 +14,12 @@ class _Strict(BaseModel):
 
 
 class ModelEntry(_Strict):
-    """One released model: its other names, the config it was released with, sizes that its miniature needs apart."""
+    """One released model: its other names, the config it was released with, sizes and scales of its own miniature."""
 
     aliases: list[str] = []
     config: dict[str, Any]
     miniature: dict[str, dict[str, int]] = {}
+    weight_scales: dict[str, float] = {}
 
 
 class KnobEntry(_Strict):
