@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parity_audit.backends.paths import assign, get, matches
 from parity_audit.core.types import Edit, ReadBack
@@ -64,7 +64,42 @@ def _causal_windows(root: Any, edit: Edit) -> list[tuple[str, Any]]:
     return changes
 
 
-OPS: dict[str, Op] = {"set": _set, "rotary_tables": _rotary_tables, "causal_windows": _causal_windows}
+def _add(root: Any, edit: Edit) -> list[tuple[str, Any]]:
+    """Tensors with a number added, in their own dtype."""
+    return [(path, _moved(old, edit.value)) for path, old in matches(root, edit.path)]
+
+
+def _moved(old: Tensor, by: float) -> Tensor:
+    value = (old.detach().double() + by).to(old)
+    return nn.Parameter(value, requires_grad=False) if isinstance(old, nn.Parameter) else value
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A module's `forward` whose output is multiplied by a number."""
+
+    forward: Callable[..., Tensor]
+    factor: float
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.forward(*args, **kwargs) * self.factor
+
+    def __repr__(self) -> str:
+        return f"output times {self.factor!r}"
+
+
+def _scale_output(root: Any, edit: Edit) -> list[tuple[str, Any]]:
+    """Modules that return what they returned, times a number."""
+    return [(f"{path}.forward", _Scaled(module.forward, edit.value)) for path, module in matches(root, edit.path)]
+
+
+OPS: dict[str, Op] = {
+    "set": _set,
+    "add": _add,
+    "scale_output": _scale_output,
+    "rotary_tables": _rotary_tables,
+    "causal_windows": _causal_windows,
+}
 
 
 @dataclass

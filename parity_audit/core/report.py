@@ -107,7 +107,8 @@ class Patched:
 class DetectionLimit:
     """The smallest error of one constant that this run could have seen.
 
-    `limit` is in the unit of the constant, `relative` its share of `value`; `site` and `probe` would show it first.
+    `limit` is in the unit of the constant, `relative` its share of `value` (of 1 where that is 0); `site` and `probe`
+    would show it first.
     """
 
     knob: str

@@ -90,7 +90,7 @@ class SiteTap:
     - `output:N` / `input:N`: the N-th element of the returned tuple / N-th positional input
     - `output_sum`: the sum of the first two returned tensors (vLLM's `(hidden, residual)`)
     - `output_scatter:N`: element N, weights of the experts that element N+1 names, as a dense tensor over all experts
-    - `input_sum:N`: the sum of positional inputs N and N+1, where the second may be None
+    - `input_sum:N`: the sum of positional inputs N and N+1, where the second may be None or missing
     - `compute_logits`: the engine's own logits of the module's first output, at every position (vLLM)
     - `attention:query|key|value|scores|pattern|z`: seen at the attention core, whatever the kernel
       (query and key after rotation)
@@ -152,6 +152,8 @@ class Edit:
     """One reversible change of a live model.
 
     - op `set`: write `value` at `path` (attributes, `[3]`, `[*]` for every element)
+    - op `add`: add the number `value` to the tensor at `path`
+    - op `scale_output`: multiply what the module at `path` returns by `value`
     - op `load`: settings to load the backend with (`value` is a dict); needs a fresh load
     - op `rotary_tables`: rewrite the sin/cos tables of the modules at `path` from
       `value = {"inv_freq": [...], "attention_factor": float, "pairing": "half" | "adjacent"}`, or one per module

@@ -55,6 +55,11 @@ class Moved:
     value: float
     whole: KnobValue
 
+    @property
+    def size(self) -> float:
+        """What a relative amount is relative to: 1 for a constant that is 0."""
+        return abs(self.value) or 1.0
+
     def given(self, number: float) -> KnobValue:
         """The knob's value with this number in its place."""
         return {**self.whole, DICT_NUMBER: number} if isinstance(self.whole, dict) else number
@@ -136,7 +141,7 @@ def movable(knobs: Mapping[str, ResolvedKnob]) -> Iterator[Moved]:
         value: Any = known.value
         if known.kind == "map":
             continue
-        if is_number(value) and value != 0:
+        if is_number(value):
             yield Moved(name=knob, knob=knob, value=float(value), whole=value)
         elif isinstance(value, dict) and is_number(value.get(DICT_NUMBER)):
             yield Moved(name=f"{knob}.{DICT_NUMBER}", knob=knob, value=float(value[DICT_NUMBER]), whole=value)
@@ -158,7 +163,7 @@ def _response(bench: _Bench, moved: Moved) -> Response | NotTested | None:
     """The response at the detection limit; None for a constant of which the backend has no setting."""
     try:
         for first in FIRST_AMOUNTS:
-            found = _moved_by(bench, moved, first * abs(moved.value))
+            found = _moved_by(bench, moved, first * moved.size)
             if found is None:
                 return None
             if found.by_site:
@@ -175,7 +180,7 @@ def _at_the_limit(bench: _Bench, first: Response) -> Response:
     response = first
     for _ in range(CORRECTIONS):
         predicted = smallest(response, bench.floors)[0]
-        target = min(max(predicted, first.amount / 2), LARGEST_AMOUNT * abs(first.moved.value))
+        target = min(max(predicted, first.amount / 2), LARGEST_AMOUNT * first.moved.size)
         if abs(target / response.amount - 1) <= LINEAR:
             break
         nearer = _moved_by(bench, first.moved, target)
@@ -235,7 +240,7 @@ def detection_limits(found: Sensitivity, comparison: Comparison) -> tuple[tuple[
         if site:
             moved = response.moved
             limits.append(DetectionLimit(
-                knob=moved.name, value=moved.value, limit=limit, relative=limit / abs(moved.value), site=site,
+                knob=moved.name, value=moved.value, limit=limit, relative=limit / moved.size, site=site,
                 probe=found.probe,
             ))  # fmt: skip
         else:

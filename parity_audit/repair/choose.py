@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parity_audit.capture.session import SidePlan
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Edit, KnobValue, NotTested
+from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.view import edit_note, edits
 
 NO_PATCH_KINDS = ("unexplained", "weights")
@@ -42,20 +43,31 @@ def propose(
             continue
         target = target_value(finding)
         targets = {other.knob: target_value(other) for other in known if other.kind not in NO_PATCH_KINDS}
-        found = ENGINE_EDITS.get(finding.knob) or edits(
-            plan.spec, plan.backend_key, finding.knob, target, plan.config, version, targets
-        )
-        if found is None:
-            gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{plan.ref.name} has no setting for it"))
-            continue
-        if plan.ref.target is not None and any(edit.op == "load" for edit in found):
-            gaps.append(NotTested(what=f"a patch for {finding.knob}", why="it is a load setting, and the port loads itself"))
+        found = _found(finding, plan, version, target, targets)
+        if isinstance(found, str):
+            gaps.append(NotTested(what=f"a patch for {finding.knob}", why=found))
             continue
         note = edit_note(plan.spec, plan.backend_key, finding.knob, version)
         proposals.append(
             Proposal(knob=finding.knob, backend=str(plan.ref), value=target, edits=found, note=note)
         )  # fmt: skip
     return proposals, gaps
+
+
+def _found(
+    finding: Finding, plan: SidePlan, version: str, target: KnobValue, targets: Mapping[str, KnobValue]
+) -> tuple[Edit, ...] | str:
+    """The edits, or why there are none."""
+    found = ENGINE_EDITS.get(finding.knob) or edits(
+        plan.spec, plan.backend_key, finding.knob, target, plan.config, version, targets, finding.candidate_value
+    )
+    if found is not None and any(edit.op in RELATIVE for edit in found):
+        found = on_layers(found, finding.layers)
+    if found is None:
+        return f"{plan.ref.name} has no setting for it"
+    if plan.ref.target is not None:
+        found = tuple(edit for edit in found if edit.op != "load")
+    return found or "it is a load setting, and the port loads itself"
 
 
 def target_value(finding: Finding) -> KnobValue:

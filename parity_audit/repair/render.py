@@ -95,7 +95,22 @@ def _windows_code(edit: Edit) -> str:
     return WINDOWS_CODE.format(windows=edit.value, modules=head, attn=f"block{tail}")
 
 
-LIVE = {"rotary_tables": _rotary_code, "causal_windows": _windows_code}
+def _add_code(edit: Edit) -> str:
+    loop, target = _loop(edit.path)
+    return f"{loop}{target}.data += {_literal(edit.value)}"
+
+
+def _scale_code(edit: Edit) -> str:
+    loop, target = _loop(edit.path)
+    return f"{loop}{target}.register_forward_hook(lambda module, args, output: output * {_literal(edit.value)})"
+
+
+LIVE = {
+    "rotary_tables": _rotary_code,
+    "causal_windows": _windows_code,
+    "add": _add_code,
+    "scale_output": _scale_code,
+}
 
 
 def _loop(path: str) -> tuple[str, str]:

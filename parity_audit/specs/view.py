@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -227,16 +228,21 @@ def edits(
     config: Mapping[str, Any],
     version: str,
     known: Mapping[str, KnobValue],
+    now: KnobValue = None,
 ) -> tuple[Edit, ...] | None:
     """The edits that give a knob this value, None where the backend has no setting for it.
 
     `known`: values that other knobs shall take; a rotary table needs its base and its scaling together.
+    `now`: the value that is in force, for edits that can only be said relative to it; None for the spec's.
     """
     entry = section(spec, backend_key, version).knobs.get(knob)
     if entry is None or not entry.edits:
         return None
     targets = {**{name: item.value for name, item in knob_values(spec, config).items()}, **known, knob: value}
-    names = _names(config, **dims(spec, config), value=value)
+    own = knob_values(spec, config).get(knob)
+    names = _names(
+        config, **dims(spec, config), value=value, now=own.value if now is None and own is not None else now
+    )  # fmt: skip
 
     def rotaries() -> list[dict[str, Any]]:
         dealt = {name: _dealt(spec, config, name, given) for name, given in targets.items() if name.startswith("rope.")}
@@ -252,10 +258,31 @@ def edits(
         "windows": lambda: _dealt(spec, config, knob, value),
         "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
         "layer_types": lambda: _layer_types(_dealt(spec, config, knob, value)),
+        "windowed": lambda: [window is not None for window in _dealt(spec, config, knob, value)],
     }
-    return tuple(
-        Edit(op=edit.op, path=edit.path, value=_filled(edit.value, names, functions)) for edit in entry.edits
-    )  # fmt: skip
+    try:
+        return tuple(
+            Edit(op=edit.op, path=path, value=_filled(edit.value, names, functions))
+            for edit in entry.edits
+            for path in _edit_paths(edit.path, spec, config)
+        )
+    except ExprError:  # a value that this setting cannot hold
+        return None
+
+
+def _edit_paths(path: str, spec: Spec, config: Mapping[str, Any]) -> list[str]:
+    """The path itself; `role:norm.` stands for every checkpoint tensor of a role of that name, biases left out."""
+    prefix = path.removeprefix("role:")
+    if prefix == path:
+        return [path]
+    layers = range(dims(spec, config)["n_layers"])
+    found = (
+        tap.path
+        for layer in (None, *layers)
+        for role, tap in roles(spec, config, layer).items()
+        if role.startswith(prefix) and not role.endswith(".bias")
+    )
+    return list(dict.fromkeys(re.sub(r"\.(\d+)", r"[\1]", name) for name in found))
 
 
 def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue) -> list[Any]:

@@ -64,3 +64,43 @@ def test_windows_keep_that_many_keys():
 
     assert root.blocks[0].attn.mask.sum(-1).tolist() == [1, 2, 3, 3, 3, 3]
     assert root.blocks[1].attn.mask.sum(-1).tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Linear(3, 3) for _ in range(2)])})
+
+
+def run(root):
+    out = torch.arange(3.0)
+    for layer in root.layers:
+        out = layer(out)
+    return out.detach()
+
+
+def test_numbers_are_added_to_tensors_and_taken_away_again():
+    live, root = LiveEdits(), two_layers()
+    root.layers = root["layers"]
+    before, weights = run(root), [layer.weight.clone() for layer in root.layers]
+    live.bring_to(root, (Edit(op="add", path="layers[*].weight", value=0.5),))
+
+    assert [torch.equal(layer.weight, old + 0.5) for layer, old in zip(root.layers, weights, strict=True)] == [True] * 2
+    assert all(isinstance(layer.weight, torch.nn.Parameter) for layer in root.layers)
+
+    live.bring_to(root, ())
+
+    assert torch.equal(run(root), before)
+
+
+def test_outputs_are_multiplied_and_the_read_back_says_so():
+    live, root = LiveEdits(), two_layers()
+    root.layers = root["layers"]
+    before = run(root)
+    read = live.bring_to(root, (Edit(op="scale_output", path="layers[1]", value=3.0),))
+
+    assert torch.equal(run(root), 3 * before)
+    assert read[0].after == "output times 3.0"
+
+    live.bring_to(root, ())
+
+    assert torch.equal(run(root), before)

@@ -97,3 +97,23 @@ def test_a_scaling_patch_uses_the_theta_that_is_being_patched_too():
 def test_sizes_come_from_the_config():
     model = resolve_model("gemma-2-2b-it")
     assert dims(model.spec, model.config)["d_head"] == 256
+
+
+def test_an_offset_is_added_to_the_weights_of_every_norm():
+    model = resolve_model("gemma-2-2b-it")
+    found = edits(model.spec, "hf", "norm.offset", 0.25, model.config, "5.19.0", {})
+
+    assert {edit.op for edit in found} == {"add"}
+    assert {edit.value for edit in found} == {0.25 - 1.0}
+    assert len(found) == 4 * 26 + 1, "four norms in each block and the last one"
+    assert "model.layers[3].pre_feedforward_layernorm.weight" in [edit.path for edit in found]
+
+
+def test_a_relative_edit_starts_from_the_value_in_force():
+    model = resolve_model("llama-3.2-1b")
+
+    def factor(**now):
+        return edits(model.spec, "hf", "embed.scale", 3.0, model.config, "5.19.0", {}, **now)[0].value
+
+    assert (factor(), factor(now=2.0)) == (3.0, 1.5)
+    assert edits(model.spec, "hf", "embed.scale", None, model.config, "5.19.0", {}) is None, "no setting can be `none`"
