@@ -4,7 +4,8 @@ Rotated queries and keys, scores and pattern are locals of the model's code. A `
 calls that consume them, inside the attention modules only:
 
 - the first product of two 4-D tensors is query @ key^T (eager attention);
-- softmax takes the scores and returns the pattern;
+- softmax takes the scores and returns the pattern; where a column of sinks is joined to the scores first, the
+  scores are what it is joined to;
 - `scaled_dot_product_attention` takes query and key, and hides scores and pattern.
 
 Nothing is computed differently for being watched: the original function is called with the original
@@ -27,6 +28,7 @@ from parity_audit.backends.taps import ATTENTION, Recorder
 from parity_audit.core.types import NotVisible, SiteTap
 
 SDPA = {F.scaled_dot_product_attention}
+CAT = {torch.cat, torch.concat}
 
 
 class _Watch(TorchFunctionMode):
@@ -38,9 +40,10 @@ class _Watch(TorchFunctionMode):
         self.taps = taps
         self.inside: dict[str, SiteTap] | None = None
         self.keys_seen = False
+        self.scores_seen = False
 
     def enter(self, name: str) -> None:
-        self.inside, self.keys_seen = self.taps[name], False
+        self.inside, self.keys_seen, self.scores_seen = self.taps[name], False, False
 
     def leave(self) -> None:
         if (
@@ -58,6 +61,9 @@ class _Watch(TorchFunctionMode):
         if func in MATMUL and not self.keys_seen and all(isinstance(x, Tensor) and x.ndim == 4 for x in args[:2]):
             query, key = self.query_key(args[0], args[1].transpose(2, 3))
             return func(query, key.transpose(2, 3), **kwargs)
+        if func in CAT and self.keys_seen and _joins_sinks(args):
+            scores, sinks = args[0]
+            return func([self.scores(scores), sinks], *args[1:], **kwargs)
         if func in SOFTMAX:
             return self._softmax(func, args, kwargs)
         if func in SDPA:
@@ -81,13 +87,18 @@ class _Watch(TorchFunctionMode):
         replaced = self.recorder.see(tap, key[:, ::repeats])
         return key if replaced is None else replaced.repeat_interleave(repeats, dim=1)
 
+    def scores(self, scores: Tensor) -> Tensor:
+        """Record (and replace) masked scores `[b head q k]`."""
+        self.scores_seen = True
+        if self.inside is None or "scores" not in self.inside:
+            return scores
+        scores = whole(scores)
+        replaced = self.recorder.see(self.inside["scores"], scores)
+        return scores if replaced is None else _finite_rows(replaced, scores)
+
     def _softmax(self, func: Any, args: Any, kwargs: Any) -> Any:
         assert self.inside is not None
-        scores = args[0]
-        if "scores" in self.inside:
-            scores = whole(scores)
-            replaced = self.recorder.see(self.inside["scores"], scores)
-            scores = scores if replaced is None else _finite_rows(replaced, scores)
+        scores = args[0] if self.scores_seen else self.scores(args[0])
         pattern = func(scores, *args[1:], **kwargs)
         if "pattern" in self.inside:
             pattern = whole(pattern)
@@ -102,6 +113,14 @@ class _Watch(TorchFunctionMode):
                 self.recorder.not_visible.append(
                     NotVisible(site=self.inside[take].site, why="the attention kernel does not show it")
                 )
+
+
+def _joins_sinks(args: Any) -> bool:
+    """Whether scores `[b head q k]` and one more column are joined."""
+    parts = args[0] if args else ()
+    if len(parts) != 2 or not all(isinstance(part, Tensor) and part.ndim == 4 for part in parts):
+        return False
+    return bool(parts[0].shape[:3] == parts[1].shape[:3] and parts[1].shape[3] == 1)
 
 
 def _finite_rows(replaced: Tensor, scores: Tensor) -> Tensor:

@@ -86,7 +86,9 @@ def promise(query: Tensor, key: Tensor, **more: Any) -> Promise:
 
 
 def whole(value: Any) -> Any:
-    """A promise kept at once; any other value as it is."""
+    """A promise kept at once, also inside a list; any other value as it is."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(whole, value)) if _promised(value) else value
     if not isinstance(value, Promise):
         return value
     state = value.state
@@ -102,7 +104,7 @@ class RowBlocks(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not any(isinstance(value, Promise) for value in (*args, *kwargs.values())):
+        if not _promised((*args, *kwargs.values())):
             return promise(*args[:2]) if func in MATMUL and _large(*args[:2]) else func(*args, **kwargs)
         if func in LOOKS:
             return func(*args, **kwargs)
@@ -113,6 +115,13 @@ class RowBlocks(TorchFunctionMode):
             if _rowwise(func, first, args[1:], kwargs):
                 return _then(first.state, func, args[1:], kwargs)
         return func(*map(whole, args), **{key: whole(value) for key, value in kwargs.items()})
+
+
+def _promised(values: Any) -> bool:
+    """Whether one of the values, or of the lists among them, is a promise."""
+    return any(
+        isinstance(value, Promise) or (isinstance(value, (list, tuple)) and _promised(value)) for value in values
+    )
 
 
 def _large(query: Any, key: Any) -> bool:

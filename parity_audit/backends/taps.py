@@ -109,7 +109,7 @@ def _register(module: nn.Module, tap: SiteTap, recorder: Recorder) -> Any:
 def _before(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> Any:
     number = _number(tap.take)
     if tap.take.startswith("input_sum"):
-        first, second = args[number : number + 2]
+        first, second = (*args[number:], None)[:2]
         recorder.see(tap, first if second is None else first + second)
         return None
     if len(args) > number:
