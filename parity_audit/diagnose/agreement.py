@@ -59,15 +59,15 @@ def pairs_of(candidate: Iterable[KnobFit], reference: Iterable[KnobFit]) -> list
     pairs = []
     for fit in candidate:
         others = by_place.get((fit.knob, fit.layer), [])
-        match = next((other for other in others if not is_norm(fit) or other.site == fit.site), None)
+        match = next((other for other in others if not has_places(fit) or other.site == fit.site), None)
         if match is not None:
             pairs.append(Pair(candidate=fit, reference=match))
     return pairs
 
 
-def is_norm(fit: KnobFit) -> bool:
-    """Whether a layer has several places for this knob."""
-    return fit.knob.startswith(("norm.", "qk_norm."))
+def has_places(fit: KnobFit) -> bool:
+    """Whether a layer has several places for this knob: norms, and what sublayers add."""
+    return fit.knob.startswith(("norm.", "qk_norm.", "residual.scale"))
 
 
 def measured(fit: KnobFit) -> tuple[float, float] | None:

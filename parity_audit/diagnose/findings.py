@@ -40,7 +40,7 @@ USUAL: dict[str, KnobValue] = {
     "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
     "qk_norm.present": "present", "qk_norm.order": "before rotation",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
-    "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "attn_out.scale": 1.0, "mlp_out.scale": 1.0,
+    "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},
     **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
     **{bias_knob(item.role): AS_STORED for item in PROJECTIONS},
@@ -48,7 +48,7 @@ USUAL: dict[str, KnobValue] = {
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
-    "attn_out": (*NORMS, "residual.", "attn_out."), "mlp_out": (*NORMS, "residual.", "mlp_out."),
+    "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual."),
     "residual": ("residual.",), "attn_proj": ("weights.attn.o", "attention.o_bias"),
     "qkv": tuple(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias")),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm."), "scores": CORE, "pattern": CORE, "z": CORE,
@@ -141,6 +141,8 @@ def _by_layer(fits: Sequence[KnobFit]) -> dict[str, Any]:
 def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the usual value where the spec is silent."""
     value = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else USUAL.get(fit.knob)
+    if isinstance(value, bool) and fit.knob in USUAL:  # the spec says that there is one, the fit which
+        value = "parallel" if value and fit.knob == "residual.parallel" else USUAL[fit.knob]
     if fit.knob == "n_kv_heads" and isinstance(value, int) and isinstance(fit.value, list):
         return list(grouped(len(fit.value), value))
     return value

@@ -29,6 +29,7 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, real
 
 AS_STORED = "the checkpoint's"
 CLEAN = 2e-5  # what float32 rounding may leave of a projection, relative
+LOW = ((torch.bfloat16, 1e-2), (torch.float16, 1.3e-3))  # and what smaller formats may: a few units in the last place
 EXPLAINS = 0.2  # a cause must leave less than this share of what no cause leaves
 SURE = 0.999  # correlation of an output with the one it is
 WHOLE, PARTS = 1e-6, 8
@@ -128,13 +129,18 @@ def _tokens(evidence: Evidence, source: str, target: str) -> tuple[Tensor, Tenso
 
 def _explained(sample: _Sample, projection: Projection, evidence: Evidence) -> _Answer:
     left = relative_rms(sample.rest, sample.y)
-    if left <= CLEAN:
+    if left <= _rounding(sample.y):
         return _Answer(left=left)
     for cause in (_bias, _scale, _head_scales, _other_tensor, _transposed, _permuted, _shifted, _rounded):
         answer: _Answer | None = cause(sample, projection, evidence)
         if answer is not None and answer.left <= max(EXPLAINS * left, CLEAN):
             return answer
     return _different(sample, left)
+
+
+def _rounding(y: Tensor) -> float:
+    """What arithmetic in the format of these numbers may leave: a side that computes in bfloat16 shows only such."""
+    return next((share for dtype, share in LOW if torch.equal(y.to(dtype).double(), y)), CLEAN)
 
 
 Cause = Callable[[_Sample, Projection, Evidence], "_Answer | None"]

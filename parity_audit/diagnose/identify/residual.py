@@ -1,8 +1,7 @@
 """The residual stream: what is added to it, how much of it, and which stream the MLP reads.
 
-- residual.attn_out, residual.mlp_out: b in resid_after = resid_before + b * sublayer_out (least squares; granite's
-  multiplier is part of what is added where its spec says so);
-- attn_out.scale, mlp_out.scale: c in what is added = c * what the output projection made, where no norm is between;
+- residual.attn_out, residual.mlp_out: b in resid_after = resid_before + b * sublayer_out (least squares);
+- residual.scale: c in what is added = c * what the output projection made, where no norm is between (granite);
 - residual.parallel: ln2.out, its weight divided out, is parallel to the stream that ln2 read: resid_mid in a sequential
   block, resid_pre in a parallel one.
 """
@@ -28,8 +27,8 @@ def fit(evidence: Evidence) -> list[Outcome]:
         ("residual.mlp_out", "resid_post", "resid_mid", "mlp_out"),
     ]
     found = [_added(evidence, *names) for names in sums]
-    found += [_share(evidence, "attn_out.scale", "attn_out", "attn_proj", "norm.ln1_post")]
-    found += [_share(evidence, "mlp_out.scale", "mlp_out", "mlp_proj", "norm.ln2_post")]
+    found += [_share(evidence, "attn_out", "attn_proj", "norm.ln1_post")]
+    found += [_share(evidence, "mlp_out", "mlp_proj", "norm.ln2_post")]
     return [outcome for outcome in [*found, _read(evidence)] if outcome is not None]
 
 
@@ -60,9 +59,9 @@ def _added(evidence: Evidence, knob: str, after: str, before: str, out: str) -> 
     return None if sites is None else _slope(evidence, knob, after, sites[2], sites[0] - sites[1])
 
 
-def _share(evidence: Evidence, knob: str, added: str, made: str, norm: str) -> KnobFit | None:
+def _share(evidence: Evidence, added: str, made: str, norm: str) -> KnobFit | None:
     sites = None if evidence.weight(norm) is not None else _sites(evidence, added, made)
-    return None if sites is None else _slope(evidence, knob, added, sites[1], sites[0])
+    return None if sites is None else _slope(evidence, "residual.scale", added, sites[1], sites[0])
 
 
 def _read(evidence: Evidence) -> KnobFit | None:
