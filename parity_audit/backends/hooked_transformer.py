@@ -19,19 +19,19 @@ from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
-from parity_audit.backends.loading import load_name, snapshot_config
+from parity_audit.backends.loading import load_name
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.taps import Recorder, hooked
-from parity_audit.core.types import Checkpoint, Description, ReadBack, WeightPrint
+from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
 SIZES = {
-    "d_model": "hidden_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "n_key_value_heads": "num_key_value_heads",
-    "d_mlp": "intermediate_size",
-    "d_vocab": "vocab_size",
+    "d_model": "d_model",
+    "n_layers": "n_layers",
+    "n_heads": "n_heads",
+    "n_key_value_heads": "n_kv_heads",
+    "d_mlp": "d_mlp",
+    "d_vocab": "d_vocab",
 }
 HARNESS_SETTINGS = ("api", "tf32")
 
@@ -57,7 +57,7 @@ class HookedTransformerBackend:
         if name != request.checkpoint.repo_id:
             settings["hf_model"] = load_hf_model(name, request.dtype)
             name = request.checkpoint.repo_id
-        with real_sizes(request.checkpoint, self.replaced):
+        with real_sizes(request, self.replaced):
             self.model = transformer_lens.HookedTransformer.from_pretrained_no_processing(
                 name, device=request.device, dtype=getattr(torch, request.dtype), **settings
             )
@@ -121,24 +121,26 @@ def load_hf_model(path: str, dtype: str) -> nn.Module:
 
 
 @contextmanager
-def real_sizes(checkpoint: Checkpoint, replaced: dict[str, Any]) -> Iterator[None]:
-    """Sizes from the checkpoint's config where the release's tables have others. Constants are never touched."""
-    if checkpoint.synthetic is None:
+def real_sizes(request: LoadRequest, replaced: dict[str, Any]) -> Iterator[None]:
+    """Sizes of a synthetic checkpoint where the release's tables have others. Constants are never touched.
+
+    A size that a table leaves out or sets to None (no grouped heads) is the release's own business.
+    """
+    if request.checkpoint.synthetic is None:
         yield
         return
     from transformer_lens import loading_from_pretrained as tables
 
-    original = tables.convert_hf_model_config
-    config = snapshot_config(checkpoint)
+    original, sizes = tables.convert_hf_model_config, request.sizes
 
     def convert(*args: Any, **kwargs: Any) -> dict[str, Any]:
         found = dict(original(*args, **kwargs))
         for ours, theirs in SIZES.items():
-            if found.get(ours) != config[theirs]:
-                replaced[ours] = {"release": found.get(ours), "checkpoint": config[theirs]}
-                found[ours] = config[theirs]
-        if "attn_types" in found and found["attn_types"] is not None:
-            found["attn_types"] = list(found["attn_types"])[: config["num_hidden_layers"]]
+            if found.get(ours) is not None and found[ours] != sizes[theirs]:
+                replaced[ours] = {"release": found[ours], "checkpoint": sizes[theirs]}
+                found[ours] = sizes[theirs]
+        if found.get("attn_types") is not None:
+            found["attn_types"] = list(found["attn_types"])[: sizes["n_layers"]]
         return found
 
     tables.convert_hf_model_config = convert

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from parity_audit.core.types import Checkpoint
 
@@ -24,9 +22,3 @@ def tokenization(checkpoint: Checkpoint, texts: tuple[str, ...]) -> dict[str, li
     except (OSError, ValueError):
         return {}
     return {text: list(tokenizer(text)["input_ids"]) for text in texts}
-
-
-def snapshot_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """config.json as it lies beside the weights."""
-    loaded: dict[str, Any] = json.loads((Path(checkpoint.path) / "config.json").read_text())
-    return loaded

@@ -162,4 +162,4 @@ def _sizes_replaced(request: LoadRequest, replaced: dict[str, Any]) -> Any:
 
     if importlib.util.find_spec("transformer_lens.loading_from_pretrained") is None:
         return nullcontext()
-    return real_sizes(request.checkpoint, replaced)
+    return real_sizes(request, replaced)

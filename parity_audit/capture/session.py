@@ -20,7 +20,7 @@ from parity_audit.envs.build import Environment
 from parity_audit.envs.cache import cache_root
 from parity_audit.specs.checkpoints import stored_names
 from parity_audit.specs.schema import Spec
-from parity_audit.specs.view import reads, weight_taps
+from parity_audit.specs.view import dims, reads, weight_taps
 from parity_audit.workers.client import Worker
 
 TOKENIZE = ("The quick brown fox jumps over 13 lazy dogs.",)
@@ -143,6 +143,7 @@ class Session:
         return LoadRequest(
             checkpoint=plan.checkpoint, dtype=plan.dtype, device=plan.device,
             settings=merged(settings, self.load_settings), architecture=plan.spec.architecture,
+            sizes=dims(plan.spec, plan.config),
             reads=reads(plan.spec, plan.backend_key, plan.environment.version), tokenize=TOKENIZE,
             target=plan.ref.target, reads_by_section=self._reads_by_section() if plan.ref.target else {},
         )  # fmt: skip

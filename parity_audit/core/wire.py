@@ -36,6 +36,7 @@ class LoadRequest:
     device: str
     settings: dict[str, Any] = field(default_factory=dict)
     architecture: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
     reads: dict[str, str] = field(default_factory=dict)
     tokenize: tuple[str, ...] = ()
     target: str | None = None
