@@ -25,7 +25,7 @@ from parity_audit.core.wire import FLOAT64, RunReply, RunRequest
 
 ATTENTION = "attention:"
 ATTENTION_MATRICES = (".attn_scores", ".pattern")
-TOKENS = "(b p)"
+TOKENS = "(b p"
 SCATTER = "output_scatter"
 
 

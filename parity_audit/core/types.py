@@ -97,9 +97,9 @@ class SiteTap:
 
     `slice` keeps `[start, stop)` of the last axis, `layout` is an einops pattern from the backend's own axes
     to the canonical ones of DESIGN (`b p d_model`, `b p head d_head`, `b head query_pos key_pos`), with `sizes`
-    for the axes that einops cannot infer; those of `(b p)` are the probe's. Fused and interleaved tensors go on:
-    `part` keeps `[start, stop)` of the last axis that `layout` made, and `relayout` leads from there to the
-    canonical axes.
+    for the axes that einops cannot infer; `b` and `p` of a flattened `(b p ...)` are the probe's. Fused and
+    interleaved tensors go on: `part` keeps `[start, stop)` of the last axis that `layout` made, and `relayout`
+    leads from there to the canonical axes.
     """
 
     site: str
