@@ -35,7 +35,7 @@ def test_version():
         (["gemma-2-2b-it", "-c", "hf==not.a.version", "--miniature"], 2, "is not a version"),
         (["gemma-2-2b-it", "-c", "hf", "--probe", "shrt", "--miniature"], 2, "unknown probe"),
         (["gemma-2-2b-it", "--synthetic", "medium"], 2, "not a size"),
-        (["gemma-2-2b-it", "-c", "hf==4.44.0", "--miniature", "--no-install"], 3, "--no-install"),
+        (["gemma-2-2b-it", "-c", "hf==4.44.0", "--miniature", "--probe", "short", "--no-install"], 3, "--no-install"),
         (["diff", "nowhere", "neither"], 3, "is not a capture"),
         (["specs", "show", "nothing-like-it"], 2, "unknown model"),
         (["envs", "remove", "nothing"], 2, "no environment"),
