@@ -104,6 +104,31 @@ class Patched:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Imposed:
+    """A value of the candidate that the reference was given, for a proof; layers None is everywhere."""
+
+    knob: str
+    value: KnobValue
+    layers: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """The reference with the candidate's constants, against the candidate: `before` as shipped, `after` with them.
+
+    `proven` says that both now agree within the noise floor of that reference; `verdict` and `why` are of that comparison.
+    """
+
+    proven: bool
+    statement: str
+    imposed: tuple[Imposed, ...]
+    verdict: Verdict
+    why: str
+    before: LogitsDelta | None
+    after: LogitsDelta | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DetectionLimit:
     """The smallest error of one constant that this run could have seen.
 
@@ -137,7 +162,7 @@ class Candidate:
     findings: tuple[Finding, ...] = ()
     patches: tuple[Patch, ...] = ()
     patched: Patched | None = None
-    proof: dict[str, Any] | None = None
+    proof: Proof | None = None
     warnings: tuple[str, ...] = ()
     not_visible: tuple[NotVisible, ...] = ()
     not_tested: tuple[NotTested, ...] = ()

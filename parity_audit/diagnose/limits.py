@@ -43,6 +43,7 @@ LARGEST_AMOUNT = 0.5
 LINEAR = 0.1
 CORRECTIONS = 2
 SILENT = 1e-13
+COUNTS = ("attention.window", "rope.partial", "moe.top_k")
 DICT_NUMBER = "factor"
 
 
@@ -63,6 +64,10 @@ class Moved:
     def given(self, number: float) -> KnobValue:
         """The knob's value with this number in its place."""
         return {**self.whole, DICT_NUMBER: number} if isinstance(self.whole, dict) else number
+
+    def amount(self, wanted: float) -> float:
+        """The amount to move by: of a count a whole number, 1 at least."""
+        return max(1.0, round(wanted)) if self.knob in COUNTS else wanted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +197,9 @@ def _at_the_limit(bench: _Bench, first: Response) -> Response:
 
 def _moved_by(bench: _Bench, moved: Moved, amount: float) -> Response | None:
     """One run of the judge with a constant moved; sites that do not move are left out."""
-    live = _edits(bench.session, moved, moved.value + amount)
+    amount = moved.amount(amount)
+    number = moved.value + amount
+    live = _edits(bench.session, moved, int(number) if moved.knob in COUNTS else number)
     if not live:
         return None
     bench.session.apply(live)

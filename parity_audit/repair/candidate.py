@@ -18,6 +18,7 @@ from parity_audit.diagnose.limits import Sensitivity, detection_limits
 from parity_audit.diagnose.localise import with_introduced
 from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
 from parity_audit.repair.choose import Proposal, propose
+from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.verify import Bench, Verified, merge_fixes, needed, run_patched
 from parity_audit.specs.view import effective_values, spec_values
 
@@ -78,8 +79,8 @@ def audit_candidate(
     try:
         _peel(session, reference, bench, state, out)
     except Exception as error:
-        return _broken_off(_with_repair(result, state), "repair", error, session)
-    return _with_repair(result, state)
+        result = _broken_off(result, "repair", error, session)
+    return _with_proof(_with_repair(result, state), session, capture, reference, state, out)
 
 
 def _broken_off(result: Candidate, stage: str, error: Exception, session: Session) -> Candidate:
@@ -159,6 +160,29 @@ def _with_repair(result: Candidate, state: _State) -> Candidate:
         patched=patched,
         not_tested=(*result.not_tested, *state.gaps),
     )
+
+
+def _with_proof(
+    result: Candidate, session: Session, capture: Capture, reference: Reference, state: _State, out: Path
+) -> Candidate:
+    """The diagnosis proved on the reference, where no patch has proved it, or where the reference is wrong."""
+    verified, patched = state.verified, result.patched.verdict if result.patched else None
+    if reference.judge is None or not wants_proof(result.findings, patched):
+        return result
+    trial = Trial(
+        reference=reference.session, probes=reference.probes, dtype=reference.dtype, shipped=capture, before=result.logits,
+        out=out / "proof", patched=verified.capture if verified else None,
+        patched_knobs=frozenset(proposal.knob for proposal in state.proposals) if verified else frozenset(),
+    )  # fmt: skip
+    session.release()
+    unpatched = {finding.knob for finding in result.findings} - {proposal.knob for proposal in state.proposals}
+    try:
+        proof = prove(trial, result.findings, sorted(unpatched))
+    except Exception as error:
+        return _broken_off(result, "proof", error, session)
+    if isinstance(proof, NotTested):
+        return dataclasses.replace(result, not_tested=(*result.not_tested, proof))
+    return dataclasses.replace(result, proof=proof)
 
 
 def _base(

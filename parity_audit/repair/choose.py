@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from parity_audit.capture.session import SidePlan
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Edit, KnobValue, NotTested
+from parity_audit.diagnose.agreement import is_number
 from parity_audit.repair.layers import RELATIVE, on_layers
-from parity_audit.specs.view import edit_note, edits
+from parity_audit.specs.view import dims, edit_note, edits, knob_values
 
 NO_PATCH_KINDS = ("unexplained", "weights")
 SAME_VALUE = 1e-3
@@ -41,8 +42,9 @@ def propose(
         if finding.kind in NO_PATCH_KINDS:
             gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{finding.kind}: no setting repairs it"))
             continue
-        target = target_value(finding)
-        targets = {other.knob: target_value(other) for other in known if other.kind not in NO_PATCH_KINDS}
+        target = whole_value(target_value(finding), finding.knob, plan)
+        causes = [other for other in known if other.kind not in NO_PATCH_KINDS]
+        targets = {other.knob: whole_value(target_value(other), other.knob, plan) for other in causes}
         found = _found(finding, plan, version, target, targets)
         if isinstance(found, str):
             gaps.append(NotTested(what=f"a patch for {finding.knob}", why=found))
@@ -73,14 +75,36 @@ def _found(
 def target_value(finding: Finding) -> KnobValue:
     """The reference's value; the spec's own number where the fit agrees with it, so that a patch says 16 and not 15.99997."""
     fitted, spec = finding.reference_value, finding.spec_value
-    if isinstance(fitted, (int, float)) and isinstance(spec, (int, float)) and not isinstance(fitted, bool):
-        return spec if abs(fitted - spec) <= SAME_VALUE * abs(spec) else fitted
+    if is_number(fitted) and is_number(spec):
+        return nearest(fitted, spec)
     return spec if finding.departs_from_spec == "candidate" else fitted
+
+
+def nearest(fitted: KnobValue, spec: KnobValue) -> KnobValue:
+    """The spec's number where a fitted one agrees with it."""
+    if not is_number(fitted) or not is_number(spec):
+        return fitted
+    return spec if abs(fitted - spec) <= SAME_VALUE * abs(spec) else fitted  # type: ignore[operator,arg-type]
+
+
+def whole_value(value: KnobValue, knob: str, plan: SidePlan) -> KnobValue:
+    """A value that was found layer by layer, as one per layer; layers that were not fitted have the spec's."""
+    if not isinstance(value, dict) or value.keys() != {"by_layer"}:
+        return value
+    known = knob_values(plan.spec, plan.config)[knob]
+    layers = range(dims(plan.spec, plan.config)["n_layers"])
+    return [value["by_layer"].get(str(layer), known.at(layer)) for layer in layers]
 
 
 def all_edits(proposals: Sequence[Proposal]) -> tuple[Edit, ...]:
     """The edits of several proposals, each once, in order."""
+    return each_once(edit for proposal in proposals for edit in proposal.edits)
+
+
+def each_once(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """Edits without repetition, in order; their values may be lists, which have no hash."""
     out: list[Edit] = []
-    for proposal in proposals:
-        out += [edit for edit in proposal.edits if edit not in out]
+    for edit in edits:
+        if edit not in out:
+            out.append(edit)
     return tuple(out)

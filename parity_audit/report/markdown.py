@@ -16,6 +16,7 @@ from parity_audit.report.words import (
     headline,
     label,
     limit_text,
+    proof_rows,
     scope_line,
     weights_line,
     where_found,
@@ -68,7 +69,7 @@ def _candidate(candidate: Candidate) -> list[str]:
     if candidate.logits is not None or candidate.patched is not None:
         lines += [*_table(("logits", "as shipped", "patched"), map(_escaped, before_after(candidate))), ""]
     if candidate.proof:
-        lines += _list("Proof on the reference's side", [(key, shown(value)) for key, value in candidate.proof.items()])
+        lines += _list("Proof on the reference's side", proof_rows(candidate.proof))
     lines += _list("Warnings", [("warning", text) for text in candidate.warnings])
     lines += _list("Not visible in this backend", not_visible(candidate))
     lines += _list("Not tested", not_tested(candidate))

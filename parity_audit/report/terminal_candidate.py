@@ -18,6 +18,7 @@ from parity_audit.report.words import (
     divergence_line,
     label,
     limit_text,
+    proof_rows,
     settings_text,
     where_found,
 )
@@ -147,7 +148,7 @@ def _before_after(candidate: Candidate) -> list[Part]:
 def _proof(candidate: Candidate) -> list[Part]:
     if not candidate.proof:
         return []
-    return ["", heading("Proof on the reference's side"), pairs([(k, shown(v)) for k, v in candidate.proof.items()])]
+    return ["", heading("Proof on the reference's side"), pairs(proof_rows(candidate.proof))]
 
 
 def _gaps(candidate: Candidate) -> list[Part]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parity_audit.core.errors import EXIT_NOT_JUDGED
-from parity_audit.core.report import Candidate, DetectionLimit, Finding, Report, Side, Verdict
-from parity_audit.report.numbers import number, shown
+from parity_audit.core.report import Candidate, DetectionLimit, Finding, Proof, Report, Side, Verdict
+from parity_audit.report.numbers import layer_set, number, ratio, shown
 
 JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
 GOOD = (Verdict.EXACT, Verdict.PARITY)
@@ -100,6 +100,17 @@ def divergence_line(candidate: Candidate) -> str | None:
 def where_found(finding: Finding, layers: str) -> str:
     """Kind, layers and site of a finding."""
     return f"{finding.kind}, {layers}, seen at {finding.site}" if finding.site else f"{finding.kind}, {layers}"
+
+
+def proof_rows(proof: Proof) -> list[tuple[str, str]]:
+    """The statement, what was imposed, and the logits before and after."""
+    rows = [("proved" if proof.proven else "not proved", proof.statement)]
+    rows += [(f"imposed {item.knob}", f"{shown(item.value)}, {layer_set(item.layers)}") for item in proof.imposed]
+    if proof.before is not None and proof.after is not None:
+        pair = number(proof.before.max_abs), number(proof.after.max_abs)
+        rows.append(("max |difference|", " -> ".join(pair)))
+        rows.append(("noise ratio", f"{ratio(proof.before.noise_ratio)} -> {ratio(proof.after.noise_ratio)}"))
+    return [*rows, ("verdict with it", f"{proof.verdict.value}, {proof.why}")]
 
 
 def limit_text(limit: DetectionLimit) -> str:

@@ -82,7 +82,7 @@ def _repaired(candidate: Candidate) -> bool | None:
 
 def _proved(candidate: Candidate) -> bool | None:
     """Whether an unpatchable cause was proved the other way round."""
-    return None if candidate.proof is None else bool(candidate.proof.get("proven"))
+    return None if candidate.proof is None else candidate.proof.proven
 
 
 def _words(finding: Finding) -> str:

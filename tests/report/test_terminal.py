@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from sample import CLEAN, EVIL_REPORT, NOTHING, ONE_DEAD, PATCH, REPORT, WRONG
+from sample import CLEAN, EVIL_REPORT, LIMIT, NOTHING, ONE_DEAD, PATCH, REPORT, WRONG
 
 from parity_audit.core.report import Verdict
 from parity_audit.report.code import fold_code
@@ -55,7 +55,12 @@ def test_what_died_is_named_and_the_other_result_is_whole():
     assert "14.9666" in text
 
 
-@pytest.mark.parametrize("says", ["14.9666", "4.65e-06", "0.323", "target  reached", "sdpa", "not run on a GPU yet"])
+PROVED = ["0.323 -> 6.32e-06", "3e-06 (1.9e-07 of 16), first seen at", "imposed attention.softcap  50, everywhere"]
+
+
+@pytest.mark.parametrize(
+    "says", ["14.9666", "4.65e-06", "0.323", "target  reached", "sdpa", "not run on a GPU yet", *PROVED]
+)
 def test_what_a_reader_looks_for_is_there(says):
     assert says in render(REPORT, where="out/report.json")
 
@@ -129,3 +134,15 @@ def test_folded_code_is_the_same_program(code):
 
     assert ast.dump(ast.parse(folded)) == ast.dump(ast.parse(code))
     assert folded != code
+
+
+def test_a_coarse_dtype_says_in_words_what_it_cannot_see():
+    coarse = replace(
+        WRONG, dtype="bfloat16",
+        detection=(replace(LIMIT, limit=0.31, relative=0.019), replace(LIMIT, knob="norm.eps", relative=120.0)),
+    )  # fmt: skip
+    said = " ".join(render(replace(REPORT, candidates=(coarse,))).split())
+
+    assert "bfloat16 cannot prove a port right" in said
+    assert "attention.scale by 1.9 %, norm.eps by 1.2e+02 times its value" in said
+    assert "cannot prove" not in render(REPORT)

@@ -1,0 +1,84 @@
+"""Diagnoses that no patch can prove are proved on the reference; one that is wrong there is shown to be."""
+
+from pathlib import Path
+
+import pytest
+
+import parity_audit
+from parity_audit.core.report import Verdict
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+LLAMA = "meta-llama/Llama-3.2-1B"
+PORTS = Path(__file__).parents[1] / "ports"
+PROBES = ("short", "left_padded")
+GOOD = (Verdict.EXACT, Verdict.PARITY)
+
+GELU = """
+import torch, transformers
+
+def load(model_path: str, dtype: str, device: str):
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype)).to(device)
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.GELU()
+    return model
+"""
+
+
+def audit(model, out, *candidates, reference="hf"):
+    report = parity_audit.audit(
+        model, reference=reference, candidates=candidates, miniature="mini", out=out, probes=PROBES
+    )
+    return report.candidates
+
+
+def site_map_without_knobs(folder):
+    text = (PORTS / "plain_llama_sites.yaml").read_text()
+    path = folder / "sites.yaml"
+    path.write_text(text.partition("\nknobs:")[0] + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wrong_ports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("proof")
+    (folder / "gelu.py").write_text(GELU)
+    plain = f"python:{PORTS / 'plain_llama.py'}:load,sites={site_map_without_knobs(folder)}"
+    return audit(LLAMA, folder / "out", f"{plain},scale=9.5", f"python:{folder / 'gelu.py'}:load", plain)
+
+
+def test_a_scale_that_nothing_can_set_is_proved_in_its_layer(wrong_ports):
+    """The plain port's layer 1 divides by 9.5, its site map has no knobs: the reference gets 9.5 in layer 1 alone."""
+    wrong = wrong_ports[0]
+
+    assert wrong.patched is None
+    assert wrong.proof.proven
+    assert [(item.knob, item.layers) for item in wrong.proof.imposed] == [("attention.scale", (1,))]
+    assert wrong.proof.imposed[0].value == pytest.approx(9.5, rel=1e-4)
+    assert wrong.proof.before.max_abs > 1e-3
+    assert wrong.proof.after.max_abs < 2e-5
+    assert "Not patchable" in wrong.proof.statement
+    assert "in layer 1 the reference computes what the candidate computes" in wrong.proof.statement
+
+
+def test_an_activation_that_only_a_load_sets_is_proved_by_loading_the_reference_with_it(wrong_ports):
+    wrong = wrong_ports[1]
+
+    assert [finding.knob for finding in wrong.findings] == ["mlp.activation"]
+    assert wrong.proof.proven
+    assert wrong.proof.verdict in GOOD
+
+
+def test_the_reference_is_as_before_for_the_next_candidate(wrong_ports):
+    right = wrong_ports[2]
+
+    assert right.verdict in GOOD
+    assert right.proof is None
+
+
+def test_a_reference_that_drops_the_soft_cap_is_shown_to_be_the_wrong_side(tmp_path):
+    (right,) = audit("gemma-2-2b-it", tmp_path, "hf", reference="hf,attn_implementation=sdpa")
+
+    assert [finding.departs_from_spec for finding in right.findings] == ["reference"]
+    assert right.proof.proven
+    assert right.proof.imposed[0].value == 50.0
+    assert "spec's value" in right.proof.statement

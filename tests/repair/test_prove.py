@@ -1,0 +1,52 @@
+"""When a proof is wanted, and what it says."""
+
+import dataclasses
+
+import pytest
+
+from parity_audit.core.report import Finding, Verdict
+from parity_audit.repair.prove import imposed_value, statement, wants_proof
+
+SCALE = Finding(
+    knob="attention.scale", kind="constant", layers=None, site="blocks.0.attn_scores", reference_value=16.0,
+    candidate_value=14.96663, spec_value=16.0, departs_from_spec="candidate",
+)  # fmt: skip
+CAP = dataclasses.replace(
+    SCALE, knob="attention.softcap", reference_value=None, candidate_value=50.001, spec_value=50.0,
+    departs_from_spec="reference",
+)  # fmt: skip
+UNKNOWN = dataclasses.replace(SCALE, knob="mlp", kind="unexplained")
+TF32 = dataclasses.replace(SCALE, knob="numerics.tf32", kind="settings", candidate_value=True)
+
+
+@pytest.mark.parametrize(
+    ("findings", "patched", "expected"),
+    [
+        ([SCALE], None, True),
+        ([SCALE], Verdict.MISMATCH, True),
+        ([SCALE], Verdict.PARITY, False),
+        ([SCALE, CAP], Verdict.PARITY, True),
+        ([UNKNOWN], None, False),
+        ([TF32], None, False),
+        ([], None, False),
+    ],
+)
+def test_a_proof_is_wanted_where_no_patch_has_said_it_all(findings, patched, expected):
+    assert wants_proof(findings, patched) is expected
+
+
+def test_a_fit_that_agrees_with_the_spec_imposes_the_spec():
+    assert imposed_value(CAP) == 50.0
+    assert imposed_value(SCALE) == 14.96663
+
+
+def test_the_words():
+    assert statement([SCALE], True, []) == (
+        "Proved off-line: with attention.scale=14.9666 the reference computes what the candidate computes."
+    )
+    layer = dataclasses.replace(SCALE, layers=(3,))
+    assert statement([layer], False, ["attention.scale"]) == (
+        "Not patchable: the candidate has no setting for attention.scale. Not proven: with attention.scale=14.9666 in "
+        "layer 3 the reference still does not compute what the candidate computes."
+    )
+    assert statement([CAP], True, []).endswith("The candidate follows the spec, the reference departs from it.")
