@@ -100,7 +100,28 @@ def differs(pair: Pair) -> bool:
         return not both_off and pair.sigmas > SIGMAS and abs(apart[0]) > material(pair)
     if tied(a, b.value) or tied(b, a.value):
         return False
+    lists = numbers_of(a), numbers_of(b)
+    if lists[0] is not None and lists[1] is not None:
+        return lists_differ(lists[0], lists[1])
     return not same(a.value, b.value)
+
+
+def numbers_of(fit: KnobFit) -> list[tuple[float, float]] | None:
+    """One value and standard error per head, where the fit holds both."""
+    errors = fit.evidence.get("stderrs")
+    if not isinstance(fit.value, list) or not isinstance(errors, list) or len(errors) != len(fit.value):
+        return None
+    return [(float(value), float(error)) for value, error in zip(fit.value, errors, strict=True)]
+
+
+def lists_differ(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> bool:
+    """Whether the lists have different lengths, or some element lies further apart than its errors and a share of its size."""
+    if len(a) != len(b):
+        return True
+    return any(
+        abs(x - y) > max(SIGMAS * math.hypot(dx, dy), MATERIAL * max(abs(x), abs(y)))
+        for (x, dx), (y, dy) in zip(a, b, strict=True)
+    )
 
 
 def undecided(pair: Pair, like: Sequence[Pair]) -> bool:

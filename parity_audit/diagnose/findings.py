@@ -20,6 +20,8 @@ from parity_audit.diagnose.agreement import (
     alike,
     differs,
     is_number,
+    lists_differ,
+    numbers_of,
     pairs_of,
     pooled_difference,
     same,
@@ -27,6 +29,7 @@ from parity_audit.diagnose.agreement import (
     undecided,
 )
 from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value, spoken_of
+from parity_audit.diagnose.identify.attention_knobs import standard_slopes
 from parity_audit.diagnose.identify.attention_rows import grouped
 from parity_audit.diagnose.identify.linear import AS_STORED, PROJECTIONS, bias_knob
 
@@ -39,11 +42,15 @@ USUAL: dict[str, KnobValue] = {
     "norm.gain": 1.0, "norm.dtype": "full", "qk_norm.weight": "the checkpoint's", "qk_norm.bias": "the checkpoint's",
     "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
     "qk_norm.present": "present", "qk_norm.order": "before rotation",
+    "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
     "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},
     **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
     **{bias_knob(item.role): AS_STORED for item in PROJECTIONS},
+}  # fmt: skip
+IF_THERE: dict[str, KnobValue] = {
+    "residual.parallel": "parallel", "attention.sinks": "the checkpoint's", "attention.alibi": 1.0
 }  # fmt: skip
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
@@ -142,7 +149,9 @@ def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the usual value where the spec is silent."""
     value = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else USUAL.get(fit.knob)
     if isinstance(value, bool) and fit.knob in USUAL:  # the spec says that there is one, the fit which
-        value = "parallel" if value and fit.knob == "residual.parallel" else USUAL[fit.knob]
+        value = IF_THERE.get(fit.knob, USUAL[fit.knob]) if value else USUAL[fit.knob]
+    if fit.knob == "attention.alibi" and is_number(value):
+        return [float(value) * slope for slope in standard_slopes(fit.evidence["n_heads"])]  # type: ignore[arg-type]
     if fit.knob == "n_kv_heads" and isinstance(value, int) and isinstance(fit.value, list):
         return list(grouped(len(fit.value), value))
     return value
@@ -170,6 +179,9 @@ def _agrees(fit: KnobFit, other: KnobFit, knobs: Mapping[str, KnobSpec]) -> bool
         apart = abs(fit.value - other.value) if isinstance(other.value, (int, float)) else 0.0
         material = MATERIAL_OF.get(fit.knob, MATERIAL) * abs(spec)
         return abs(fit.value - spec) <= max(material, SIGMAS * (fit.stderr or 0.0), NEARER * apart)
+    mine = numbers_of(fit)
+    if mine is not None and isinstance(spec, list):
+        return not lists_differ(mine, [(float(value), 0.0) for value in spec])
     return same(fit.value, spec) or tied(fit, spec)
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap, real
-from parity_audit.diagnose.identify.attention_rows import MASKED_BELOW
+from parity_audit.diagnose.identify.attention_rows import seen
 
 KNOB = "attention.mask"
 CAUSAL = "causal"
+FUTURE, AHEAD = "not causal", "sees one key ahead"
 
 
 def mask_from_scores(evidence: Evidence) -> Outcome:
@@ -26,10 +27,12 @@ def mask_from_scores(evidence: Evidence) -> Outcome:
         if scores is None:
             continue
         for own, mask in zip(scores, real(probe), strict=True):
-            faults |= faults_of((own > MASKED_BELOW).any(0), mask)
+            faults |= faults_of(seen(own).any(0), mask)
             queries += int(mask.sum())
     if queries == 0:
         return gap(evidence, KNOB, "the scores are not visible")
+    if any(fault.startswith(("a prefix", AHEAD)) for fault in faults):
+        faults.discard(FUTURE)  # said by rows that are too short to tell
     value = ", ".join(sorted(faults)) if faults else CAUSAL
     return KnobFit(
         knob=KNOB, layer=evidence.layer, value=value, stderr=None, residual=0.0, n=queries, site="attn_scores"
@@ -44,11 +47,22 @@ def faults_of(visible: Tensor, mask: Tensor) -> set[str]:
         faults.add("sees padding")
     own = visible[kept][:, kept]
     if bool(own.triu(1).any()):
-        faults.add("not causal")
+        faults.add(_future(own))
     if not bool(own.diagonal().all()):
         faults.add("hides the query's own key")
     first = own.to(torch.int8).argmax(-1)
     expected = (torch.arange(len(kept))[None] >= first[:, None]).tril()
-    if bool((expected & ~own).any()):
+    # A query's own key is said above.
+    if bool((expected & ~own).tril(-1).any()):
         faults.add("hides keys inside the window")
     return faults
+
+
+def _future(own: Tensor) -> str:
+    """Which later keys are seen: the next one only, those of a prefix, or others."""
+    later, size = own.triu(1), own.shape[0]
+    if size > 2 and not bool(own.triu(2).any()) and bool(own.diagonal(1).all()):
+        return AHEAD
+    prefix = int(later.any(0).nonzero().max()) + 1
+    within = bool(own[:prefix, :prefix].all()) and not bool(later[:, prefix:].any())
+    return f"a prefix of {prefix} tokens sees itself whole" if within and prefix < size else FUTURE

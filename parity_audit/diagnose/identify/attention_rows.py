@@ -14,8 +14,9 @@ from torch import Tensor
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, f64, real
 
-SITES = {"q": "rot_q", "k": "rot_k", "v": "v", "z": "z"}
+SITES = {"q": ("rot_q", "q_norm.out", "q"), "k": ("rot_k", "k_norm.out", "k"), "v": ("v",), "z": ("z",)}
 MASKED_BELOW = -1e30
+FAR_BELOW = 5000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +42,26 @@ class Row:
 
 def with_padding(evidence: Evidence, row: Row) -> Row:
     """The same sequence with its padding left in."""
-    sites = {name: evidence.tensor(row.probe, site) for name, site in SITES.items()}
+    sites = core_of(evidence, row.probe)
     cut = {name: None if x is None else f64(x[row.batch]) for name, x in sites.items()}
     assert cut["q"] is not None
     return Row(probe=row.probe, batch=row.batch, kept=torch.arange(len(cut["q"])), **cut)  # type: ignore[arg-type]
 
 
+def core_of(evidence: Evidence, probe: str) -> dict[str, Tensor | None]:
+    """q, k, v and z at the attention core; q and k as projected (or normed) only in a model without rotation."""
+    rotates = any(knob.startswith("rope.") for knob in evidence.knobs)
+    out = {}
+    for name, sites in SITES.items():
+        found = (evidence.tensor(probe, site) for site in (sites[:1] if rotates else sites))
+        out[name] = next((x for x in found if x is not None), None)
+    return out
+
+
 def attention_rows(evidence: Evidence, probes: Iterator[Probe] | Sequence[Probe]) -> Iterator[Row]:
     """Every sequence of these probes whose rotated q and k are visible."""
     for probe in probes:
-        sites = {name: evidence.tensor(probe.name, site) for name, site in SITES.items()}
+        sites = core_of(evidence, probe.name)
         q, k = sites["q"], sites["k"]
         if q is None or k is None:
             continue
@@ -71,13 +82,22 @@ def visible_scores(evidence: Evidence, row: Row) -> Tensor | None:
     if scores is None:
         return None
     own = f64(scores[row.batch][:, row.kept][:, :, row.kept])
-    return torch.where(own > MASKED_BELOW, own, torch.full_like(own, -torch.inf))
+    return torch.where(seen(own), own, torch.full_like(own, -torch.inf))
 
 
-def causal(queries: Tensor, keys: int, window: int | None) -> Tensor:
-    """`[query key]` True where a query at that position sees the key; `window` counts the query itself."""
+def seen(scores: Tensor) -> Tensor:
+    """True where an entry is not masked: masks are -inf, the dtype's least number, or so low that e^s is 0."""
+    return (scores > MASKED_BELOW) & (scores > scores.amax(-1, keepdim=True) - FAR_BELOW)
+
+
+def looks_at(queries: Tensor, keys: int, window: int | None, ahead: int | None = 0) -> Tensor:
+    """`[query key]` True where a query at that position sees the key.
+
+    `window` counts the query itself; `ahead` is how many keys after itself it sees, -1: not even itself, None: all.
+    """
     distance = queries[:, None] - torch.arange(keys)[None, :]
-    return (distance >= 0) & (distance < (window if window is not None else keys + int(queries.max()) + 1))
+    reach = distance < (window if window is not None else keys + int(queries.max()) + 1)
+    return reach if ahead is None else reach & (distance >= -ahead)
 
 
 def grouped(n_heads: int, n_kv_heads: int) -> list[int]:

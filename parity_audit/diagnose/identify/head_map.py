@@ -1,23 +1,31 @@
 """Which kv head does each query head read? (`n_kv_heads`: grouped, tiled, or something else)
 
 The softmax over one key is 1 whatever the scores: at the first token of a sequence z[h] = v[map(h)], with no
-constant in between. So map(h) is the kv head whose v is nearest to z[h], and the distance must vanish up
-to rounding. Where z or v is hidden and the scores are visible, map(h) is the kv head whose q.k correlates
-best with them (scale and soft-cap are monotone, so they cannot change the ranking by much).
+constant in between; with a sink it is a multiple of it. So map(h) is the kv head whose v points where z[h] does, and
+the angle must vanish up to rounding. Keys may be read by another map: map(h) is the kv head whose q.k correlates best
+with the scores (scale and soft-cap are monotone, so they cannot change the ranking by much), or, where they are hidden,
+the one whose softmax at the best of a grid of scales makes the z of the first queries.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from parity_audit.core.types import NotTested
+from parity_audit.core.types import KnobValue, NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap
 from parity_audit.diagnose.identify.attention_rows import Row, attention_rows, grouped, visible_scores
+from parity_audit.diagnose.identify.synthesis import SCALE_STEPS
 
 KNOB = "n_kv_heads"
 EXPLAINED = 0.05
 CLEAR = 4.0
+UNCAPPED = 0.1
+FIRST = 8
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
@@ -27,37 +35,81 @@ def fit(evidence: Evidence) -> list[Outcome]:
     return [fit_map(evidence)]
 
 
-def head_map(evidence: Evidence) -> list[int]:
-    """The fitted map, or the grouped one where it cannot be read."""
+def head_maps(evidence: Evidence) -> tuple[list[int], list[int]]:
+    """The fitted maps for k and for v, or the grouped one where they cannot be read."""
     found = fit_map(evidence)
-    if isinstance(found, KnobFit) and isinstance(found.value, list):
-        return [int(kv) for kv in found.value]
-    return grouped(evidence.dims["n_heads"], evidence.dims["n_kv_heads"])
+    value = found.value if isinstance(found, KnobFit) else None
+    if isinstance(value, dict):
+        return list(value["k"]), list(value["v"])
+    if isinstance(value, list):
+        return list(value), list(value)
+    usual = grouped(evidence.dims["n_heads"], evidence.dims["n_kv_heads"])
+    return usual, usual
 
 
 def fit_map(evidence: Evidence) -> KnobFit | NotTested:
-    """The map from the first tokens, else from the scores."""
+    """The map from the first tokens (v), and from the scores, or by synthesis where they are hidden (k)."""
     rows = list(attention_rows(evidence, evidence.short_probes()))
-    distances = _first_token_distances(rows)
-    if distances is not None:
-        return _from_costs(evidence, distances, len(rows), "z")
-    costs = _score_costs(evidence, rows)
-    if costs is not None:
-        return _from_costs(evidence, costs, len(rows), "attn_scores")
-    return gap(evidence, KNOB, "neither z and v nor the scores are visible")
+    distances, costs = _first_token_distances(rows), _score_costs(evidence, rows)
+    from_v = None if distances is None else _from_costs(evidence, distances, len(rows), "z")
+    from_k = None if costs is None else _from_costs(evidence, costs, len(rows), "attn_scores")
+    if from_v is None:
+        return from_k or gap(evidence, KNOB, "neither z and v nor the scores are visible")
+    if not isinstance(from_v, KnobFit) or not isinstance(from_v.value, list):
+        return from_v
+    keys: KnobValue = None
+    if isinstance(from_k, KnobFit):
+        keys = from_k.value
+    elif from_k is None:
+        keys = keys_from_z(evidence, rows, from_v.value)
+    if keys is None or keys == from_v.value:
+        return from_v
+    return dataclasses.replace(from_v, value={"k": keys, "v": from_v.value})
+
+
+def keys_from_z(evidence: Evidence, rows: Sequence[Row], values: Sequence[int]) -> list[int] | None:
+    """Which kv head's keys each head attends with, by the z they make at the best of a grid of scales."""
+    usable = [row for row in rows if row.v is not None and row.z is not None and int(row.kept[0]) == 0]
+    scale = evidence.spec_number("attention.scale", evidence.dims["d_head"] ** 0.5)
+    chosen = []
+    for head, own in enumerate(values):
+        costs = {kv: _least(usable, head, kv, own, scale) for kv in range(evidence.dims["n_kv_heads"])}
+        best = min(costs, key=lambda kv: costs[kv])
+        if costs[best] > UNCAPPED:
+            return None
+        chosen.append(own if costs[own] <= CLEAR * costs[best] else best)
+    return chosen
+
+
+def _least(rows: Sequence[Row], head: int, kv: int, own: int, scale: float) -> float:
+    """Relative rms of z of one head that the best scale leaves, over the first queries."""
+    left = []
+    for step in SCALE_STEPS:
+        cost = size = 0.0
+        for row in rows:
+            assert row.v is not None
+            assert row.z is not None
+            n = min(row.length, FIRST)
+            s = (row.q[:n, head] @ row.k[:n, kv].T) * (step / scale)
+            p = torch.softmax(s.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf), -1)
+            cost += float((p @ row.v[:n, own] - row.z[:n, head]).square().sum())
+            size += float(row.z[:n, head].square().sum())
+        left.append(cost / max(size, 1e-300))
+    return math.sqrt(min(left))
 
 
 def _first_token_distances(rows: list[Row]) -> Tensor | None:
-    """Squared relative distance `[head kv_head]` between z and v at the first token."""
+    """1 - cosine^2 `[head kv_head]` between z and v at the first tokens."""
     total: Tensor | None = None
-    size = 0.0
+    count = 0
     for row in rows:
         if row.z is None or row.v is None or int(row.kept[0]) != 0:
             continue
-        cost = (row.z[0][:, None] - row.v[0][None]).square().sum(-1)
-        total = cost if total is None else total + cost
-        size += float(row.v[0].square().sum(-1).mean())
-    return None if total is None else total / max(size, 1e-300)
+        z, v = (x / x.norm(dim=-1, keepdim=True).clamp_min(1e-300) for x in (row.z[0], row.v[0]))
+        along = torch.einsum("hd,gd->hg", z, v).clamp_min(0.0)
+        cost = (z[:, None] - along[..., None] * v[None]).square().sum(-1)
+        total, count = cost if total is None else total + cost, count + 1
+    return None if total is None else total / count
 
 
 def _score_costs(evidence: Evidence, rows: list[Row]) -> Tensor | None:

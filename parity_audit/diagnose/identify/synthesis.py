@@ -1,10 +1,11 @@
-"""Attention recomputed: what z would be for a given scale, soft-cap and window.
+"""Attention recomputed: what z would be for a given scale, soft-cap, ALiBi, sinks and mask.
 
-    z(theta) = softmax(g(slope * q.k, w) + mask) v        theta = (slope, w), see `saturation`
-    dz/dtheta = sum_j p_j (ds_j - sum_i p_i ds_i) v_j
+    z(theta) = p(theta) v        p as in `attention_law`
+    dz/dtheta = sum_j p_j (ds_j - sum_i p_i ds_i) v_j,     dz/dsink = -z / (sum_j e^{s_j} + sink)
 
 This is how constants are read where a backend hides its scores (paged attention, sdpa): Gauss-Newton on
-z over (slope, w), starting from the best of a grid, because softmax flattens far from the truth.
+z over (slope, w), starting from the best of a grid, because softmax flattens far from the truth; then, where that
+leaves too much, over (slope, alibi, sink) of each head by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.identify.attention_rows import Row, causal, dot_products
+from parity_audit.diagnose.identify.attention_law import Law, distances
+from parity_audit.diagnose.identify.attention_rows import Row, dot_products, looks_at
 from parity_audit.diagnose.identify.least_squares import Chunk, Estimate, Model, gauss_newton, squares_of
 from parity_audit.diagnose.identify.saturation import curve
 
@@ -28,38 +30,40 @@ SCALE_STEPS = [2.0 ** (step / 2) for step in range(-6, 7)]
 @dataclass(frozen=True, kw_only=True)
 class Query:
     """Some query rows of one sequence: y `[head query key]`, v `[key head d_head]`, z `[head query d_head]`,
-    visible `[query key]`."""
+    visible and distance `[query key]`."""
 
     y: Tensor
     v: Tensor
     z: Tensor
     visible: Tensor
+    distance: Tensor
 
 
-def queries_of(row: Row, heads: Sequence[int], queries: Tensor, window: int | None, *, future: bool = False) -> Query:
-    """The maths of these query positions, keys cut after the last query unless the future is visible."""
+def queries_of(row: Row, heads: Sequence[int], queries: Tensor, window: int | None, *, ahead: int | None = 0) -> Query:
+    """The maths of these query positions; `ahead` is how many keys after itself a query sees (None: all)."""
     assert row.v is not None
     assert row.z is not None
-    keys = row.length if future else int(queries.max()) + 1
-    visible = torch.ones(len(queries), keys, dtype=torch.bool) if future else causal(queries, keys, window)
+    keys = row.length if ahead is None else min(row.length, int(queries.max()) + 1 + max(ahead, 0))
     return Query(
-        y=dot_products(row, heads, queries, keys), v=row.v[:keys, list(heads)],
-        z=row.z[queries].transpose(0, 1), visible=visible,
+        y=dot_products(row, heads, queries, keys), v=row.v[:keys, list(heads)], z=row.z[queries].transpose(0, 1),
+        visible=looks_at(queries, keys, window, ahead), distance=distances(queries, keys),
     )  # fmt: skip
 
 
-def model_of(parts: Sequence[Query]) -> Model:
-    """Residuals of z and their Jacobian; one cluster is one head's query."""
+def model_of(parts: Sequence[Query], base: Law | None = None) -> Model:
+    """Residuals of z and their Jacobian over (slope, w); one cluster is one head's query."""
 
     def model(theta: Tensor) -> Iterable[Chunk]:
         for part in parts:
-            yield _chunk(part, float(theta[0]), float(theta[1]))
+            yield _chunk(part, float(theta[0]), float(theta[1]), base)
 
     return model
 
 
-def _chunk(part: Query, slope: float, w: float) -> Chunk:
+def _chunk(part: Query, slope: float, w: float, base: Law | None) -> Chunk:
     s, dx, dw = curve(slope * part.y, w)
+    if base is not None:
+        s = s - base.alibi[:, None, None] * part.distance
     p = torch.softmax(s.masked_fill(~part.visible, -torch.inf), -1)
     z = torch.einsum("hij,jhe->hie", p, part.v)
     jacobian = []
@@ -90,6 +94,13 @@ def fit_synthesis(
     return min(fits, key=lambda fit: fit.squares, default=None)
 
 
-def unexplained(part: Query, theta: Tensor) -> float:
-    """Relative rms of z that these parameters leave."""
-    return math.sqrt(squares_of(model_of([part]), theta)) / max(size_of([part]), 1e-300)
+def residuals_of(part: Query, law: Law) -> Tensor:
+    """z as the law makes it minus z `[head query d_head]`."""
+    p = law.pattern(law.scores(part.y, part.distance), part.visible)
+    return torch.einsum("hij,jhe->hie", p, part.v) - part.z
+
+
+def unexplained(parts: Sequence[Query], law: Law) -> float:
+    """Relative rms of z that a law leaves."""
+    left = sum(float(residuals_of(part, law).square().sum()) for part in parts)
+    return math.sqrt(left) / max(size_of(parts), 1e-300)

@@ -1,7 +1,7 @@
 """How far back does a query see? The window length counts the query itself: W keys, positions i-W+1 ... i.
 
-Scores visible: the first finite entry of each row. Hidden: synthesis. With s = g(slope q.k, w) known from
-short sequences, the output of query i if its first visible key were f is a ratio of two sums from the back,
+Scores visible: the first finite entry of each row. Hidden: synthesis. With s known from short sequences
+(`attention_law`), the output of query i if its first visible key were f is a ratio of two sums from the back,
 
     z(f) = (sum_{j>=f} e^{s_j} v_j) / (sum_{j>=f} e^{s_j}),
 
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, gap, spread
+from parity_audit.diagnose.identify.attention_law import Law, distances
 from parity_audit.diagnose.identify.attention_rows import Row, visible_scores
-from parity_audit.diagnose.identify.saturation import curve
 
 KNOB = "attention.window"
 QUERIES = 24
@@ -61,7 +61,7 @@ def reach_from_scores(evidence: Evidence, row: Row) -> Reach | None:
     return Reach(low=longest, high=high, best=high, residual=0.0, site="attn_scores", queries=row.length)
 
 
-def reach_from_z(row: Row, heads: Sequence[int], slope: float, w: float, queries: Tensor) -> Reach | None:
+def reach_from_z(row: Row, heads: Sequence[int], law: Law, queries: Tensor) -> Reach | None:
     """By synthesis; None when no window length explains z."""
     if row.v is None or row.z is None:
         return None
@@ -70,10 +70,13 @@ def reach_from_z(row: Row, heads: Sequence[int], slope: float, w: float, queries
     size = 0.0
     some = spread(row.z.shape[-1], COMPONENTS)
     v, z = row.v[..., some], row.z[..., some]
+    laws = [law.head(head) for head in range(len(heads))]
     for query in queries.tolist():
+        distance = distances(torch.tensor([query]), query + 1)
         for head, kv in enumerate(heads):
-            s = curve(slope * (row.k[: query + 1, kv] @ row.q[query, head]), w)[0]
-            squares += _squares_by_length(s, v[: query + 1, kv], z[query, head], longest)
+            s = laws[head].scores((row.k[: query + 1, kv] @ row.q[query, head])[None, None], distance)[0, 0]
+            sink = float(laws[head].sink)
+            squares += _squares_by_length(s, v[: query + 1, kv], z[query, head], longest, sink)
             size += float(z[query, head].square().sum())
     squares[0] = torch.inf
     best = int(squares.argmin())
@@ -89,10 +92,10 @@ def reach_from_z(row: Row, heads: Sequence[int], slope: float, w: float, queries
     )  # fmt: skip
 
 
-def _squares_by_length(s: Tensor, v: Tensor, z: Tensor, longest: int) -> Tensor:
+def _squares_by_length(s: Tensor, v: Tensor, z: Tensor, longest: int, sink: float) -> Tensor:
     """|z(W) - z|^2 for W = 0 ... longest (index 0 unused); W beyond the sequence sees everything."""
     weight = torch.exp(s - s.max()).flip(0)
-    mass = weight.cumsum(0)
+    mass = weight.cumsum(0) + sink * torch.exp(-s.max())
     # Nothing but tiny weights seen so far: scaling by the running maximum would be exact, a floor is enough,
     # because such a W is far from z anyway.
     mean = (weight[:, None] * v.flip(0)).cumsum(0) / mass.clamp_min(1e-300)[:, None]
