@@ -10,7 +10,7 @@ from typing import Any
 
 from parity_audit.capture.probes import plan_probes
 from parity_audit.capture.session import SidePlan
-from parity_audit.core.errors import NotJudged, UsageError
+from parity_audit.core.errors import CannotRun, NotJudged, UsageError
 from parity_audit.core.progress import Progress
 from parity_audit.core.types import BackendRef, Checkpoint, Probe
 from parity_audit.envs.build import python_for
@@ -18,6 +18,7 @@ from parity_audit.specs import miniature
 from parity_audit.specs.checkpoints import find_checkpoint
 from parity_audit.specs.load import with_site_map
 from parity_audit.specs.resolve import ResolvedModel, resolve_model
+from parity_audit.specs.view import cannot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +77,12 @@ def side_plan(plan: AuditPlan, ref: BackendRef, *, install: bool, progress: Prog
 
     Raises:
         EnvFailed: no environment, and none may be or could be made.
+        CannotRun: the spec says that this release does not run the architecture.
     """
     environment = python_for(ref, device=plan.device, allow_install=install, progress=progress)
+    why = cannot(plan.model.spec, environment.backend_key, environment.version)
+    if why:
+        raise CannotRun(f"{ref} does not run {plan.model.spec.architecture}: {why}")
     sites = ref.settings.get("sites")
     spec = plan.model.spec if sites is None else with_site_map(plan.model.spec, Path(str(sites)))
     return SidePlan(

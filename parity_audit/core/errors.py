@@ -6,6 +6,7 @@ ParityError
 ├── NotJudged         exit 3   could not compare reliably: nothing is claimed
 │   ├── WorkerDied    exit 3   a backend crashed, was killed or ran out of time
 │   ├── BackendFailed exit 3   a backend raised an exception
+│   ├── CannotRun     exit 3   the spec says that this release does not run the architecture: the port did not fail
 │   ├── EnvFailed     exit 3   an environment does not resolve or does not start
 │   └── CaptureBroken exit 3   missing, truncated, altered or non-finite capture
 └── Interrupted       exit 130 Ctrl-C
@@ -95,6 +96,12 @@ class BackendFailed(NotJudged):
     """A backend raised an exception; its process is still there."""
 
     default_code = "backend-failed"
+
+
+class CannotRun(NotJudged):
+    """The spec says why this release does not run the architecture; no failure of the port."""
+
+    default_code = "cannot-run"
 
 
 class EnvFailed(NotJudged):

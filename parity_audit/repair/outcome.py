@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parity_audit.capture.store import Capture
-from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, ParityError
+from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, CannotRun, ParityError
 from parity_audit.core.report import Candidate, Side, Verdict
 from parity_audit.core.types import BackendRef
 
@@ -25,11 +25,13 @@ def failed_candidate(ref: BackendRef, error: ParityError, dtype: str, device: st
 def exit_code_of(candidates: Sequence[Candidate], *, accept_patched: bool) -> int:
     """0 when every candidate is at parity, 3 when one could not be judged, else 1.
 
-    Could-not-judge wins over mismatch: a gate that reads 1 as "known bad" must not hide a dead backend.
+    Could-not-judge wins over mismatch: a gate that reads 1 as "known bad" must not hide a dead backend. A release
+    that is known not to run the architecture says nothing about the others; alone, it leaves nothing judged.
     """
-    if not candidates or any(candidate.verdict in UNJUDGED for candidate in candidates):
+    able = [candidate for candidate in candidates if (candidate.error or {}).get("code") != CannotRun.default_code]
+    if not able or any(candidate.verdict in UNJUDGED for candidate in able):
         return EXIT_NOT_JUDGED
-    wrong = [candidate for candidate in candidates if candidate.verdict not in GOOD]
+    wrong = [candidate for candidate in able if candidate.verdict not in GOOD]
     if accept_patched:
         wrong = [item for item in wrong if item.patched is None or item.patched.verdict not in GOOD]
     return EXIT_MISMATCH if wrong else EXIT_OK

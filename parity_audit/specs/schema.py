@@ -92,8 +92,8 @@ class BackendKnob(_Strict):
 class BackendSection(_Strict):
     """Everything one backend needs to know about one architecture.
 
-    `other_weights` is the path, with `{name}`, of every checkpoint tensor that `weights` does not mention;
-    empty where the backend has names of its own.
+    `cannot` is why it does not run the architecture at all. `other_weights` is the path, with `{name}`, of every
+    checkpoint tensor that `weights` does not mention; empty where the backend has names of its own.
     """
 
     sites: dict[str, SiteEntry | None] = {}
@@ -101,6 +101,7 @@ class BackendSection(_Strict):
     weights: dict[str, WeightEntry | None] = {}
     other_weights: str = ""
     knobs: dict[str, BackendKnob | None] = {}
+    cannot: str = ""
     variants: list[BackendVariant] = []
 
 
@@ -112,6 +113,7 @@ class BackendVariant(_Strict):
     not_visible: dict[str, str | None] = {}
     weights: dict[str, WeightEntry | None] = {}
     knobs: dict[str, BackendKnob | None] = {}
+    cannot: str = ""
 
 
 class SpecFile(_Strict):

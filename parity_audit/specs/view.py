@@ -64,8 +64,15 @@ def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
         if version and version in SpecifierSet(variant.versions, prereleases=True):
             for name, entries in parts.items():
                 entries.update(getattr(variant, name))
-    present = {name: _present(entries) for name, entries in parts.items()}
+    present: dict[str, Any] = {name: _present(entries) for name, entries in parts.items()}
     return BackendSection(**present, other_weights=base.other_weights, variants=[])
+
+
+def cannot(spec: Spec, backend_key: str, version: str) -> str:
+    """Why this release of a backend does not run the architecture; empty where it does, as far as the spec knows."""
+    base = spec.content.backends.get(backend_key, BackendSection())
+    own = (item for item in base.variants if version and version in SpecifierSet(item.versions, prereleases=True))
+    return base.cannot or next((item.cannot for item in own if item.cannot), "")
 
 
 def _present(entries: dict[str, Any]) -> dict[str, Any]:
