@@ -111,7 +111,7 @@ def audit(
     session = run.session(_ref(reference), "reference")
     try:
         truth = _take_reference(session, run)
-        notes = reference_notes(session, truth.capture)
+        notes = reference_notes(session, truth.capture, truth.judge, workspace.scratch("self-check"))
         truth = _with_sensitivity(truth, run)
         results, captures = _judge_all(refs, truth, run)
     finally:

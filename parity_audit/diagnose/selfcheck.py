@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.diagnose.agreement import is_number, same
@@ -9,6 +11,8 @@ from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_valu
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.fitting import fit_side
 from parity_audit.diagnose.identify import attention
+from parity_audit.diagnose.identities import hook_warnings
+from parity_audit.diagnose.invariance import invariance_notes
 from parity_audit.diagnose.numerics import reduced_products
 from parity_audit.diagnose.preflight import config_warnings
 from parity_audit.specs.view import effective_values, knob_values, spec_values
@@ -18,8 +22,8 @@ TOLERANCE = 2e-3
 COARSE = "the reference multiplies in TF32: the noise floor of this run is TF32's, not float32's"
 
 
-def reference_notes(session: Session, capture: Capture) -> list[str]:
-    """One line per departure of the reference from its spec.
+def reference_notes(session: Session, capture: Capture, judge: Capture | None, out: Path) -> list[str]:
+    """One line per departure of the reference from its spec, from itself, or from what its hooks should mean.
 
     The attention core is fitted because that is where implementations of one library differ from each other:
     a kernel without soft-cap drops it without an error. The fit sees what was computed, not what was configured.
@@ -31,7 +35,9 @@ def reference_notes(session: Session, capture: Capture) -> list[str]:
     layers = evidence_by_layer("reference", [capture], plan)
     fits, _ = fit_side([layers[0]], [attention.fit])
     knobs = knob_values(plan.spec, plan.config)
-    return notes + [_note(fit, spec) for fit in fits if _departs(fit, spec := spec_value(knobs, fit.knob, 0))]
+    notes += [_note(fit, spec) for fit in fits if _departs(fit, spec := spec_value(knobs, fit.knob, 0))]
+    notes += hook_warnings(capture, "reference", plan.dtype)
+    return notes if judge is None else [*notes, *invariance_notes(session, capture, judge, out)]
 
 
 def _departs(fit: KnobFit, spec: object) -> bool:

@@ -14,6 +14,7 @@ from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.report import Candidate, Finding, Patched, Verdict
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
+from parity_audit.diagnose.identities import hook_warnings
 from parity_audit.diagnose.limits import Sensitivity, detection_limits
 from parity_audit.diagnose.localise import with_introduced
 from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
@@ -193,6 +194,7 @@ def _base(
     weights, unseen = weight_findings(reference.capture.manifest.weights, capture.manifest.weights, plan.dtype)
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
+    warnings += hook_warnings(capture, session.label, plan.dtype)
     first = first_divergence(comparison)
     return Candidate(
         backend=plan.ref.name, package=about.package, version=about.version, settings=about.settings,

@@ -1,0 +1,102 @@
+"""Does the reference agree with itself? One run of one batch, and one run with its other attention implementation.
+
+- Causality: tokens from the middle on are replaced; logits before them must not move.
+- Padding: the first half again, padded on the left; its logits must not move.
+- Implementation: eager and sdpa of one library must compute the same function. They do not where a kernel drops a term.
+
+"Not move" is measured against the noise floor at the same positions: RMSE(run, capture) / RMSE(capture, judge).
+Another batch may round differently, so only what is far beyond the floor is said.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from torch import Tensor
+
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture
+from parity_audit.capture.take import take_capture
+from parity_audit.compare.floor import noise_ratio
+from parity_audit.core.errors import BackendFailed
+from parity_audit.core.limits import INNER_RATIO
+from parity_audit.core.types import Edit, Probe, SiteTap
+from parity_audit.diagnose.limits import chosen_probe
+
+LOGITS = "logits"
+OTHER = {"eager": "sdpa", "sdpa": "eager"}
+IMPLEMENTATION, SUPPORTED = "config._attn_implementation", "_supports_sdpa"
+
+
+def invariance_notes(session: Session, capture: Capture, judge: Capture, out: Path) -> list[str]:
+    """One line per way in which the reference does not agree with itself."""
+    probe = chosen_probe(capture.probes)
+    if probe.sites != "all" or LOGITS not in capture.sites(probe.name):
+        return []
+    own, exact = (side.tensor(probe.name, LOGITS)[0].double() for side in (capture, judge))
+    notes = _positions(session, probe, own, exact, out / "invariance")
+    notes += _implementations(session, probe, own, exact, out / "implementation")
+    shutil.rmtree(out, ignore_errors=True)
+    return notes
+
+
+def twisted(probe: Probe) -> tuple[Probe, int]:
+    """Two rows made of the probe's first one: its second half replaced, and its first half padded on the left."""
+    row = probe.token_ids[0]
+    half = len(row) // 2
+    tail = tuple(reversed(row[: len(row) - half]))
+    rows = (row[:half] + tail, (row[-1],) * (len(row) - half) + row[:half])
+    mask = ((1,) * len(row), (0,) * (len(row) - half) + (1,) * half)
+    return Probe(name="self-check", purpose="causality and padding", token_ids=rows, mask=mask), half
+
+
+def _positions(session: Session, probe: Probe, own: Tensor, exact: Tensor, out: Path) -> list[str]:
+    changed, half = twisted(probe)
+    seen = take_capture(session, [changed], out, choose=_only_logits).tensor(changed.name, LOGITS).double()
+    dtype = session.plan.dtype
+    future = apart(seen[0, :half], own[:half], exact[:half], dtype)
+    padded = apart(seen[1, -half:], own[:half], exact[:half], dtype)
+    lines = {
+        f"the reference is not causal: other tokens from position {half} on move logits before it": future,
+        "padding on the left moves the reference's logits": padded,
+    }
+    return [f"{line} ({ratio:.2g}x the noise floor)" for line, ratio in lines.items() if ratio > INNER_RATIO]
+
+
+def _implementations(session: Session, probe: Probe, own: Tensor, exact: Tensor, out: Path) -> list[str]:
+    """Only transformers models that can change over while loaded; others are loaded with one implementation."""
+    about = session.description()
+    mine = str(about.settings.get("attn_implementation"))
+    if session.plan.backend_key != "hf" or mine not in OTHER:
+        return []
+    edits = (
+        Edit(op="set", path=SUPPORTED, value=True),
+        Edit(op="set", path=IMPLEMENTATION, value=OTHER[mine]),
+    )
+    try:
+        read = {item.path: item.before for item in session.apply(edits)}
+        if read[SUPPORTED] is not True:
+            return []
+        seen = take_capture(session, [probe], out, choose=_only_logits).tensor(probe.name, LOGITS)[0].double()
+    except BackendFailed:  # a release that cannot change over: nothing is known, so nothing is said
+        return []
+    finally:
+        session.apply(())
+    ratio = apart(seen, own, exact, session.plan.dtype)
+    if ratio <= INNER_RATIO:
+        return []
+    return [f"the reference's own {OTHER[mine]} does not compute what its {mine} does ({ratio:.2g}x the noise floor)"]
+
+
+def _only_logits(tap: SiteTap, probe: Probe) -> bool:
+    return tap.site == LOGITS
+
+
+def apart(seen: Tensor, own: Tensor, exact: Tensor, dtype: str) -> float:
+    """The distance of two runs `[p d_vocab]` as a multiple of the floor of the first."""
+
+    def rms(value: Tensor) -> float:
+        return float(value.square().mean().sqrt())
+
+    return noise_ratio(rms(seen - own), rms(own - exact), rms(exact), dtype)
