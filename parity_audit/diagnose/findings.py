@@ -43,6 +43,7 @@ USUAL: dict[str, KnobValue] = {
     "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
     "qk_norm.present": "present", "qk_norm.order": "before rotation",
     "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
+    "attention.heads": "as attended",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
     "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},

@@ -261,3 +261,19 @@ def test_k_and_v_with_different_maps(hide: tuple[str, ...]):
 
 def test_probes_are_as_ragged_as_real_ones():
     assert {row.count(0) for item in PROBES for row in item.mask} >= {0, 17, 31, 18}
+
+
+@pytest.mark.parametrize(
+    ("gate", "said"),
+    [
+        (torch.tensor([1.0, 0.0, 1.0, 1.0])[:, None], [1.0, 0.0, 1.0, 1.0]),
+        (torch.full((4, 1), 0.97), [0.97] * 4),
+        (torch.linspace(0.2, 1.0, 32), "a gate per component"),
+        (torch.linspace(0.2, 1.0, 48)[:, None, None], "a gate per token"),
+    ],
+)
+def test_what_becomes_of_the_heads(gate: Tensor, said: object):
+    found = differ(attention(gate=gate, probes=PROBES[:1]), attention(torch.float64, probes=PROBES[:1]))
+
+    assert found.keys() == {"attention.heads"}
+    assert (found["attention.heads"].candidate_value, found["attention.heads"].departs_from_spec) == (said, "candidate")

@@ -194,3 +194,10 @@ def test_a_parallel_block_reads_its_second_norm_from_resid_pre():
 
     assert read(sides[0], "norm")["norm.eps"].value == pytest.approx(1e-5, rel=0.01)
     assert differ(sides[1], sides[0]).keys() == {"norm.eps"}
+
+
+def test_a_norm_that_is_skipped():
+    found = differ(of(X, X), RMS)
+
+    assert found.keys() == {"norm.kind"}
+    assert (found["norm.kind"].candidate_value, found["norm.kind"].departs_from_spec) == ("none", "candidate")

@@ -2,6 +2,8 @@
 
 Every variant is tried with the two inputs in either order; the one that leaves least wins, if it explains
 post up to rounding. Variants that explain it as well (tanh and erf GELU on tiny inputs) are tied, not picked.
+Where a curve with a free parameter leaves clearly less than every named one, that curve is it (`activation_curves`).
+gpt-oss clamps: post = (clamp(linear, -7, 7) + 1) * x sigmoid(1.702 x) with x = min(pre, 7).
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
+from parity_audit.diagnose.identify.activation_curves import clamped_swiglu, fitted_curve
 
 ACTIVATION, GATING = "mlp.activation", "mlp.gate_up"
 TOKENS = 128
 EXPLAINED = 0.02
 TIE = 3.0
+CLEAR = 4.0
+ROUNDING = 1e-5
+CLAMPED, ALPHA, LIMIT = "swiglu_clamped", 1.702, 7.0
 
 VARIANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -26,9 +33,14 @@ VARIANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "relu": torch.relu,
     "relu2": lambda x: torch.relu(x).square(),
+    "leaky_relu": functional.leaky_relu,
+    "elu": functional.elu,
+    "mish": functional.mish,
+    "softplus": functional.softplus,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "linear": lambda x: x,
+    "none": torch.ones_like,
 }
 SAME_AS = {
     "gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "gelu_python_tanh": "gelu_pytorch_tanh",
@@ -49,10 +61,21 @@ def fit(evidence: Evidence) -> list[Outcome]:
     if inputs is None:
         return [gap(evidence, ACTIVATION, "the inner activations of the MLP are not visible")]
     pre, linear, post = inputs
-    tries = {(name, False): act(pre) * (1.0 if linear is None else linear) for name, act in VARIANTS.items()}
-    if linear is not None:
-        tries |= {(name, True): act(linear) * pre for name, act in VARIANTS.items()}
+    orders = {False: (pre, linear)} if linear is None else {False: (pre, linear), True: (linear, pre)}
+    tries: dict[tuple[str, bool], Tensor] = {}
+    for swap, (x, gate) in orders.items():
+        tries |= {(name, swap): act(x) if gate is None else act(x) * gate for name, act in VARIANTS.items()}
+        if gate is not None:
+            tries[CLAMPED, swap] = clamped_swiglu(x, gate, ALPHA, LIMIT)
+    if linear is None:
+        del tries["none", False]
     left = {key: relative_rms(value - post, post) for key, value in tries.items()}
+    least = min(left.values())
+    if least > ROUNDING:
+        for swap, (x, gate) in orders.items():
+            name, rest = fitted_curve(x, gate, post, VARIANTS)
+            if rest * CLEAR < least and rest <= EXPLAINED:
+                left[name, swap] = rest
     return _chosen(evidence, left, gated=linear is not None, n=post.numel())
 
 
@@ -85,11 +108,12 @@ def _chosen(evidence: Evidence, left: dict[tuple[str, bool], float], *, gated: b
     names = sorted({name for name, _ in (best, *tied)})
     value = canonical(spec) if canonical(spec) in names else best[0]
     shown = spec if spec is not None and canonical(spec) == value else value
+    nearest = sorted(left.items(), key=lambda item: item[1])[:6]
     facts = {
-        "left_over": {f"{name}{' swapped' if swap else ''}": float(f"{rms:.3g}") for (name, swap), rms in left.items()},
+        "left_over": {f"{name}{' swapped' if swap else ''}": float(f"{rms:.3g}") for (name, swap), rms in nearest},
         "tied_with": [name for name in names if name != value],
     }
-    outcomes: list[Outcome] = [KnobFit(
+    outcomes: list[KnobFit | NotTested] = [KnobFit(
         knob=ACTIVATION, layer=evidence.layer, value=shown, stderr=None, residual=left[best], n=n, site="mlp.post",
         evidence=facts,
     )]  # fmt: skip

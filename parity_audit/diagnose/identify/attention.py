@@ -13,6 +13,7 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap
 from parity_audit.diagnose.identify.attention_hidden import EXPLAINED, Hidden, bend_from_z
 from parity_audit.diagnose.identify.attention_knobs import law_knobs
 from parity_audit.diagnose.identify.attention_mask import mask_from_scores
+from parity_audit.diagnose.identify.attention_output import fit_output
 from parity_audit.diagnose.identify.attention_rows import Row, attention_rows
 from parity_audit.diagnose.identify.attention_softmax import fit_softmax
 from parity_audit.diagnose.identify.attention_visible import Bend, bend_from_scores
@@ -35,7 +36,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
     bend = bend_from_scores(evidence, rows, heads)
     if bend is not None:
         reaches = [reach for row in rows if (reach := reach_from_scores(evidence, row)) is not None]
-        outcomes = [mask_from_scores(evidence), *fit_softmax(evidence, rows)]
+        outcomes = [mask_from_scores(evidence), *fit_softmax(evidence, rows), fit_output(evidence, rows, heads)]
     else:
         hidden = bend_from_z(evidence, rows, heads)
         bend, reaches, outcomes = hidden.bend, hidden.reaches, [_mask(evidence, hidden)]

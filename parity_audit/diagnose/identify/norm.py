@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import KnobValue
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, spread
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.norm_dtype import arithmetic
 from parity_audit.diagnose.identify.norm_gain import INSIDE, Gain, common_error, read_gain
 from parity_audit.diagnose.identify.norm_shape import Norm, Shape, centred, gain_of, shapes_of, simplest
@@ -25,6 +25,7 @@ TOKENS = 256
 EXPLAINED = 0.05
 TELLS = 0.3
 TOLD = 6.0
+COPY = 1e-6
 EVEN = 0.02
 ALL = ("kind", "weight", "bias", "offset", "eps", "eps_place", "gain", "dtype")
 
@@ -86,6 +87,10 @@ def fit_norm(evidence: Evidence, norm: Norm, others: Mapping[str, Tensor]) -> li
     def missing(knobs: tuple[str, ...], why: str) -> list[Outcome]:
         return [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in knobs]
 
+    if relative_rms(norm.out - norm.x, norm.x) < COPY:
+        skipped = KnobFit(knob=f"{norm.prefix}.kind", layer=evidence.layer, value="none", stderr=None, residual=0.0,
+                          n=norm.x.numel(), site=norm.site)  # fmt: skip
+        return [skipped, *missing(ALL[1:], f"{norm.site} is its input unchanged")]
     shape, told = simplest(shapes_of(norm))
     if shape.left > EXPLAINED:
         return missing(ALL, f"neither norm explains {norm.site}: {shape.left:.2g} left")
