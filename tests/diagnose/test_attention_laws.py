@@ -151,6 +151,18 @@ def test_softmax_in_a_narrow_dtype(dtype: torch.dtype, what: str):
     assert found["attention.softmax_dtype"].candidate_value == f"{str(dtype).removeprefix('torch.')} {what}"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_stored_in_a_narrow_dtype(dtype: torch.dtype):
+    def low(x: Tensor) -> Tensor:
+        return x.to(dtype).to(x.dtype)
+
+    name = str(dtype).removeprefix("torch.")
+    for rounding, said in (({"low_scores": low}, "scores"), ({"low_scores": low, "low": low}, "throughout")):
+        found = differ(attention(**rounding), attention(torch.float64))
+        assert found.keys() == {"attention.softmax_dtype"}
+        assert found["attention.softmax_dtype"].candidate_value == f"{name} {said}"
+
+
 def _with(evidence, tensor):
     import dataclasses
 

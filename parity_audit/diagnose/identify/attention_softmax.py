@@ -9,7 +9,7 @@ temperature; it is the slope of log p over s within a row. What is left is round
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, relative_rms
 from parity_audit.diagnose.identify.attention_rows import Row, visible_scores
 from parity_audit.diagnose.identify.least_squares import ratio
-from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, rounded
+from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, representable, rounded
 
 SINKS, TEMPERATURE, DTYPE = "attention.sinks", "attention.temperature", "attention.softmax_dtype"
 OWN, OFF_BY_ONE = "the checkpoint's", "0 in every head (softmax off by one)"
@@ -51,7 +51,7 @@ def fit_softmax(evidence: Evidence, rows: Sequence[Row]) -> list[Outcome]:
     return [
         sinks_fit(evidence, None if sinks is None else sinks.tolist(), _spread(hot, p, sinks), left, p.numel(), "pattern"),
         said(TEMPERATURE, temperature, error),
-        _dtype(evidence, s, p, temperature, sinks, said),
+        _dtype(evidence, rows, (s, p, softmax(hot, sinks)), said),
     ]  # fmt: skip
 
 
@@ -135,19 +135,29 @@ def _spread(s: Tensor, p: Tensor, sinks: Tensor | None) -> list[float]:
     return [float(error) for error in variance.sqrt()]
 
 
-def _dtype(evidence: Evidence, s: Tensor, p: Tensor, temperature: float, sinks: Tensor | None, said: object) -> Outcome:
-    """Recomputed with the rounding of a narrow dtype in each place."""
-    assert callable(said)
-    if any_narrow(torch.where(torch.isfinite(s), s, 0.0)):
-        return gap(evidence, DTYPE, "the scores are in a narrow dtype themselves")
-    variants = {FULL: softmax(temperature * s, sinks)}
+def _dtype(
+    evidence: Evidence, rows: Sequence[Row], seen: tuple[Tensor, Tensor, Tensor], said: Callable[..., KnobFit]
+) -> Outcome:  # fmt: skip
+    """Recomputed with the rounding of a narrow dtype in each place; `seen` are scores, pattern and the exact pattern."""
+    s, p, exact = seen
+    finite = torch.where(torch.isfinite(s), s, 0.0)
     for name, dtype in NARROW.items():
-        low = torch.where(torch.isfinite(s), rounded(s.nan_to_num(neginf=0.0), dtype), -torch.inf)
-        variants |= {
-            f"{name} scores": softmax(temperature * low, sinks),
-            f"{name} pattern": rounded(variants[FULL], dtype),
-            f"{name} throughout": rounded(softmax(temperature * low, sinks), dtype),
-        }
+        if representable(finite, dtype):
+            if representable(torch.cat([row.q.flatten() for row in rows[:3]]), dtype):
+                return gap(evidence, DTYPE, "q is in a narrow dtype itself")
+            return said(DTYPE, f"{name} throughout" if representable(p, dtype) else f"{name} scores")
+    variants = {FULL: exact}
+    for name, dtype in NARROW.items():
+        coarse = _again(s, exact, dtype)
+        variants |= {f"{name} scores": coarse, f"{name} pattern": rounded(exact, dtype),
+                     f"{name} throughout": rounded(coarse, dtype)}  # fmt: skip
     best, left = best_of(p, variants)
-    fit: KnobFit = said(DTYPE, best, None, left_over=dict(sorted(left.items(), key=lambda item: item[1])[:3]))
-    return fit
+    return said(DTYPE, best, None, left_over=dict(sorted(left.items(), key=lambda item: item[1])[:3]))
+
+
+def _again(s: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """The pattern when the scores are rounded on their way in: p' is p e^(round(s) - s), with each row's sum kept."""
+    finite = s.nan_to_num(neginf=0.0)
+    moved = exact * torch.exp(rounded(finite, dtype) - finite)
+    lost = 1 - exact.sum(-1, keepdim=True)
+    return moved / (moved.sum(-1, keepdim=True) + lost)
