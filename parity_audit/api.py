@@ -31,8 +31,9 @@ from parity_audit.envs.build import default_candidates, list_envs, python_for
 from parity_audit.envs.build import remove_env as delete_env
 from parity_audit.envs.health import health
 from parity_audit.envs.recipes import recipe_for, table
-from parity_audit.repair.candidate import Reference, audit_candidate
+from parity_audit.repair.candidate import audit_candidate
 from parity_audit.repair.outcome import backend_facts, exit_code_of, failed_candidate, side_of
+from parity_audit.repair.reference import JUDGES, Reference, take_reference
 from parity_audit.report.environment import this_machine
 from parity_audit.report.files import write_report
 from parity_audit.specs.load import list_specs
@@ -109,19 +110,22 @@ def audit(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, progress=progress
     )
     session = run.session(_ref(reference), "reference")
+    judging = session if session.plan.backend_key == JUDGES else run.session(BackendRef(name=JUDGES), "judge")
     try:
-        truth = _take_reference(session, run)
-        notes = reference_notes(session, truth.capture, truth.judge, workspace.scratch("self-check"))
+        truth = _take_reference(session, judging, run)
+        own = reference_notes(session, truth.capture, truth.judge, workspace.scratch("self-check"))
+        notes = [*truth.notes, *own]
         truth = _with_sensitivity(truth, run)
         results, captures = _judge_all(refs, truth, run)
     finally:
         session.release()
+        judging.release()
         workspace.drop_working()
     code = exit_code_of(results, accept_patched=accept_patched)
     report = _report(run, truth, notes, results, captures, code, time.perf_counter() - started)
     path = write_report(report, workspace.out)
     if code != EXIT_NOT_JUDGED:
-        workspace.drop([*captures, truth.judge] if truth.judge else captures)
+        workspace.drop([*captures, *truth.held])
     return dataclasses.replace(report, environment={**report.environment, "report": str(path)})
 
 
@@ -217,15 +221,10 @@ def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool
     return refs
 
 
-def _take_reference(session: Session, run: _Run) -> Reference:
+def _take_reference(session: Session, judging: Session, run: _Run) -> Reference:
     """The reference, its judge, and its fingerprints. Raises NotJudged when it cannot be had."""
-    probes, folder = run.plan.probes, run.workspace.captures
-    taken = reusable_capture(session, probes, folder, with_weights=True)
-    judge = None
-    if session.plan.backend_key == "hf":
-        run.progress.update("judge", "the reference in true float64")
-        judge = reusable_capture(session, probes, folder, precision=FLOAT64)
-    return Reference(session=session, capture=taken, judge=judge, probes=probes, dtype=run.plan.dtype)
+    keep = run.workspace.keeps_loaded(run.plan.checkpoint)
+    return take_reference(session, judging, run.plan.probes, folder=run.workspace.captures, keep=keep)
 
 
 def _with_sensitivity(truth: Reference, run: _Run) -> Reference:
@@ -234,7 +233,7 @@ def _with_sensitivity(truth: Reference, run: _Run) -> Reference:
         return truth
     run.progress.update("limits", "the smallest errors that this run can see")
     found = measure(
-        truth.session, truth.judge, truth.capture, dtype=truth.dtype,
+        truth.judging, truth.judge, truth.floor, dtype=truth.dtype,
         everything=run.workspace.keeps_loaded(run.plan.checkpoint), out=run.workspace.scratch("limits"),
     )  # fmt: skip
     return dataclasses.replace(truth, sensitivity=found)
@@ -254,7 +253,7 @@ def _judge_one(ref: BackendRef, number: int, truth: Reference, run: _Run, captur
     try:
         session = run.session(ref, f"candidate-{number}")
         if not run.workspace.keeps_loaded(run.plan.checkpoint):
-            truth.session.release()
+            truth.release()
         taken = reusable_capture(session, truth.probes, run.workspace.captures, with_weights=True)
         captures.append(taken)
         scratch = run.workspace.scratch(f"candidate-{number}")

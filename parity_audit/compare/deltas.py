@@ -60,8 +60,18 @@ BLOCK_ORDER = (
 
 
 @one_thread()
-def compare(candidate: TensorSource, reference: TensorSource, judge: TensorSource | None, *, dtype: str) -> Comparison:
+def compare(
+    candidate: TensorSource,
+    reference: TensorSource,
+    judge: TensorSource | None,
+    *,
+    dtype: str,
+    definition: TensorSource | None = None,
+) -> Comparison:
     """Compare every site that both sides show, over every probe.
+
+    `definition` stands in where the reference itself departs from what the judge computes: then the noise ratio is
+    RMSE(candidate, reference) / RMSE(definition, judge), so that the reference's error does not pass for rounding.
 
     Raises:
         CaptureBroken: a file is missing, truncated or altered.
@@ -76,7 +86,8 @@ def compare(candidate: TensorSource, reference: TensorSource, judge: TensorSourc
         if not shared:
             gaps.append(NotTested(what=f"probe {probe.name}", why="the candidate did not run it"))
         for site in sorted(shared, key=site_order):
-            moments = _measure(candidate, reference, judge, probe, site, logits if site == LOGITS else None)
+            sums = logits if site == LOGITS else None
+            moments = _measure(candidate, reference, judge, probe, site, sums, definition)
             where = f"{probe.name}/{site}"
             if moments.non_finite:
                 bad.append(f"{where}: {moments.non_finite} NaN or infinite entries")
@@ -119,16 +130,20 @@ def _measure(
     probe: Probe,
     site: str,
     logits: _LogitsSums | None,
+    definition: TensorSource | None = None,
 ) -> Moments:
-    moments = Moments()
-    sides = [candidate, reference] + ([judge] if judge is not None and site in judge.sites(probe.name) else [])
+    moments, floor = Moments(), Moments()
+    truth = [] if judge is None else [judge, *([] if definition is None else [definition])]
+    judged = all(site in side.sites(probe.name) for side in truth)
+    sides = [candidate, reference, *(truth if judged else [])]
     for offset, tensors in _lockstep(sides, probe.name, site):
-        chunk = [*tensors, None][:3]
         keep = _keep(probe, site, tensors[0].shape, offset)
-        moments.add(tensors[0], tensors[1], chunk[2] if len(tensors) == 3 else None, keep, offset)
+        moments.add(tensors[0], tensors[1], tensors[2] if len(tensors) == 3 else None, keep, offset)
+        if len(tensors) == 4:
+            floor.add(tensors[3], tensors[2], None, keep, offset)
         if logits is not None:
             logits.add(tensors[0], tensors[1], keep[..., 0])
-    return moments
+    return moments.over(floor) if floor.count else moments
 
 
 def _lockstep(sides: list[TensorSource], probe: str, site: str) -> Iterator[tuple[int, list[Tensor]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -93,6 +93,14 @@ class Moments:
         self.candidate_judge += float(torch.where(keep, candidate.double() - judge.double(), zero).square().sum())
         self.reference_judge += float(torch.where(keep, reference.double() - judge.double(), zero).square().sum())
         self.judge_square_sum += float(torch.where(keep, judge.double(), zero).square().sum())
+
+    def over(self, floor: Moments) -> Moments:
+        """These distances, held against those of another pair: as if `floor`'s second side were the judge of both."""
+        share = self.count / floor.count
+        return replace(
+            self, judged=True, candidate_judge=self.square_sum, reference_judge=floor.square_sum * share,
+            judge_square_sum=floor.reference_square_sum * share,
+        )  # fmt: skip
 
     def mean(self, total: float) -> float:
         """A sum over entries as a mean."""

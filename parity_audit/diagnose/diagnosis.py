@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,16 +34,22 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One candidate against its reference: sessions to ask, captures to read, and a place for new ones."""
+    """One candidate against its reference: sessions to ask, captures to read, and a place for new ones.
+
+    `judge` is the session that replays in float64. `definition` is its native run where the reference does not compute
+    the same function: then rounding is the definition's, and the reference is a suspect as well.
+    """
 
     candidate: Session
     reference: Session
+    judge: Session
     candidate_capture: Capture
     reference_capture: Capture
     comparison: Comparison
     probes: tuple[Probe, ...]
     dtype: str
     out: Path
+    definition: Capture | None = None
 
 
 def diagnose(case: Case) -> Diagnosis:
@@ -62,34 +68,56 @@ def diagnose(case: Case) -> Diagnosis:
         return Diagnosis(findings=(coarse,), introduced={}, not_tested=(hidden_by_tf32(),))
     gaps: list[NotTested] = []
     wide = tuple(probe for probe in case.probes if probe.sites == "all")
-    candidate, reference, ratios = _replay(case, wide, case.candidate_capture, case.reference_capture, "replay")
-    pairs = [(candidate, reference)]
+    own = _Sides(
+        candidate=case.candidate_capture, reference=case.reference_capture, definition=case.definition
+    )  # fmt: skip
+    ratios = _replay(case, wide, own, "replay")
+    pairs = [own]
     for probe in [] if suspects(ratios) else _diverging_long_probes(case):
         layers = _layers_to_detail(case.comparison, probe)
         pairs.append(_detail(case, probe, layers, ratios))
     found = suspects(ratios)
     plan = case.reference.plan
-    layers_seen = evidence_by_layer("candidate", [pair[0] for pair in pairs], plan, case.candidate_capture)
-    reference_seen = evidence_by_layer("reference", [pair[1] for pair in pairs], plan, case.reference_capture)
+    layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan, case.candidate_capture)
+    reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan, case.reference_capture)
     findings, missing = identify(layers_seen, reference_seen, set(found))
     gaps += missing
     findings = [*([coarse] if coarse else []), *findings, *unexplained(found, findings)]
     return Diagnosis(findings=tuple(findings), introduced=ratios, not_tested=tuple(gaps))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sides:
+    """The same probes on every side."""
+
+    candidate: Capture
+    reference: Capture
+    definition: Capture | None
+
+
+Choose = Callable[[SiteTap, Probe], bool]
+
+
 def _replay(
-    case: Case, probes: Sequence[Probe], candidate: Capture, reference: Capture, name: str, choose: object = wanted
-) -> tuple[Capture, Capture, dict[tuple[str, str], float]]:
-    """The judge on each side's own inputs, and the introduced ratios that follow."""
-    forced = [
-        take_capture(
-            case.reference, probes, case.out / f"{name}-{side}", precision=FLOAT64, forced_by=own,
-            choose=choose,  # type: ignore[arg-type]
-        )
-        for side, own in (("candidate", candidate), ("reference", reference))
-    ]  # fmt: skip
-    ratios = introduced_ratios(candidate, forced[0], reference, forced[1], dtype=case.dtype)
-    return candidate, reference, ratios
+    case: Case, probes: Sequence[Probe], own: _Sides, name: str, choose: Choose = wanted
+) -> dict[tuple[str, str], float]:
+    """The judge on each side's own inputs, and the introduced ratios that follow.
+
+    Where a definition stands beside a reference that departs from it, the larger ratio of the two sides counts.
+    """
+
+    def forced(side: str, capture: Capture) -> Capture:
+        out = case.out / f"{name}-{side}"
+        return take_capture(case.judge, probes, out, precision=FLOAT64, forced_by=capture, choose=choose)
+
+    floor = own.definition or own.reference
+    truth = forced("floor", floor)
+    ratios = introduced_ratios(own.candidate, forced("candidate", own.candidate), floor, truth, dtype=case.dtype)
+    if own.definition is not None:
+        replayed = forced("reference", own.reference)
+        for place, ratio in introduced_ratios(own.reference, replayed, floor, truth, dtype=case.dtype).items():
+            ratios[place] = max(ratio, ratios.get(place, 0.0))
+    return ratios
 
 
 def _diverging_long_probes(case: Case) -> list[Probe]:
@@ -104,18 +132,18 @@ def _layers_to_detail(comparison: Comparison, probe: Probe) -> set[int]:
     return {layer for delta in wrong if (layer := layer_of(delta.site)) is not None}
 
 
-def _detail(
-    case: Case, probe: Probe, layers: set[int], ratios: dict[tuple[str, str], float]
-) -> tuple[Capture, Capture]:
-    """Capture the attention of these layers on a long probe, on both sides, and replay it."""
+def _detail(case: Case, probe: Probe, layers: set[int], ratios: dict[tuple[str, str], float]) -> _Sides:
+    """Capture the attention of these layers on a long probe, on every side, and replay it."""
 
     def choose(tap: SiteTap, probe: Probe) -> bool:
         return wanted(tap, probe) or (layer_of(tap.site) in layers and tap.site.split(".", 2)[2] in DETAIL_SITES)
 
-    own = [
-        take_capture(session, [probe], case.out / f"detail-{side}-{probe.name}", choose=choose)
-        for side, session in (("candidate", case.candidate), ("reference", case.reference))
-    ]
-    candidate, reference, found = _replay(case, [probe], own[0], own[1], f"replay-{probe.name}", choose)
-    ratios.update(found)
-    return candidate, reference
+    def detailed(side: str, session: Session) -> Capture:
+        return take_capture(session, [probe], case.out / f"detail-{side}-{probe.name}", choose=choose)
+
+    own = _Sides(
+        candidate=detailed("candidate", case.candidate), reference=detailed("reference", case.reference),
+        definition=detailed("definition", case.judge) if case.definition is not None else None,
+    )  # fmt: skip
+    ratios.update(_replay(case, [probe], own, f"replay-{probe.name}", choose))
+    return own

@@ -9,33 +9,22 @@ from pathlib import Path
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
-from parity_audit.compare.deltas import Comparison, compare
+from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.report import Candidate, Finding, Patched, Verdict
-from parity_audit.core.types import NotTested, Probe
+from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
 from parity_audit.diagnose.identities import hook_warnings
-from parity_audit.diagnose.limits import Sensitivity, detection_limits
+from parity_audit.diagnose.limits import detection_limits
 from parity_audit.diagnose.localise import with_introduced
 from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
 from parity_audit.repair.choose import Proposal, propose
 from parity_audit.repair.prove import Trial, prove, wants_proof
+from parity_audit.repair.reference import Reference
 from parity_audit.repair.verify import Bench, Verified, merge_fixes, needed, run_patched
 from parity_audit.specs.view import effective_values, spec_values
 
 MAX_ROUNDS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """The believed side: a session to replay with, its capture, the judge's, and what small errors would do."""
-
-    session: Session
-    capture: Capture
-    judge: Capture | None
-    probes: tuple[Probe, ...]
-    dtype: str
-    sensitivity: Sensitivity | None = None
 
 
 @dataclass
@@ -56,7 +45,7 @@ def audit_candidate(
     Raises:
         NotJudged: a backend failed; what it captured before stays on disk.
     """
-    comparison = compare(capture, reference.capture, reference.judge, dtype=reference.dtype)
+    comparison = reference.compared(capture)
     verdict, why = judge_comparison(comparison)
     result = _with_limits(_base(session, capture, comparison, verdict, why, reference), comparison, reference)
     if verdict is not Verdict.MISMATCH:
@@ -72,6 +61,7 @@ def audit_candidate(
     bench = Bench(
         reference=reference.capture,
         judge=reference.judge,
+        definition=reference.definition,
         probes=reference.probes,
         dtype=reference.dtype,
         target=target,
@@ -96,8 +86,8 @@ def _diagnose(session: Session, reference: Reference, capture: Capture, comparis
     return diagnose(
         Case(
             candidate=session, reference=reference.session, candidate_capture=capture,
-            reference_capture=reference.capture, comparison=comparison, probes=reference.probes,
-            dtype=reference.dtype, out=out,
+            judge=reference.judging, definition=reference.definition, reference_capture=reference.capture,
+            comparison=comparison, probes=reference.probes, dtype=reference.dtype, out=out,
         )
     )  # fmt: skip
 
@@ -171,8 +161,8 @@ def _with_proof(
     if reference.judge is None or not wants_proof(result.findings, patched):
         return result
     trial = Trial(
-        reference=reference.session, probes=reference.probes, dtype=reference.dtype, shipped=capture, before=result.logits,
-        out=out / "proof", patched=verified.capture if verified else None,
+        reference=reference.judging, probes=reference.probes, dtype=reference.dtype, shipped=capture, before=result.logits,
+        out=out / "proof", who=_who(reference), patched=verified.capture if verified else None,
         patched_knobs=frozenset(proposal.knob for proposal in state.proposals) if verified else frozenset(),
     )  # fmt: skip
     session.release()
@@ -184,6 +174,11 @@ def _with_proof(
     if isinstance(proof, NotTested):
         return dataclasses.replace(result, not_tested=(*result.not_tested, proof))
     return dataclasses.replace(result, proof=proof)
+
+
+def _who(reference: Reference) -> str:
+    """Whom a proof gives the candidate's constants to."""
+    return "the reference" if reference.judging is reference.session else f"the judge ({reference.judging.label})"
 
 
 def _base(

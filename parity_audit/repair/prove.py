@@ -38,6 +38,7 @@ class Trial:
     shipped: Capture
     before: LogitsDelta | None
     out: Path
+    who: str = "the reference"
     patched: Capture | None = None
     patched_knobs: frozenset[str] = frozenset()
 
@@ -61,7 +62,7 @@ def prove(trial: Trial, findings: Sequence[Finding], unpatched: Sequence[str]) -
     if missing and trial.patched is not None and missing <= trial.patched_knobs:
         capture, on_candidate = trial.patched, trial.patched_knobs
     elif missing:
-        return NotTested(what=WHAT, why=f"the reference cannot be given the candidate's {', '.join(sorted(missing))}")
+        return NotTested(what=WHAT, why=f"{trial.who} cannot be given the candidate's {', '.join(sorted(missing))}")
     chosen = [(cause, own) for cause, own in found if own is not None and cause.knob not in on_candidate]
     if not chosen:
         return NotTested(what=WHAT, why="the candidate's patches leave nothing to impose on the reference")
@@ -103,22 +104,22 @@ def _proof(
     verdict, why = judge_comparison(comparison)
     causes = [cause for cause, _ in chosen]
     return Proof(
-        proven=verdict in GOOD, statement=statement(causes, verdict in GOOD, unpatched), verdict=verdict, why=why,
+        proven=verdict in GOOD, statement=statement(causes, verdict in GOOD, unpatched, trial.who), verdict=verdict, why=why,
         imposed=tuple(Imposed(knob=item.knob, value=imposed_value(item), layers=item.layers) for item in causes),
         before=trial.before, after=comparison.logits,
     )  # fmt: skip
 
 
-def statement(causes: Sequence[Finding], proven: bool, unpatched: Sequence[str]) -> str:
+def statement(causes: Sequence[Finding], proven: bool, unpatched: Sequence[str], who: str = "the reference") -> str:
     """The result in one or two sentences."""
     values = ", ".join(f"{item.knob}={_value(item)}{_where(item)}" for item in causes)
     open_knobs = [knob for knob in dict.fromkeys(item.knob for item in causes) if knob in unpatched]
     start = f"Not patchable: the candidate has no setting for {', '.join(open_knobs)}. " if open_knobs else ""
     if not proven:
-        return f"{start}Not proven: with {values} the reference still does not compute what the candidate computes."
+        return f"{start}Not proven: with {values} {who} still does not compute what the candidate computes."
     wrong = all(item.departs_from_spec == "reference" for item in causes)
     end = " The candidate follows the spec, the reference departs from it." if wrong else ""
-    return f"{start}Proved off-line: with {values} the reference computes what the candidate computes.{end}"
+    return f"{start}Proved off-line: with {values} {who} computes what the candidate computes.{end}"
 
 
 def _value(finding: Finding) -> str:

@@ -28,6 +28,12 @@ class Bench:
     probes: tuple[Probe, ...]
     dtype: str
     target: float
+    definition: Capture | None = None
+
+    def compared(self, capture: Capture, probes: Sequence[Probe] | None = None) -> Comparison:
+        """A run of the patched candidate, over all probes or some."""
+        reference = self.reference if probes is None else self.reference.only(probes)
+        return compare(capture, reference, self.judge, dtype=self.dtype, definition=self.definition)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +50,7 @@ def run_patched(session: Session, proposals: Sequence[Proposal], bench: Bench, o
     """Apply the proposals together, run every probe, and judge against the same reference and judge."""
     read_back = session.apply(all_edits(proposals))
     capture = take_capture(session, bench.probes, out)
-    comparison = compare(capture, bench.reference, bench.judge, dtype=bench.dtype)
+    comparison = bench.compared(capture)
     verdict, _ = judge_comparison(comparison)
     patched = Patched(
         verdict=verdict, logits=comparison.logits, sites=comparison.sites, target=bench.target,
@@ -78,8 +84,7 @@ def _missed(session: Session, bench: Bench, out: Path) -> bool:
         if not probes:
             continue
         capture = take_capture(session, probes, out / name)
-        reference = bench.reference.only(probes)
-        if departs(compare(capture, reference, bench.judge, dtype=bench.dtype)):
+        if departs(bench.compared(capture, probes)):
             return True
     return False
 

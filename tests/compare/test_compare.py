@@ -56,3 +56,25 @@ def test_threads_are_as_they_were():
     against_nothing(0.0)
 
     assert torch.get_num_threads() == before
+
+
+def test_with_a_definition_the_references_own_error_is_no_floor():
+    """Reference and candidate both a hundred floors off, in different ways: against the judge alone that is parity."""
+    draw = torch.Generator().manual_seed(0)
+    exact = torch.randn(1, 4, 50, generator=draw, dtype=torch.float64)
+    noise = [torch.randn(1, 4, 50, generator=draw, dtype=torch.float64) for _ in range(3)]
+    judge = Held(PROBE, {"logits": exact})
+    definition = Held(PROBE, {"logits": exact + 1e-6 * noise[0]})
+    reference = Held(PROBE, {"logits": exact + 1e-4 * noise[1]})
+    candidate = Held(PROBE, {"logits": exact + 1e-4 * noise[2]})
+
+    fooled = compare(candidate, reference, judge, dtype="float32")
+    found = compare(candidate, reference, judge, dtype="float32", definition=definition)
+    same = compare(reference, reference, judge, dtype="float32", definition=definition)
+    expected = (noise[2] - noise[1]).norm() / noise[0].norm() * 100
+
+    assert judge_comparison(fooled)[0] is Verdict.PARITY
+    assert judge_comparison(found)[0] is Verdict.MISMATCH
+    assert found.logits is not None
+    assert found.logits.noise_ratio == pytest.approx(float(expected), rel=1e-6)
+    assert judge_comparison(same)[0] is Verdict.EXACT

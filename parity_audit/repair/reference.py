@@ -1,0 +1,108 @@
+"""The believed side and its judge.
+
+The judge is the reference in true float64. A program that cannot run so is judged by the architecture's definition in
+transformers, which can. Then the reference itself is measured first: where it computes the definition's function, its
+own rounding is the noise floor. Where it does not, its error must not pass for rounding: the floor is that of the
+definition, and candidates are measured by their distance to the reference (see `compare.deltas.compare`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture
+from parity_audit.capture.take import reusable_capture
+from parity_audit.compare.deltas import Comparison, compare
+from parity_audit.compare.verdict import judge_comparison
+from parity_audit.core.errors import NotJudged
+from parity_audit.core.report import Verdict
+from parity_audit.core.types import Probe
+from parity_audit.core.wire import FLOAT64
+from parity_audit.diagnose.limits import Sensitivity
+
+JUDGES = "hf"
+"""The backend that can run in true float64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A session to ask, its capture, the judge's, and what small errors would do.
+
+    `judging` is the session that runs in float64: the reference's own where it can. `definition` is that session's
+    native run, set only where the reference does not compute what the definition computes. `held` are captures of the
+    judging session, to be dropped with the reference's.
+    """
+
+    session: Session
+    judging: Session
+    capture: Capture
+    judge: Capture | None
+    probes: tuple[Probe, ...]
+    dtype: str
+    definition: Capture | None = None
+    sensitivity: Sensitivity | None = None
+    notes: tuple[str, ...] = ()
+    held: tuple[Capture, ...] = ()
+
+    @property
+    def floor(self) -> Capture:
+        """The run whose distance to the judge is rounding."""
+        return self.definition or self.capture
+
+    def compared(self, capture: Capture) -> Comparison:
+        """A candidate's capture against this reference."""
+        return compare(capture, self.capture, self.judge, dtype=self.dtype, definition=self.definition)
+
+    def release(self) -> None:
+        """Let both models go."""
+        self.session.release()
+        self.judging.release()
+
+
+def take_reference(
+    session: Session, judging: Session, probes: tuple[Probe, ...], *, folder: Path, keep: bool
+) -> Reference:
+    """The reference's capture and its judge's; `judging` is `session` itself where that can run in float64.
+
+    Args:
+        keep: whether both models may be in memory at once.
+
+    Raises:
+        NotJudged: the reference could not be captured. A judge that cannot be had is a note.
+    """
+    capture = reusable_capture(session, probes, folder, with_weights=True)
+    dtype = session.plan.dtype
+    session.progress.update("judge", "the reference in true float64")
+    bare = Reference(session=session, judging=judging, capture=capture, judge=None, probes=probes, dtype=dtype)
+    if not keep and judging is not session:
+        session.release()
+    try:
+        judge = reusable_capture(judging, probes, folder, precision=FLOAT64)
+        definition = capture if judging is session else reusable_capture(judging, probes, folder)
+    except NotJudged as error:
+        if judging is session:
+            raise
+        why = f"{session.label} cannot run in float64, and {judging.label} could not judge it: {error.message}"
+        return dataclasses.replace(bare, notes=(why,))
+    if judging is session:
+        return dataclasses.replace(bare, judge=judge, held=(judge,))
+    departs, notes = _check(session, judging, capture, definition, judge, dtype)
+    return dataclasses.replace(
+        bare, judge=judge, notes=notes, definition=definition if departs else None, held=(judge, definition)
+    )
+
+
+def _check(
+    session: Session, judging: Session, capture: Capture, definition: Capture, judge: Capture, dtype: str
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether the reference departs from the definition, and what to say about its judge."""
+    verdict, why = judge_comparison(compare(capture, definition, judge, dtype=dtype))
+    departs = verdict not in (Verdict.PARITY, Verdict.EXACT)
+    about = judging.description()
+    judged = f"judged by {about.backend} {about.version} in float64: {session.label} cannot run so itself"
+    if not departs:
+        return False, (judged,)
+    return True, (judged, f"the reference itself departs from {about.backend} {about.version}: {why}")
