@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from parity_audit.core.types import WeightPrint
 from parity_audit.core.wire import WeightsRequest
 
 IDENTITY_ROWS = 512
+BASE = 256
 
 
 def fingerprints(model: nn.Module, request: WeightsRequest) -> Iterator[WeightPrint]:
@@ -36,9 +38,45 @@ def live_weight(model: nn.Module, path: str) -> Tensor:
     """
     value: Tensor = get(model, path)
     if value.numel():
-        return value
+        isa = _packed_for(model, path)
+        return value if isa is None else unpacked_experts(value, isa)
     layer = get(model, path.rpartition(".")[0])
     return unpacked(layer, value.dtype)
+
+
+def _packed_for(model: nn.Module, path: str) -> str | None:
+    """The instruction set that the owner of an expert weight has packed it for, None where it is as loaded."""
+    owner, _, leaf = path.rpartition(".")
+    if not leaf.partition("[")[0].endswith("weight"):
+        return None
+    method = getattr(get(model, owner) if owner else model, "quant_method", None)
+    experts = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+    return None if getattr(experts, "_use_zentorch", True) else getattr(experts, "isa", None)
+
+
+def unpacked_experts(packed: Tensor, isa: str) -> Tensor:
+    """Weights `[out, in]` or `[expert, out, in]` in the order they were loaded in."""
+    order = _order(tuple(packed.shape[-2:]), packed.dtype, isa)
+    flat = packed.reshape(-1, order.numel())
+    out = torch.empty_like(flat)
+    out[:, order] = flat
+    return out.view(packed.shape)
+
+
+@cache
+def _order(shape: tuple[int, int], dtype: torch.dtype, isa: str) -> Tensor:
+    """Where each packed entry came from: what the engine's packer makes of numbered entries.
+
+    It is asked a digit at a time, because low dtypes hold no large whole numbers.
+    """
+    from vllm._custom_ops import cpu_prepack_moe_weight
+
+    numbers, order, power = torch.arange(shape[0] * shape[1]), torch.zeros(shape[0] * shape[1], dtype=torch.long), 1
+    while power < numbers.numel():
+        digit = (numbers // power % BASE).to(dtype).view(1, *shape)
+        order += cpu_prepack_moe_weight(digit.contiguous(), isa).flatten().long() * power
+        power *= BASE
+    return order
 
 
 def unpacked(layer: Any, dtype: torch.dtype) -> Tensor:

@@ -55,6 +55,15 @@ def test_packed_weights_read_back_to_the_bit(both):
     assert len(digests[0]) > 30
 
 
+def test_packed_experts_read_back_to_the_bit(cache, tmp_path):
+    plan = planned("mixtral-8x7b", cache, "short")
+    captures = (captured(plan, name, tmp_path / name) for name in ("vllm", "hf"))
+    vllm, hf = ({item.name: item.sha256 for item in capture.manifest.weights} for capture in captures)
+
+    assert vllm == hf
+    assert sum("experts" in name for name in vllm) == 3 * 8 * 3
+
+
 def test_every_site_but_the_paged_ones_agrees_on_every_probe(both):
     plan, vllm, hf = both
     for probe in plan.probes:
