@@ -131,6 +131,7 @@ def _score_costs(evidence: Evidence, rows: list[Row]) -> Tensor | None:
 
 
 def _from_costs(evidence: Evidence, costs: Tensor, n: int, site: str) -> KnobFit | NotTested:
+    costs = costs.clamp_min(0.0)  # rounding may leave less than nothing
     best = costs.min(-1).values
     usual = grouped(*costs.shape)
     tied = costs[torch.arange(len(usual)), usual] <= CLEAR * best + 1e-12

@@ -18,7 +18,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.norm_dtype import arithmetic
 from parity_audit.diagnose.identify.norm_gain import INSIDE, Gain, common_error, read_gain
-from parity_audit.diagnose.identify.norm_shape import Norm, Shape, centred, gain_of, shapes_of, simplest
+from parity_audit.diagnose.identify.norm_shape import Norm, Shape, best_shape, centred, gain_of
 from parity_audit.diagnose.identify.norm_weight import Weight, whose_bias, whose_weight
 
 TOKENS = 256
@@ -66,7 +66,7 @@ def weight_of(evidence: Evidence, role: str) -> Tensor | None:
     return None if weight is None else f64(weight).flatten()[None]
 
 
-def tokens_of(evidence: Evidence, into: str, out: str) -> tuple[Tensor, Tensor] | None:
+def tokens_of(evidence: Evidence, into: str, out: str, count: int = TOKENS) -> tuple[Tensor, Tensor] | None:
     """Real tokens of two sites, in float64, spread over the short probes."""
     pairs = []
     for probe in evidence.short_probes():
@@ -77,12 +77,17 @@ def tokens_of(evidence: Evidence, into: str, out: str) -> tuple[Tensor, Tensor] 
     if not pairs:
         return None
     x, y = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
-    chosen = spread(x.shape[0], TOKENS)
+    chosen = spread(x.shape[0], count)
     return f64(x[chosen]), f64(y[chosen])
 
 
-def fit_norm(evidence: Evidence, norm: Norm, others: Mapping[str, Tensor]) -> list[Outcome]:
-    """The knobs of one norm; `others` are weights that may have been taken in place of its own."""
+def fit_norm(
+    evidence: Evidence, norm: Norm, others: Mapping[str, Tensor], found: tuple[Shape, bool] | None = None
+) -> list[Outcome]:  # fmt: skip
+    """The knobs of one norm; `others` are weights that may have been taken in place of its own.
+
+    `found` is its best shape, where that is known already.
+    """
 
     def missing(knobs: tuple[str, ...], why: str) -> list[Outcome]:
         return [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in knobs]
@@ -91,7 +96,7 @@ def fit_norm(evidence: Evidence, norm: Norm, others: Mapping[str, Tensor]) -> li
         skipped = KnobFit(knob=f"{norm.prefix}.kind", layer=evidence.layer, value="none", stderr=None, residual=0.0,
                           n=norm.x.numel(), site=norm.site)  # fmt: skip
         return [skipped, *missing(ALL[1:], f"{norm.site} is its input unchanged")]
-    shape, told = simplest(shapes_of(norm))
+    shape, told = found or best_shape(norm)
     if shape.left > EXPLAINED:
         return missing(ALL, f"neither norm explains {norm.site}: {shape.left:.2g} left")
     outcomes: list[Outcome] = []

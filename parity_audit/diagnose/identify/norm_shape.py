@@ -18,6 +18,7 @@ from torch import Tensor
 from parity_audit.diagnose.evidence import relative_rms
 
 CLEAR = 4.0
+FLOOR = 2e-7  # below it, differences are of the search and not of the data
 KINDS = ("rms", "layer")
 ROUNDS = 20
 SETTLED = 1e-10
@@ -54,20 +55,18 @@ def centred(x: Tensor, kind: str) -> Tensor:
     return x - x.mean(-1, keepdim=True) if kind == "layer" else x
 
 
-def shapes_of(norm: Norm) -> list[Shape]:
-    """Every kind without and with a bias, the simplest first."""
-    return [shape_of(norm, kind, bias) for bias in (False, True) for kind in KINDS]
-
-
-def simplest(shapes: list[Shape]) -> tuple[Shape, bool]:
+def best_shape(norm: Norm) -> tuple[Shape, bool]:
     """The simplest shape that leaves about as little as the best, and whether the other kind leaves clearly more."""
-    least = min(shape.left for shape in shapes)
+    shapes = [shape_of(norm, kind, with_bias=False) for kind in KINDS]
+    if min(shape.left for shape in shapes) > FLOOR:
+        shapes += [shape_of(norm, kind, with_bias=True) for kind in KINDS]
+    least = max(min(shape.left for shape in shapes), FLOOR)
     chosen = next(shape for shape in shapes if shape.left <= CLEAR * least)
     others = [shape.left for shape in shapes if shape.kind != chosen.kind]
-    return chosen, not others or min(others) >= CLEAR * chosen.left
+    return chosen, min(others) >= CLEAR * max(chosen.left, FLOOR)
 
 
-def shape_of(norm: Norm, kind: str, with_bias: bool) -> Shape:
+def shape_of(norm: Norm, kind: str, *, with_bias: bool) -> Shape:
     """Alternate least squares of W (and B) over tokens and of the gain over components."""
     x, out = centred(norm.x, kind), norm.out
     gain = (x.square().mean(-1, keepdim=True) + 1e-12).rsqrt()

@@ -18,11 +18,12 @@ from torch import Tensor
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, relative_rms
 from parity_audit.diagnose.identify.norm import fit_norm, tokens_of
-from parity_audit.diagnose.identify.norm_shape import CLEAR, Norm, shapes_of, simplest
+from parity_audit.diagnose.identify.norm_shape import CLEAR, FLOOR, Norm, Shape, best_shape
 
 PRESENT, AXIS, ORDER = "qk_norm.present", "qk_norm.axis", "qk_norm.order"
 HEAD, WHOLE = "head", "projection"
 BEFORE, AFTER = "before rotation", "after rotation"
+TOKENS = 96
 SAME = 1e-6
 EXPLAINED = 0.05
 
@@ -36,7 +37,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
 
 def _fit_one(evidence: Evidence, which: str) -> list[Outcome]:
     site = f"{which}_norm.out"
-    tokens = tokens_of(evidence, which, site)
+    tokens = tokens_of(evidence, which, site, TOKENS)
     if tokens is None:
         known = evidence.weight(f"norm.{which}") is not None
         return [gap(evidence, PRESENT, f"{site} is not visible")] if known else []
@@ -46,27 +47,27 @@ def _fit_one(evidence: Evidence, which: str) -> list[Outcome]:
     if relative_rms(out - x, x) < SAME:
         return [_word(evidence, norm, PRESENT, "missing", 0.0)]
     axes = axes_of(norm)
-    chosen = min(axes, key=lambda axis: axes[axis][1])
-    left = axes[chosen][1]
+    chosen = min(axes, key=lambda axis: axes[axis][1][0].left)
+    left = axes[chosen][1][0].left
     if left > EXPLAINED:
         return _after_rotation(evidence, norm, left)
-    if axes[WHOLE][1] <= CLEAR * left:
+    if axes[WHOLE][1][0].left <= CLEAR * max(left, FLOOR):
         chosen = WHOLE  # heads apart have more freedom: they never leave more
     outcomes: list[Outcome] = [
         _word(evidence, norm, PRESENT, "present", left), _word(evidence, norm, ORDER, BEFORE, left)
     ]  # fmt: skip
     if x.shape[1] > 1:
         outcomes.append(_word(evidence, norm, AXIS, chosen, left))
-    return outcomes + fit_norm(evidence, axes[chosen][0], {})
+    return outcomes + fit_norm(evidence, axes[chosen][0], {}, axes[chosen][1])
 
 
-def axes_of(norm: Norm) -> dict[str, tuple[Norm, float]]:
-    """The norm with heads apart and as one vector, and what the best shape of each leaves."""
+def axes_of(norm: Norm) -> dict[str, tuple[Norm, tuple[Shape, bool]]]:
+    """The norm with heads apart and as one vector, and the best shape of each."""
     whole = dataclasses.replace(
         norm, x=norm.x.flatten(1)[:, None], out=norm.out.flatten(1)[:, None],
         w=None if norm.w is None else norm.w.reshape(1, -1), b=None if norm.b is None else norm.b.reshape(1, -1),
     )  # fmt: skip
-    return {axis: (own, simplest(shapes_of(own))[0].left) for axis, own in ((HEAD, norm), (WHOLE, whole))}
+    return {axis: (own, best_shape(own)) for axis, own in ((HEAD, norm), (WHOLE, whole))}
 
 
 def _weight(evidence: Evidence, role: str, like: Tensor) -> Tensor | None:
