@@ -19,6 +19,7 @@ KNOB = "attention.heads"
 PLAIN = "as attended"
 EXPLAINED = 0.05
 CLEAR = 4.0
+FLOOR = 1e-5
 ALIKE = 1e-3
 
 
@@ -42,7 +43,7 @@ def fit_output(evidence: Evidence, rows: Sequence[Row], values: Sequence[int]) -
         "a gate per token": relative_rms(z - _factor(x, z, (2,)) * x, z),
     }
     best = min(tries, key=lambda name: tries[name])
-    best = best if tries[best] * CLEAR < tries["factor"] else "factor"
+    best = best if tries[best] * CLEAR < tries["factor"] and tries["factor"] > FLOOR else "factor"
     if tries[best] > EXPLAINED:
         return gap(evidence, KNOB, f"z is no multiple of pattern times v: {tries[best]:.2g} left")
     return KnobFit(

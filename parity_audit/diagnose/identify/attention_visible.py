@@ -21,6 +21,7 @@ from parity_audit.diagnose.identify.saturation import Pairs, fit_curve
 
 CLEAR = 4.0
 SIGMAS = 8.0
+FLOOR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,10 @@ def bend_from_scores(evidence: Evidence, rows: Sequence[Row], heads: Sequence[in
     if not seen:
         return None
     curve, line = _curve(seen), line_of(seen)
-    if curve is None or (line is not None and line.residual * CLEAR < curve.residual and _tilted(line)):
+    if curve is None:
         return line
-    return curve
+    clearer = line is not None and line.residual * CLEAR < curve.residual and curve.residual > FLOOR
+    return line if line is not None and clearer and _tilted(line) else curve
 
 
 def _tilted(line: Bend) -> bool:

@@ -110,10 +110,16 @@ def _refined(position: Tensor, factor: Tensor, weight: Tensor, inv_freq: Tensor)
         change = (w * p * off).sum(0) / bottom
         inv_freq = inv_freq + change
         left = w * p * (off - p * change)
-        stderr = left.square().sum(0).sqrt() / bottom
+        stderr = _by_position(p[:, 0], left).square().sum(0).sqrt() / bottom
         if horizon >= last:
             return inv_freq, torch.hypot(stderr, TABLE_EPS * inv_freq.abs())
         horizon *= 2.0
+
+
+def _by_position(position: Tensor, left: Tensor) -> Tensor:
+    """Sums over tokens at the same position: they share one row of the table, and so its rounding."""
+    places, index = torch.unique(position, return_inverse=True)
+    return torch.zeros(len(places), left.shape[1], dtype=left.dtype).index_add_(0, index, left)
 
 
 def _unexplained(

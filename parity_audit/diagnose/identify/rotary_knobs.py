@@ -25,6 +25,7 @@ from parity_audit.specs.rope import attention_factor, dynamic_theta, kind_of
 
 THETA, SCALING, DIRECTION, DTYPE = "rope.theta", "rope.scaling", "rope.direction", "rope.dtype"
 MAGNITUDE_EPS = 1e-3
+NARROW_EPS = 1e-3
 ROUNDED_FACTOR = 2.0
 
 
@@ -44,6 +45,16 @@ def table_knobs(
     if why is not None:
         return [*outcomes, *(gap(evidence, knob, why) for knob in (THETA, SCALING))]
     return [*outcomes, *_values(evidence, rotation, turns, beyond), *_full(evidence, rotation, turns)]
+
+
+def _narrow(turns: Sequence[Turn]) -> bool:
+    """Whether q and k are in a narrow dtype, and with them, as a rule, the tables."""
+    return any_narrow(torch.cat([turn.before.flatten() for turn in turns[:3]]))
+
+
+def _log_eps(turns: Sequence[Turn]) -> float:
+    """The relative error of a frequency that the dtype explains: narrow tables round sin of all small angles."""
+    return NARROW_EPS if _narrow(turns) else LOG_EPS
 
 
 def _reversed(rotation: Rotation) -> Rotation:
@@ -67,7 +78,7 @@ def _spec_table(evidence: Evidence, pairs: int, length: int) -> Tensor | None:
 def _rounded(evidence: Evidence, rotation: Rotation, turns: Sequence[Turn]) -> list[Outcome] | None:
     """The spec's own table in a narrow dtype, where that is what the angles show: then theta and scaling are right."""
     table = _spec_table(evidence, rotation.inv_freq.numel(), rotation.horizon + 1)
-    if table is None or any_narrow(torch.cat([turn.before.flatten() for turn in turns[:3]])):
+    if table is None or _narrow(turns):
         return None
     value, left = arithmetic(rotation, table)
     if value == FULL:
@@ -83,7 +94,7 @@ def _rounded(evidence: Evidence, rotation: Rotation, turns: Sequence[Turn]) -> l
 
 def _full(evidence: Evidence, rotation: Rotation, turns: Sequence[Turn]) -> list[Outcome]:
     """No rounding was found with the spec's table: is there any with the measured one?"""
-    if any_narrow(torch.cat([turn.before.flatten() for turn in turns[:3]])):
+    if _narrow(turns):
         return [gap(evidence, DTYPE, "q and k are in a narrow dtype themselves")]
     value, _ = arithmetic(rotation, rotation.inv_freq)
     return [_fit(evidence, DTYPE, value, rotation, {})]
@@ -96,11 +107,12 @@ def _values(
     theta, spec_scaling = _spec(evidence)
     near, far = [t.length for t in turns if not t.long], [t.length for t in turns if t.long]
     seen = [max(lengths) for lengths in (near, far) if lengths]
-    table = explain(rotation.inv_freq, rotation.stderr, theta, spec_scaling, seen[:1] if beyond is not None else seen)
+    table = explain(rotation.inv_freq, rotation.stderr, theta, spec_scaling,
+                    seen[:1] if beyond is not None else seen, _log_eps(turns))  # fmt: skip
     facts = _facts(rotation, table)
     scaling = table.scaling if table is not None else {"rope_type": "table", "inv_freq": facts["inv_freq"]}
     if beyond is not None:
-        scaling = _by_length(evidence, rotation, table, beyond, seen[-1])
+        scaling = _by_length(evidence, rotation, table, beyond, seen[-1], _log_eps(turns))
     scaling = _with_magnitude(scaling, rotation, evidence)
     error = table.stderr.get("factor") if table else None
     scaling_fit = _fit(evidence, SCALING, scaling, rotation, facts, stderr=error)
@@ -110,15 +122,20 @@ def _values(
 
 
 def _by_length(
-    evidence: Evidence, near: Rotation, table: TableFit | None, beyond: Rotation, length: int
+    evidence: Evidence,
+    near: Rotation,
+    table: TableFit | None,
+    beyond: Rotation,
+    length: int,
+    log_eps: float,
 ) -> dict[str, Any]:
     """One scaling whose table depends on the length: the spec's, dynamic NTK, or the two tables."""
     theta, spec_scaling = _spec(evidence)
-    far = explain(beyond.inv_freq, beyond.stderr, theta, spec_scaling, [length])
+    far = explain(beyond.inv_freq, beyond.stderr, theta, spec_scaling, [length], log_eps)
     pairs = near.inv_freq.numel()
     if far is not None and isinstance(far.scaling, dict) and known(far.scaling, far.theta, pairs, 1):
         first = log_table(far.theta, far.scaling, pairs, 1).exp()
-        if bool(((first - near.inv_freq).abs() <= SIGMAS * (near.stderr + LOG_EPS * first)).all()):
+        if bool(((first - near.inv_freq).abs() <= SIGMAS * (near.stderr + log_eps * first)).all()):
             return dict(far.scaling)
     plain = table is not None and kind_of(table.scaling) in ("default", "dynamic")
     if table is not None and plain and far is not None and far.scaling is None:

@@ -21,6 +21,7 @@ from parity_audit.specs.rope import kind_of, rope_table
 
 LLAMA3_THRESHOLDS = (1.0, 4.0, 8192.0)
 YARN_ORIGINAL = 4096.0
+LEAST_THRESHOLD = 0.01
 YARN_BETAS = ((32.0, 1.0), (16.0, 1.0), (8.0, 1.0), (64.0, 1.0), (32.0, 2.0), (16.0, 2.0))
 Scaling = Callable[[list[float]], "dict[str, Any] | None"]
 
@@ -39,6 +40,14 @@ class Hypothesis:
     length: int | None = None
     shown: Scaling | None = None
     theta: float | None = None
+
+    def plausible(self, values: Sequence[float]) -> bool:
+        """Whether free parameters stayed where a model may have them: four of them bend to many a table."""
+        named = dict(zip(self.names, values, strict=True))
+        low, high = (named.get(f"{which}_freq_factor") for which in ("low", "high"))
+        if low is not None and high is not None and not LEAST_THRESHOLD < low < high < 1 / LEAST_THRESHOLD:
+            return False
+        return self.name in ("spec", "default", "linear") or named.get("factor", 2.0) > 1.0
 
     def table(self, p: Tensor, pairs: int) -> Tensor:
         """Log frequencies."""

@@ -39,14 +39,18 @@ class TableFit:
 
 
 def explain(
-    inv_freq: Tensor, stderr: Tensor, spec_theta: float | None, spec_scaling: Any, lengths: Sequence[int] = ()
-) -> TableFit | None:
-    """The simplest hypothesis within errors, or None when none is; `lengths` are those of the sequences it came from."""
+    inv_freq: Tensor, stderr: Tensor, spec_theta: float | None, spec_scaling: Any, lengths: Sequence[int] = (),
+    log_eps: float = LOG_EPS,
+) -> TableFit | None:  # fmt: skip
+    """The simplest hypothesis within errors, or None when none is.
+
+    `lengths` are those of the sequences it came from, `log_eps` the relative error of any entry that rounding explains.
+    """
     sure = (inv_freq > 0) & (stderr < SURE * inv_freq)
     if int(sure.sum()) < 2:
         return None
     measured = inv_freq.clamp_min(1e-300).log()
-    sigma = torch.where(sure, torch.hypot(stderr / inv_freq.abs().clamp_min(1e-300), torch.tensor(LOG_EPS)), torch.inf)
+    sigma = torch.where(sure, torch.hypot(stderr / inv_freq.abs().clamp_min(1e-300), torch.tensor(log_eps)), torch.inf)
     tried = hypotheses(measured, sigma, spec_theta, spec_scaling, lengths)
     return next((found for one in tried if (found := _tested(one, measured, sigma)) is not None), None)
 
@@ -67,6 +71,8 @@ def _tested(hypothesis: Hypothesis, measured: Tensor, sigma: Tensor) -> TableFit
     worst = float(((table(p) - measured) / sigma).abs().max())
     values = p.exp().tolist()
     if worst > SIGMAS or not math.isclose(values[0], hypothesis.theta or values[0], rel_tol=SAME_THETA):
+        return None
+    if not hypothesis.plausible(values):
         return None
     errors = (covariance.diagonal().clamp_min(0).sqrt() * p.exp() * max(1.0, worst / 2)).tolist()
     return TableFit(
