@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -21,12 +22,17 @@ SMALL_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """`out` holds the report and the workers' logs, `captures` the tensors, `working` replays and patched runs."""
+    """`out` holds the report and the workers' logs, `captures` the tensors, `working` replays and patched runs.
+
+    `captures` is this audit's alone, so that audits may run side by side. What an audit that did not finish left in
+    `kept` is claimed when the next one begins, and what is left over goes back there.
+    """
 
     out: Path
     cache: Path
     captures: Path
     working: Path
+    kept: Path
 
     @staticmethod
     def open(out: Path | None, model: str) -> Workspace:
@@ -38,11 +44,14 @@ class Workspace:
         stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
         out = out or Path("reports") / f"{slug(model)}-{stamp}"
         cache = cache_root()
-        captures = cache / "captures"
-        for folder in (out / "logs", captures, cache / "working"):
+        kept = cache / "captures"
+        for folder in (out / "logs", kept, cache / "working"):
             make_folder(folder)
         working = Path(tempfile.mkdtemp(dir=cache / "working"))
-        return Workspace(out=out.resolve(), cache=cache, captures=captures, working=working)
+        captures = working / "captures"
+        captures.mkdir()
+        _move_all(kept, captures)
+        return Workspace(out=out.resolve(), cache=cache, captures=captures, working=working, kept=kept)
 
     def log(self, name: str) -> Path:
         """Log file of one worker."""
@@ -60,13 +69,21 @@ class Workspace:
         return size <= SMALL_BYTES
 
     def drop_working(self) -> None:
-        """Delete replays and patched runs: they are only good within one audit."""
+        """Put captures where the next audit finds them, and delete replays and patched runs, good for this one only."""
+        _move_all(self.captures, self.kept)
         shutil.rmtree(self.working, ignore_errors=True)
 
     def drop(self, captures: Sequence[Capture]) -> None:
         """Delete captures of an audit that judged everything; those of one that did not are kept for the next try."""
         for capture in captures:
-            shutil.rmtree(capture.folder, ignore_errors=True)
+            shutil.rmtree(self.kept / capture.folder.name, ignore_errors=True)
+
+
+def _move_all(source: Path, target: Path) -> None:
+    """Move every entry; one that another audit took first, or that is there already, is left."""
+    for folder in source.iterdir():
+        with contextlib.suppress(OSError):
+            os.rename(folder, target / folder.name)
 
 
 def make_folder(folder: Path) -> None:
