@@ -15,6 +15,7 @@ below the first are not tried, because tables that are stored in float32 could n
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ LARGEST_AMOUNT = 0.5
 LINEAR = 0.1
 CORRECTIONS = 2
 SILENT = 1e-13
+"""Relative; a smaller change is the rounding of float64."""
 COUNTS = ("attention.window", "rope.partial", "moe.top_k")
 DICT_NUMBER = "factor"
 
@@ -120,7 +122,7 @@ def measure(
         found = _response(bench, moved)
         if isinstance(found, Response):
             responses.append(found)
-        elif found is not None:
+        else:
             gaps.append(found)
     session.apply(())
     shutil.rmtree(out, ignore_errors=True)
@@ -164,13 +166,13 @@ def _outer(site: str) -> bool:
     return site.endswith(OUTER)
 
 
-def _response(bench: _Bench, moved: Moved) -> Response | NotTested | None:
-    """The response at the detection limit; None for a constant of which the backend has no setting."""
+def _response(bench: _Bench, moved: Moved) -> Response | NotTested:
+    """The response at the detection limit, or why there is none."""
     try:
         for first in FIRST_AMOUNTS:
             found = _moved_by(bench, moved, first * moved.size)
             if found is None:
-                return None
+                return _gap(moved, "the judge has no live setting for it")
             if found.by_site:
                 return _at_the_limit(bench, found)
     except BackendFailed as error:
@@ -246,6 +248,7 @@ def detection_limits(found: Sensitivity, comparison: Comparison) -> tuple[tuple[
         limit, site = smallest(response, floors)
         if site:
             moved = response.moved
+            limit = math.ceil(limit) if moved.knob in COUNTS else limit
             limits.append(DetectionLimit(
                 knob=moved.name, value=moved.value, limit=limit, relative=limit / moved.size, site=site,
                 probe=found.probe,

@@ -268,17 +268,18 @@ def edits(
         "windowed": lambda: [window is not None for window in _dealt(spec, config, knob, value)],
     }
     try:
-        return tuple(
+        made = tuple(
             Edit(op=edit.op, path=path, value=_filled(edit.value, names, functions))
             for edit in entry.edits
             for path in _edit_paths(edit.path, spec, config)
         )
+        return made or None
     except ExprError:  # a value that this setting cannot hold
         return None
 
 
 def _edit_paths(path: str, spec: Spec, config: Mapping[str, Any]) -> list[str]:
-    """The path itself; `role:norm.` stands for every checkpoint tensor of a role of that name, biases left out."""
+    """The path itself; `role:norm.ln` stands for every checkpoint tensor of a role of that name, biases left out."""
     prefix = path.removeprefix("role:")
     if prefix == path:
         return [path]

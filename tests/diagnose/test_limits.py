@@ -84,3 +84,14 @@ def test_the_probe_is_the_longest_of_the_cheap_ones():
 
     assert chosen_probe([*long, *cheap]).name == "short"
     assert chosen_probe(long).name == "long"
+
+
+def test_a_count_is_off_by_one_or_not_at_all():
+    heads = Moved(name="moe.top_k", knob="moe.top_k", value=2.0, whole=2)
+    seen = Response(moved=heads, amount=heads.amount(0.002), by_site={"logits": 1.0})
+    blunt = Response(moved=heads, amount=heads.amount(3.2), by_site={"logits": 3e-6})
+    found = Sensitivity(probe="short", floors=FLOORS, responses=(seen, blunt))
+    limits, _ = detection_limits(found, shown("logits"))
+
+    assert (seen.amount, blunt.amount) == (1.0, 3.0)
+    assert [item.limit for item in limits] == [1, 4]

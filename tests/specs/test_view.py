@@ -117,3 +117,15 @@ def test_a_relative_edit_starts_from_the_value_in_force():
 
     assert (factor(), factor(now=2.0)) == (3.0, 1.5)
     assert edits(model.spec, "hf", "embed.scale", None, model.config, "5.19.0", {}) is None, "no setting can be `none`"
+
+
+def test_norms_of_queries_and_keys_have_an_offset_of_their_own():
+    model = resolve_model("gemma-3-1b-it")
+    layers = dims(model.spec, model.config)["n_layers"]
+
+    def paths(knob):
+        return {edit.path for edit in edits(model.spec, "hf", knob, 0.0, model.config, "5.19.0", {})}
+
+    assert len(paths("qk_norm.offset")) == 2 * layers
+    assert not paths("qk_norm.offset") & paths("norm.offset")
+    assert len(paths("norm.offset")) == 4 * layers + 1
