@@ -78,7 +78,7 @@ def measured(command: list[str]) -> Cost:
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.2):
+        while not done.wait(0.5):
             peak[0] = max(peak[0], tree_memory(process.pid))
 
     thread = threading.Thread(target=watch)

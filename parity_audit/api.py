@@ -111,13 +111,17 @@ def audit(
     )
     session = run.session(_ref(reference), "reference")
     judging = session if session.plan.backend_key == JUDGES else run.session(BackendRef(name=JUDGES), "judge")
+    sides = [_Side(ref=ref, number=number, run=run) for number, ref in enumerate(refs)]
     try:
         truth = _take_reference(session, judging, run)
+        sides[0].prepare()
         own = reference_notes(session, truth.capture, truth.judge, workspace.scratch("self-check"))
         notes = [*truth.notes, *own]
         truth = _with_sensitivity(truth, run)
-        results, captures = _judge_all(refs, truth, run)
+        results, captures = _judge_all(sides, truth, run)
     finally:
+        for side in sides:
+            side.release()
         session.release()
         judging.release()
         workspace.drop_working()
@@ -234,37 +238,70 @@ def _with_sensitivity(truth: Reference, run: _Run) -> Reference:
     run.progress.update("limits", "the smallest errors that this run can see")
     found = measure(
         truth.judging, truth.judge, truth.floor, dtype=truth.dtype,
-        everything=run.workspace.keeps_loaded(run.plan.checkpoint), out=run.workspace.scratch("limits"),
+        small=run.workspace.keeps_loaded(run.plan.checkpoint), own=truth.judging is truth.session,
+        out=run.workspace.scratch("limits"),
     )  # fmt: skip
     return dataclasses.replace(truth, sensitivity=found)
 
 
-def _judge_all(refs: Sequence[BackendRef], truth: Reference, run: _Run) -> tuple[list[Candidate], list[Capture]]:
+def _judge_all(sides: Sequence[_Side], truth: Reference, run: _Run) -> tuple[list[Candidate], list[Capture]]:
     """Every candidate in turn; one that fails is reported, and the others go on."""
     results: list[Candidate] = []
     captures = [truth.capture]
-    for number, ref in enumerate(refs):
-        results.append(_judge_one(ref, number, truth, run, captures))
+    for side, following in zip(sides, [*sides[1:], None], strict=True):
+        results.append(_judge_one(side, following, truth, run, captures))
     return results, captures
 
 
-def _judge_one(ref: BackendRef, number: int, truth: Reference, run: _Run, captures: list[Capture]) -> Candidate:
+@dataclass
+class _Side:
+    """A candidate of the audit. Its session is made ahead of its turn, so that engines import while others compute."""
+
+    ref: BackendRef
+    number: int
+    run: _Run
     session: Session | None = None
+    failure: ParityError | None = None
+
+    def prepare(self) -> None:
+        """Make the session and start its process. What fails is kept for the candidate's own turn."""
+        try:
+            self.session = self.run.session(self.ref, f"candidate-{self.number}")
+            self.session.prepare()
+        except ParityError as error:
+            self.failure = error
+
+    def ready(self) -> Session:
+        """The session. Raises what `prepare` met."""
+        if self.session is None and self.failure is None:
+            self.prepare()
+        if self.failure is not None:
+            raise self.failure
+        assert self.session is not None
+        return self.session
+
+    def release(self) -> None:
+        if self.session is not None:
+            self.session.release()
+
+
+def _judge_one(side: _Side, following: _Side | None, truth: Reference, run: _Run, captures: list[Capture]) -> Candidate:
     try:
-        session = run.session(ref, f"candidate-{number}")
+        session = side.ready()
         if not run.workspace.keeps_loaded(run.plan.checkpoint):
             truth.release()
+        if following is not None:
+            following.prepare()
         taken = reusable_capture(session, truth.probes, run.workspace.captures, with_weights=True)
         captures.append(taken)
-        scratch = run.workspace.scratch(f"candidate-{number}")
+        scratch = run.workspace.scratch(f"candidate-{side.number}")
         return audit_candidate(session, taken, truth, target=run.target, repair=run.repair, out=scratch)
     except ParityError as error:
         if isinstance(error, UsageError):
             raise
-        return failed_candidate(ref, error, run.plan.dtype, run.plan.device)
+        return failed_candidate(side.ref, error, run.plan.dtype, run.plan.device)
     finally:
-        if session is not None:
-            session.release()
+        side.release()
 
 
 def _report(

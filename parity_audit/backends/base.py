@@ -1,4 +1,4 @@
-"""The interface of a backend: six members. Everything model-specific arrives as data (taps, reads, edits)."""
+"""The interface of a backend: seven members. Everything model-specific arrives as data (taps, reads, edits)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ REGISTRY = {
 
 class Backend(Protocol):
     """A program that runs the model, seen from inside its worker."""
+
+    def prepare(self, request: LoadRequest) -> None:
+        """Import what `load` will need, before there is room for the model. May not be called at all."""
 
     def load(self, request: LoadRequest) -> None:
         """Load the checkpoint; raises whatever the engine raises."""

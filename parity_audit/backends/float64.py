@@ -26,7 +26,8 @@ DOWNCASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
 PLAIN = (nn.Linear, nn.Embedding)
 """Modules that only call a function of which `_Promote` promotes the weight."""
-BLOCK_NUMBERS = 1 << 24
+BLOCK_NUMBERS = 1 << 20
+"""Promoted at a time: 8 MiB, which stay in the cache until they are used."""
 GROUPED = {getattr(holder, name, None) for holder, name in ((torch, "_grouped_mm"), (F, "grouped_mm"))} - {None}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -35,6 +36,10 @@ class HfBackend:
 
     def __init__(self) -> None:
         self.edits = LiveEdits()
+
+    def prepare(self, request: LoadRequest) -> None:
+        """Import what every model of transformers needs."""
+        importlib.import_module("transformers.modeling_utils")
 
     def load(self, request: LoadRequest) -> None:
         """Load by the name a user would type, without remote code."""

@@ -7,6 +7,7 @@ what is audited is the function, and the processing is a separate question.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,10 @@ class HookedTransformerBackend:
     def __init__(self) -> None:
         self.edits = LiveEdits()
         self.replaced: dict[str, Any] = {}
+
+    def prepare(self, request: LoadRequest) -> None:
+        """Import the release."""
+        importlib.import_module("transformer_lens")
 
     def load(self, request: LoadRequest) -> None:
         """Load; for a synthetic checkpoint, sizes that the release hard-codes by name are replaced."""

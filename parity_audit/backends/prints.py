@@ -18,7 +18,7 @@ from parity_audit.core.wire import WeightsRequest
 
 FREQUENCIES = (2.0, 3.0, 5.0, 7.0)
 SKETCHES = len(FREQUENCIES)
-FOLD, BLOCK_ROWS = 4096, 1024
+FOLD, BLOCK_ROWS = 4096, 64
 
 
 def fingerprints(root: Any, request: WeightsRequest) -> Iterator[WeightPrint]:
@@ -61,7 +61,7 @@ def fingerprint(name: str, value: Tensor) -> WeightPrint:
     square, products = 0.0, torch.zeros(SKETCHES, dtype=torch.float64)
     for number, block in enumerate(torch.split(flat, FOLD * BLOCK_ROWS)):
         rows = F.pad(block, (0, -len(block) % FOLD)).double().view(-1, FOLD)
-        square += float(rows.square().sum())
+        square += float(rows.flatten() @ rows.flatten())
         products += ((rows @ columns) * _waves(number * BLOCK_ROWS + torch.arange(len(rows)) + 1)).sum(0)
     norm = math.sqrt(square)
     sketch = tuple(float(product) / norm if norm else 0.0 for product in products)

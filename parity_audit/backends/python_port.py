@@ -42,6 +42,9 @@ class PythonPort:
     inner: Any
     section: str
 
+    def prepare(self, request: LoadRequest) -> None:
+        """Nothing: what the user's file imports is the user's, and happens once, in `load`."""
+
     def load(self, request: LoadRequest) -> None:
         """Import the file, call the function, and see what came back."""
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))

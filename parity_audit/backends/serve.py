@@ -78,9 +78,9 @@ class _Server:
             self.say({"id": number, "error": _explained(error, trace)})
 
     def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:
-        if op == "load":
+        if op in ("prepare", "load"):
             self.backend = _backend_class(self.backend_key)()
-            return self.backend.load(from_plain(LoadRequest, args))
+            return getattr(self.backend, op)(from_plain(LoadRequest, args))
         if self.backend is None:
             raise RuntimeError(f"`{op}` before `load`")
         if op == "describe":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from collections.abc import Iterator
 
@@ -30,6 +31,10 @@ class TransformerBridgeBackend(HookedTransformerBackend):
 
     Settings go to `boot_transformers`; `compatibility_mode=true` switches on the processed weights.
     """
+
+    def prepare(self, request: LoadRequest) -> None:
+        """Import the release."""
+        importlib.import_module("transformer_lens.model_bridge")
 
     def load(self, request: LoadRequest) -> None:
         """Boot the bridge. Its sizes come from the checkpoint's own config, so nothing is replaced."""

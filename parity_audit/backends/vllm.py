@@ -6,6 +6,7 @@ sites. Tensors are `[token, d]`, so `vllm_gather` puts them back into `[batch, p
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -41,6 +42,11 @@ class VllmBackend:
 
     def __init__(self) -> None:
         self.edits = LiveEdits()
+
+    def prepare(self, request: LoadRequest) -> None:
+        """Import vLLM, in the environment that the request asks for."""
+        vllm_engine.set_environment(request)
+        importlib.import_module("vllm.entrypoints.llm")
 
     def load(self, request: LoadRequest) -> None:
         """Start an engine; the environment is set before vLLM is imported."""

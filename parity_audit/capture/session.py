@@ -1,6 +1,6 @@
 """One backend of an audit: its plan, and a worker that is started when needed and let go when memory is.
 
-A session loads on first use, keeps its model for replays and patched runs, and after `release()` loads
+A session may be prepared ahead, loads on first use, keeps its model for replays and patched runs, and after `release()` loads
 again by itself. Edits are part of its state: they survive a reload.
 """
 
@@ -58,12 +58,19 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)
     read_back: tuple[ReadBack, ...] = ()
     _worker: Worker | None = None
+    _ready: Worker | None = None
     _description: Description | None = None
 
     @property
     def label(self) -> str:
         """The BACKEND string, as the user knows it."""
         return str(self.plan.ref)
+
+    def prepare(self) -> None:
+        """Start the process and let it import its engine while others work; costs no memory for a model yet."""
+        if self._worker is None and self._ready is None:
+            self._ready = self._started()
+            self._ready.prepare(self._request())
 
     def description(self) -> Description:
         """What the backend says about itself; loads it if it never was."""
@@ -109,19 +116,17 @@ class Session:
 
     def release(self) -> None:
         """Let the process and its memory go; the next call loads again."""
-        if self._worker is not None:
-            self._worker.kill()
-        self._worker = None
+        for worker in (self._worker, self._ready):
+            if worker is not None:
+                worker.kill()
+        self._worker = self._ready = None
 
     def _loaded(self) -> Worker:
         if self._worker is not None:
             return self._worker
         plan, started = self.plan, time.perf_counter()
         self.progress.update("load", self.label)
-        environment = plan.environment
-        worker = Worker.start(
-            environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers"
-        )
+        worker, self._ready = self._ready or self._started(), None
         try:
             worker.load(self._request(), on_progress=self._relay("load"))
             description = worker.describe()
@@ -134,6 +139,12 @@ class Session:
         self.plan = dataclasses.replace(plan, section=description.section)
         self.seconds["load"] = self.seconds.get("load", 0.0) + time.perf_counter() - started
         return worker
+
+    def _started(self) -> Worker:
+        environment = self.plan.environment
+        return Worker.start(
+            environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers"
+        )
 
     def _request(self) -> LoadRequest:
         plan = self.plan

@@ -23,12 +23,12 @@ RETAKE = "take the capture again; this one cannot be trusted"
 
 
 class Capture:
-    """A capture directory. Files are verified once, when first read."""
+    """A capture directory. Files are verified once, when first read, unless they were `just_written`."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, *, just_written: bool = False) -> None:
         self.folder = folder
         self.manifest = manifest
-        self._verified: set[str] = set()
+        self._verified = {entry.file for entry in manifest.entries} if just_written else set()
 
     @property
     def probes(self) -> Sequence[Probe]:
@@ -49,7 +49,9 @@ class Capture:
 
     def only(self, probes: Sequence[Probe]) -> Capture:
         """The same capture, restricted to some probes."""
-        return Capture(self.folder, dataclasses.replace(self.manifest, probes=tuple(probes)))
+        same = Capture(self.folder, dataclasses.replace(self.manifest, probes=tuple(probes)))
+        same._verified = self._verified
+        return same
 
     def sites(self, probe: str) -> set[str]:
         """The sites held for one probe."""
@@ -114,8 +116,11 @@ class Capture:
         self._verified.add(entry.file)
 
 
-def open_capture(folder: Path) -> Capture:
+def open_capture(folder: Path, *, just_written: bool = False) -> Capture:
     """Open a capture directory.
+
+    Args:
+        just_written: this audit made it, so its files need not be read once more to be believed.
 
     Raises:
         CaptureBroken: no manifest, not JSON, unknown format, or fields missing.
@@ -128,7 +133,7 @@ def open_capture(folder: Path) -> Capture:
                 f"capture format {plain.get('format')!r} is not one this version reads", where=str(path),
                 expected=str(CAPTURE_FORMAT),
             )  # fmt: skip
-        return Capture(folder, from_plain(Manifest, plain))
+        return Capture(folder, from_plain(Manifest, plain), just_written=just_written)
     except FileNotFoundError:
         raise CaptureBroken(
             f"{folder} is not a capture: no {MANIFEST_NAME}",

@@ -70,7 +70,7 @@ def take_capture(
         weights=session.weights() if with_weights else (), seconds=seconds,
     )  # fmt: skip
     write_manifest(out, manifest)
-    return open_capture(out)
+    return open_capture(out, just_written=True)
 
 
 def _inputs(forced_by: Capture | None, probe: Probe, chosen: Sequence[SiteTap]) -> dict[str, str]:

@@ -18,7 +18,8 @@ from parity_audit.compare.threads import one_thread
 from parity_audit.core.report import LogitsDelta, SiteDelta
 from parity_audit.core.types import NotTested, Probe
 
-CHUNK_ENTRIES = 1 << 20
+CHUNK_ENTRIES = 1 << 17
+"""1 MiB in float64: what stays in a processor's cache."""
 ATTENTION_SITES = (".attn_scores", ".pattern")
 LOGITS = "logits"
 

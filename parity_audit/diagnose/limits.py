@@ -11,6 +11,9 @@ is what that error does to a site, and the error would be seen where its respons
 with floor(site) = RMSE(reference, judge), in the dtype of the run. The first amount gives the slope. The next run is made
 at the limit that this slope predicts, so the number stands where it is used even where the response bends; amounts far
 below the first are not tried, because tables that are stored in float32 could not hold them.
+
+Large models are moved in their own float32, which costs a fraction: a move of a thousandth stands so far above the floor
+that the rounding of two runs can be subtracted. Where it does not, no number is given.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from parity_audit.capture.take import take_capture
 from parity_audit.compare.deltas import Comparison, rmse_to_forced
 from parity_audit.compare.floor import guard
 from parity_audit.compare.threads import one_thread
-from parity_audit.core.errors import BackendFailed
+from parity_audit.core.errors import BackendFailed, NotJudged
 from parity_audit.core.limits import OUTER, limit_of
 from parity_audit.core.report import DetectionLimit
 from parity_audit.core.types import Edit, KnobValue, NotTested, Probe, SiteTap
-from parity_audit.core.wire import FLOAT64
+from parity_audit.core.wire import FLOAT64, NATIVE
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.specs.schema import ResolvedKnob
 from parity_audit.specs.view import edits, knob_values
@@ -45,6 +48,8 @@ LINEAR = 0.1
 CORRECTIONS = 2
 SILENT = 1e-13
 """Relative; a smaller change is the rounding of float64."""
+CLEAR = 8.0
+"""Floors that a native run has to move by, to be told from rounding."""
 COUNTS = ("attention.window", "rope.partial", "moe.top_k")
 DICT_NUMBER = "factor"
 
@@ -94,41 +99,47 @@ class Sensitivity:
 
 @dataclass(frozen=True, kw_only=True)
 class _Bench:
-    """What every measurement shares."""
+    """What every measurement shares. `still` is the run without a move, in the same precision."""
 
     session: Session
-    judge: Capture
+    still: Capture
+    precision: str
     probe: Probe
     floors: Mapping[str, float]
     out: Path
 
 
 def measure(
-    session: Session, judge: Capture, reference: Capture, *, dtype: str, everything: bool, out: Path
+    session: Session, judge: Capture, reference: Capture, *, dtype: str, small: bool, own: bool, out: Path
 ) -> Sensitivity:
     """Move every constant that can be moved live, one at a time, and put it back.
 
     Args:
         session: the judge's; its edits are undone in the end.
-        everything: look at every site, not only the residual stream; for models that are small.
+        small: the model is: look at every site and not only at the residual stream, always in float64.
+        own: `reference` was run by `session`.
     """
     started = time.perf_counter()
     probe = chosen_probe(judge.probes)
-    floors = _floors(reference, judge, probe, dtype, everything)
-    bench = _Bench(session=session, judge=judge, probe=probe, floors=floors, out=out)
-    responses: list[Response] = []
-    gaps: list[NotTested] = []
-    for moved in movable(knob_values(session.plan.spec, session.plan.config)):
-        found = _response(bench, moved)
-        if isinstance(found, Response):
-            responses.append(found)
-        else:
-            gaps.append(found)
-    session.apply(())
-    shutil.rmtree(out, ignore_errors=True)
-    seconds = time.perf_counter() - started
+    floors = _floors(reference, judge, probe, dtype, small)
+    native = not small and own and dtype == "float32"
+    bench = _Bench(
+        session=session, still=reference if native else judge, precision=NATIVE if native else FLOAT64, probe=probe,
+        floors=floors, out=out,
+    )  # fmt: skip
+    constants = movable(knob_values(session.plan.spec, session.plan.config))
+    try:
+        found = [_response(bench, moved) for moved in constants]
+        session.apply(())
+    except NotJudged as error:  # what is known of small errors is not worth an audit
+        session.release()
+        session.edits = ()
+        return Sensitivity(probe=probe.name, gaps=(NotTested(what="detection limits", why=error.message),))
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
     return Sensitivity(
-        probe=probe.name, floors=floors, responses=tuple(responses), gaps=tuple(gaps), seconds=seconds
+        probe=probe.name, floors=floors, responses=tuple(item for item in found if isinstance(item, Response)),
+        gaps=tuple(item for item in found if isinstance(item, NotTested)), seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
@@ -176,9 +187,10 @@ def _response(bench: _Bench, moved: Moved) -> Response | NotTested:
             if found.by_site:
                 return _at_the_limit(bench, found)
     except BackendFailed as error:
-        return _gap(moved, f"the reference could not be run with it moved: {error.message.splitlines()[0]}")
+        return _gap(moved, f"the judge could not be run with it moved: {error.message.splitlines()[0]}")
+    reach = "nothing" if bench.precision == FLOAT64 else f"nothing by {CLEAR:g} floors"
     return _gap(
-        moved, f"not excited by probe {bench.probe.name} ({bench.probe.shape[1]} tokens): moving it moves nothing"
+        moved, f"not excited by probe {bench.probe.name} ({bench.probe.shape[1]} tokens): moving it moves {reach}"
     )
 
 
@@ -188,7 +200,8 @@ def _at_the_limit(bench: _Bench, first: Response) -> Response:
     for _ in range(CORRECTIONS):
         predicted = smallest(response, bench.floors)[0]
         target = min(max(predicted, first.amount / 2), LARGEST_AMOUNT * first.moved.size)
-        if abs(target / response.amount - 1) <= LINEAR:
+        known = bench.precision == NATIVE and predicted < response.amount  # rounding would only blur a smaller move
+        if known or abs(target / response.amount - 1) <= LINEAR:
             break
         nearer = _moved_by(bench, first.moved, target)
         if nearer is None or not nearer.by_site:
@@ -209,16 +222,23 @@ def _moved_by(bench: _Bench, moved: Moved, amount: float) -> Response | None:
     def choose(tap: SiteTap, probe: Probe) -> bool:
         return tap.site in bench.floors
 
-    capture = take_capture(bench.session, [bench.probe], bench.out / "moved", precision=FLOAT64, choose=choose)
-    by_site = _changes(capture, bench.judge, bench.probe)
+    capture = take_capture(bench.session, [bench.probe], bench.out / "moved", precision=bench.precision, choose=choose)
+    by_site = _changes(capture, bench)
     shutil.rmtree(capture.folder, ignore_errors=True)
     return Response(moved=moved, amount=amount, by_site=by_site)
 
 
 @one_thread()
-def _changes(moved: Capture, judge: Capture, probe: Probe) -> dict[str, float]:
-    errors = {site: rmse_to_forced(moved, judge, probe, site) for site in moved.sites(probe.name)}
-    return {site: rmse for site, (rmse, rms) in errors.items() if rmse > SILENT * rms}
+def _changes(moved: Capture, bench: _Bench) -> dict[str, float]:
+    """RMSE per site that moved; in native precision freed of the rounding of both runs."""
+    name = bench.probe.name
+    errors = {site: rmse_to_forced(moved, bench.still, bench.probe, site) for site in moved.sites(name)}
+    if bench.precision == FLOAT64:
+        return {site: rmse for site, (rmse, rms) in errors.items() if rmse > SILENT * rms}
+    clear = {
+        site: (rmse, bench.floors[site]) for site, (rmse, _) in errors.items() if rmse > CLEAR * bench.floors[site]
+    }
+    return {site: math.sqrt(rmse**2 - 2 * floor**2) for site, (rmse, floor) in clear.items()}
 
 
 def _edits(session: Session, moved: Moved, number: float) -> tuple[Edit, ...]:

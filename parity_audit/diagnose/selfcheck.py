@@ -6,6 +6,7 @@ from pathlib import Path
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
+from parity_audit.core.errors import NotJudged
 from parity_audit.diagnose.agreement import is_number, same
 from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_value
 from parity_audit.diagnose.findings import shown
@@ -37,7 +38,14 @@ def reference_notes(session: Session, capture: Capture, judge: Capture | None, o
     knobs = knob_values(plan.spec, plan.config)
     notes += [_note(fit, spec) for fit in fits if _departs(fit, spec := spec_value(knobs, fit.knob, 0))]
     notes += hook_warnings(capture, "reference", plan.dtype)
-    return notes if judge is None else [*notes, *invariance_notes(session, capture, judge, out)]
+    if judge is None:
+        return notes
+    try:
+        return [*notes, *invariance_notes(session, capture, judge, out)]
+    except NotJudged as error:  # a reference that was captured is judged by, whatever else it cannot do
+        session.release()
+        session.edits = ()
+        return [*notes, f"the self-check broke off: {error.message}"]
 
 
 def _departs(fit: KnobFit, spec: object) -> bool:

@@ -76,14 +76,18 @@ def _extended(path: Path, seen: tuple[Path, ...]) -> CommentedMap:
     own_problems = _problems(data, path, partial=True)
     if own_problems:
         raise own_problems
-    family = _extended(file, (*seen, path))
-    family.pop("models", None)
-    merged: CommentedMap = _merge(family, data)
+    family = {key: value for key, value in _extended(file, (*seen, path)).items() if key != "models"}
+    merged: CommentedMap = _merge(CommentedMap(family), data)
     return merged
 
 
 def read_yaml(path: Path) -> CommentedMap:
-    """YAML 1.2 with positions; duplicate keys and Python tags are errors."""
+    """YAML 1.2 with positions; duplicate keys and Python tags are errors. Not to be changed: families are read once."""
+    return _read_yaml(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _read_yaml(path: Path, _changed: int) -> CommentedMap:
     yaml = YAML(typ="rt", pure=True)
     try:
         data = yaml.load(StringIO(path.read_text()))

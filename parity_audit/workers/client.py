@@ -63,6 +63,7 @@ class Worker:
         theirs, from_worker = os.pipe()
         environ = {**os.environ, **env_vars, WIRE_FD_ENV: f"{to_worker},{from_worker}"}
         environ.pop("PYTHONPATH", None)
+        environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait starve their neighbours
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink:
             process = subprocess.Popen(
@@ -74,6 +75,11 @@ class Worker:
         worker = Worker(process, theirs, ours, backend_key, log)
         worker._read(START_TIMEOUT, "start")
         return worker
+
+    def prepare(self, request: LoadRequest) -> None:
+        """Let it import its engine meanwhile; returns at once. What goes wrong, `load` will say."""
+        with contextlib.suppress(OSError):
+            self._ask("prepare", request)
 
     def load(self, request: LoadRequest, on_progress: OnProgress | None = None) -> None:
         """Load a model."""
@@ -106,13 +112,14 @@ class Worker:
             WorkerDied: no process, no answer in time, or an answer that is not the protocol's.
             BackendFailed: the backend raised.
         """
-        self._next_id += 1
         try:
-            _write_all(self._write_fd, dumps({"id": self._next_id, "op": op, "args": args}).encode() + b"\n")
+            self._ask(op, args)
         except OSError:
             raise self._died(op) from None
         while True:
             message = self._read(timeout, op)
+            if message.get("id") != self._next_id:
+                continue  # an answer that nobody waited for
             if "progress" in message:
                 if on_progress is not None:
                     on_progress(**message["progress"])
@@ -131,6 +138,10 @@ class Worker:
         self.process.wait()
         os.close(self._read_fd)
         self._read_fd = self._write_fd = -1
+
+    def _ask(self, op: str, args: Any) -> None:
+        self._next_id += 1
+        _write_all(self._write_fd, dumps({"id": self._next_id, "op": op, "args": args}).encode() + b"\n")
 
     def _read(self, timeout: float, op: str) -> dict[str, Any]:
         deadline = time.monotonic() + timeout

@@ -47,3 +47,14 @@ def test_the_limit_parts_what_is_seen_from_what_is_not(knob, limits, tmp_path):
     assert math.isfinite(known.limit)
     assert above.verdict is Verdict.MISMATCH, above.why
     assert below.verdict in (Verdict.PARITY, Verdict.EXACT), below.why
+
+
+def test_a_large_model_is_moved_in_its_own_float32_and_says_the_same(limits, tmp_path, monkeypatch):
+    """Only the residual stream is looked at there, so a limit may be larger but not smaller."""
+    monkeypatch.setattr("parity_audit.capture.workspace.SMALL_BYTES", 0)
+    found = {item.knob: item for item in audit(tmp_path, "hf").candidates[0].detection}
+
+    assert found.keys() >= {"attention.scale", "norm.offset", "rope.theta", "logits.scale"}
+    assert all(item.limit > 0.8 * limits[knob].limit for knob, item in found.items())
+    assert found["attention.scale"].limit == pytest.approx(limits["attention.scale"].limit, rel=0.2)
+    assert found["logits.scale"].limit == pytest.approx(limits["logits.scale"].limit, rel=0.2)

@@ -25,7 +25,7 @@ from parity_audit.specs.rope import attention_factor, dynamic_theta, kind_of
 
 THETA, SCALING, DIRECTION, DTYPE = "rope.theta", "rope.scaling", "rope.direction", "rope.dtype"
 MAGNITUDE_EPS = 1e-3
-NARROW_EPS = 1e-3
+NARROW_EPS, NARROW_ANGLE = 1e-3, 0.1
 ROUNDED_FACTOR = 2.0
 
 
@@ -37,8 +37,9 @@ def table_knobs(
     outcomes: list[Outcome] = []
     if why is None:
         outcomes.append(_fit(evidence, DIRECTION, "forward" if forward else "inverse", rotation, {}))
-    rotation = rotation if forward else _reversed(rotation)
+    rotation = _trusted(rotation if forward else _reversed(rotation), turns)
     beyond = beyond if beyond is None or forward else _reversed(beyond)
+    beyond = beyond if beyond is None else _trusted(beyond, turns)
     rounded = _rounded(evidence, rotation, turns)
     if rounded is not None:
         return [*outcomes, *rounded]
@@ -55,6 +56,14 @@ def _narrow(turns: Sequence[Turn]) -> bool:
 def _log_eps(turns: Sequence[Turn]) -> float:
     """The relative error of a frequency that the dtype explains: narrow tables round sin of all small angles."""
     return NARROW_EPS if _narrow(turns) else LOG_EPS
+
+
+def _trusted(rotation: Rotation, turns: Sequence[Turn]) -> Rotation:
+    """In a narrow dtype a + b sin rounds back to a for small angles, so slow pairs look slower than they are."""
+    if not _narrow(turns):
+        return rotation
+    seen = rotation.inv_freq.abs() * rotation.horizon > NARROW_ANGLE
+    return dataclasses.replace(rotation, stderr=torch.where(seen, rotation.stderr, torch.inf))
 
 
 def _reversed(rotation: Rotation) -> Rotation:
