@@ -74,12 +74,16 @@ def measured(command: list[str]) -> Cost:
     """Run a command and see what it costs."""
     started, cpu = time.perf_counter(), _children_cpu()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    peak = [0.0]
+    peak, resident = [0.0], [0.0]
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.5):
-            peak[0] = max(peak[0], tree_memory(process.pid))
+        while not done.wait(0.2):
+            tree = tree_of(process.pid)
+            now = sum(map(_resident, tree))
+            if now > 1.01 * resident[0]:  # the exact figure stops the process for a while, so it is asked for rarely
+                resident[0] = now
+                peak[0] = max(peak[0], sum(map(_proportional, tree)))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -99,8 +103,8 @@ def _children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def tree_memory(root: int) -> float:
-    """Resident MiB of a process and everything below it, shared pages counted once."""
+def tree_of(root: int) -> set[int]:
+    """A process and everything below it."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -111,7 +115,15 @@ def tree_memory(root: int) -> float:
     tree = {root}
     while grown := {pid for pid, parent in parents.items() if parent in tree} - tree:
         tree |= grown
-    return sum(_proportional(pid) for pid in tree)
+    return tree
+
+
+def _resident(pid: int) -> float:
+    """Resident MiB of one process, shared pages included."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / (1 << 20)
+    except OSError:
+        return 0.0
 
 
 def _proportional(pid: int) -> float:
