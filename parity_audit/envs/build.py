@@ -73,10 +73,11 @@ def python_for(
 def _port_environment(ref: BackendRef, *, device: str, allow_install: bool, progress: Progress) -> Environment:
     """The interpreter a port runs on: that of `env=BACKEND`, `python=PATH`, or the running one.
 
-    Its key holds the text of the port's file, so that an edited port is captured again.
+    Its key holds the function and the text of the port's file and its neighbours, so that another port, or an edited
+    one, is captured again.
     """
-    text = Path(str(ref.target).rpartition(":")[0]).read_bytes()
-    digest = hashlib.sha256(text).hexdigest()[:12]
+    file, _, function = str(ref.target).rpartition(":")
+    digest = _digest_of(Path(file), function)
     home = port_environment(ref)
     if home is not None:
         base = python_for(home, device=device, allow_install=allow_install, progress=progress)
@@ -84,6 +85,14 @@ def _port_environment(ref: BackendRef, *, device: str, allow_install: bool, prog
         python = str(ref.settings.get("python", sys.executable))
         base = Environment(python=python, key=python, same=python == sys.executable, backend_key=ref.name, version="")
     return dataclasses.replace(base, key=f"{base.key}-{digest}", backend_key=ref.name, version="")
+
+
+def _digest_of(file: Path, function: str) -> str:
+    """A name for a function in a file, and for everything that the file can import from its own folder."""
+    digest = hashlib.sha256(f"{file.name}:{function}".encode())
+    for module in sorted({file, *file.parent.glob("*.py")}):
+        digest.update(module.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def installed_here(backend: str) -> str | None:

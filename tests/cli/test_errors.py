@@ -75,7 +75,9 @@ def test_without_json_stdout_stays_empty(capsys):
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_with_130(kind):
-    code = "import time\nfrom parity_audit.cli.errors import guarded\nguarded(lambda: print('on', flush=True) or time.sleep(60))()"
+    code = "import signal, time\nfrom parity_audit.cli.errors import guarded\n"
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background is born without it
+    code += "guarded(lambda: print('on', flush=True) or time.sleep(60))()"
     started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert started.stdout.readline() == "on\n"
     time.sleep(0.2)
