@@ -119,8 +119,13 @@ def _severity(delta: SiteDelta) -> tuple[float, float]:
 
 
 def rmse_to_forced(own: TensorSource, forced: TensorSource, probe: Probe, site: str) -> tuple[float, float]:
-    """RMSE between a capture and what the judge makes of that capture's own inputs, and the judge's rms."""
+    """RMSE between a capture and what the judge makes of that capture's own inputs, and the judge's rms.
+
+    A score that only one side masks is infinitely far from the other's.
+    """
     moments = _measure(own, forced, None, probe, site, None)
+    if moments.hidden_by_one_side:
+        return math.inf, moments.rms(moments.reference_square_sum)
     return moments.rms(moments.square_sum), moments.rms(moments.reference_square_sum)
 
 
@@ -181,7 +186,7 @@ def _delta(site: str, probe: str, moments: Moments, dtype: str) -> SiteDelta:
     ratio = None
     if moments.judged:
         errors = moments.rms(moments.candidate_judge), moments.rms(moments.reference_judge)
-        ratio = noise_ratio(*errors, rms, dtype)
+        ratio = LARGEST if moments.hidden_by_one_side else noise_ratio(*errors, rms, dtype)
     return SiteDelta(
         site=site, layer=layer_of(site), probe=probe, max_abs=moments.max_abs, rmse=rmse,
         rel=_relative(rmse, rms), noise_ratio=ratio, worst=moments.worst,

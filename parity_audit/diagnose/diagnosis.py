@@ -14,11 +14,13 @@ from parity_audit.compare.verdict import share_of_limit
 from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
+from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import identify
 from parity_audit.diagnose.localise import introduced_ratios, suspects
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
+from parity_audit.specs.view import dims
 
 DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")
 
@@ -71,7 +73,7 @@ def diagnose(case: Case) -> Diagnosis:
     own = _Sides(
         candidate=case.candidate_capture, reference=case.reference_capture, definition=case.definition
     )  # fmt: skip
-    ratios = _replay(case, wide, own, "replay")
+    ratios, replayed = _replay(case, wide, own, "replay")
     pairs = [own]
     for probe in [] if suspects(ratios) else _diverging_long_probes(case):
         layers = _layers_to_detail(case.comparison, probe)
@@ -82,7 +84,11 @@ def diagnose(case: Case) -> Diagnosis:
     reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan, case.reference_capture)
     findings, missing = identify(layers_seen, reference_seen, set(found))
     gaps += missing
-    findings = [*([coarse] if coarse else []), *findings, *unexplained(found, findings)]
+    sides = Replayed(
+        own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
+    )  # fmt: skip
+    puzzles = with_descriptions(unexplained(found, findings), sides)
+    findings = [*([coarse] if coarse else []), *findings, *puzzles]
     return Diagnosis(findings=tuple(findings), introduced=ratios, not_tested=tuple(gaps))
 
 
@@ -100,8 +106,8 @@ Choose = Callable[[SiteTap, Probe], bool]
 
 def _replay(
     case: Case, probes: Sequence[Probe], own: _Sides, name: str, choose: Choose = wanted
-) -> dict[tuple[str, str], float]:
-    """The judge on each side's own inputs, and the introduced ratios that follow.
+) -> tuple[dict[tuple[str, str], float], Capture]:
+    """The introduced ratios that follow from the judge on each side's own inputs, and the judge on the candidate's.
 
     Where a definition stands beside a reference that departs from it, the larger ratio of the two sides counts.
     """
@@ -112,12 +118,13 @@ def _replay(
 
     floor = own.definition or own.reference
     truth = forced("floor", floor)
-    ratios = introduced_ratios(own.candidate, forced("candidate", own.candidate), floor, truth, dtype=case.dtype)
+    replay = forced("candidate", own.candidate)
+    ratios = introduced_ratios(own.candidate, replay, floor, truth, dtype=case.dtype)
     if own.definition is not None:
         replayed = forced("reference", own.reference)
         for place, ratio in introduced_ratios(own.reference, replayed, floor, truth, dtype=case.dtype).items():
             ratios[place] = max(ratio, ratios.get(place, 0.0))
-    return ratios
+    return ratios, replay
 
 
 def _diverging_long_probes(case: Case) -> list[Probe]:
@@ -145,5 +152,5 @@ def _detail(case: Case, probe: Probe, layers: set[int], ratios: dict[tuple[str, 
         candidate=detailed("candidate", case.candidate), reference=detailed("reference", case.reference),
         definition=detailed("definition", case.judge) if case.definition is not None else None,
     )  # fmt: skip
-    ratios.update(_replay(case, [probe], own, f"replay-{probe.name}", choose))
+    ratios.update(_replay(case, [probe], own, f"replay-{probe.name}", choose)[0])
     return own

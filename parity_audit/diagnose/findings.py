@@ -59,7 +59,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual."),
     "residual": ("residual.",), "attn_proj": ("weights.attn.o", "attention.o_bias"),
     "qkv": tuple(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias")),
-    "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm."), "scores": CORE, "pattern": CORE, "z": CORE,
+    "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,
     "mlp": ("mlp.", "weights.mlp"), "logits": ("logits.",),
 }  # fmt: skip
 SITE_OF = {

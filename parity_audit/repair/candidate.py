@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parity_audit.capture.session import Session
+from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.verdict import first_divergence, judge_comparison
@@ -18,11 +18,12 @@ from parity_audit.diagnose.identities import hook_warnings
 from parity_audit.diagnose.limits import detection_limits
 from parity_audit.diagnose.localise import with_introduced
 from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
+from parity_audit.diagnose.weights import with_origins, without_consequences
 from parity_audit.repair.choose import Proposal, propose
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
 from parity_audit.repair.verify import Bench, Verified, merge_fixes, needed, run_patched
-from parity_audit.specs.view import effective_values, spec_values
+from parity_audit.specs.view import dims, effective_values, roles, spec_values
 
 MAX_ROUNDS = 3
 
@@ -54,7 +55,7 @@ def audit_candidate(
         diagnosis = _diagnose(session, reference, capture, comparison, out / "diagnosis-0")
     except Exception as error:
         return _broken_off(result, "diagnosis", error, session)
-    result = _with_diagnosis(result, comparison, diagnosis)
+    result = _with_diagnosis(result, comparison, diagnosis, reference.session.plan)
     if not repair:
         gaps = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair"))
         return dataclasses.replace(result, not_tested=gaps)
@@ -186,7 +187,9 @@ def _base(
 ) -> Candidate:
     plan, about = session.plan, session.description()
     warnings, gaps = token_findings(reference.session.description(), about)
-    weights, unseen = weight_findings(reference.capture.manifest.weights, capture.manifest.weights, plan.dtype)
+    prints = reference.capture.manifest.weights, capture.manifest.weights
+    weights, unseen = weight_findings(*prints, plan.dtype)
+    weights = with_origins(weights, *prints, plan.dtype)
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
     warnings += hook_warnings(capture, session.label, plan.dtype)
@@ -211,10 +214,13 @@ def _with_limits(result: Candidate, comparison: Comparison, reference: Reference
     )  # fmt: skip
 
 
-def _with_diagnosis(result: Candidate, comparison: Comparison, diagnosis: Diagnosis) -> Candidate:
+def _with_diagnosis(result: Candidate, comparison: Comparison, diagnosis: Diagnosis, plan: SidePlan) -> Candidate:
+    places = (None, *range(dims(plan.spec, plan.config)["n_layers"]))
+    tensors = {(role, at): tap.path for at in places for role, tap in roles(plan.spec, plan.config, at).items()}
+    own = without_consequences(diagnosis.findings, result.findings, tensors)
     return dataclasses.replace(
         result,
         sites=with_introduced(comparison.sites, diagnosis.introduced),
-        findings=(*result.findings, *diagnosis.findings),
+        findings=(*result.findings, *own),
         not_tested=(*result.not_tested, *diagnosis.not_tested),
     )

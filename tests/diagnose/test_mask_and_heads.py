@@ -35,6 +35,22 @@ def test_holes_and_a_hidden_own_key():
     assert "hides the query's own key" in faults_of(blind, real)
 
 
+I, J = torch.arange(12)[:, None], torch.arange(12)[None, :]
+
+
+@pytest.mark.parametrize(
+    ("visible", "said"),
+    [
+        ((J <= I) & (J > I - 5), set()),
+        ((J <= I) & ((J >= 2) | (I == J) | (I < 2)), {"hides the first 2 tokens from the others"}),
+        ((J <= I) & (J // 4 == I // 4), {"sees its own chunk of 4 tokens only"}),
+        ((J <= I) & (J >= (I // 2)), {"hides earlier keys unevenly"}),
+    ],
+)
+def test_where_each_query_begins_to_see(visible, said):
+    assert faults_of(visible, torch.ones(12, dtype=torch.bool)) == said
+
+
 @pytest.mark.parametrize("hide", [(), HIDDEN, ("z",)])
 @pytest.mark.parametrize(
     ("heads", "kv", "wrong"),

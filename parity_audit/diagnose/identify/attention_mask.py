@@ -51,11 +51,27 @@ def faults_of(visible: Tensor, mask: Tensor) -> set[str]:
     if not bool(own.diagonal().all()):
         faults.add("hides the query's own key")
     first = own.to(torch.int8).argmax(-1)
+    faults |= _start(first)
     expected = (torch.arange(len(kept))[None] >= first[:, None]).tril()
     # A query's own key is said above.
     if bool((expected & ~own).tril(-1).any()):
         faults.add("hides keys inside the window")
     return faults
+
+
+def _start(first: Tensor) -> set[str]:
+    """What is wrong with the first key that each query sees, in a causal mask: a window slides, or starts at 0."""
+    at = torch.arange(len(first))
+    window = int((at - first).max()) + 1
+    if bool((first == (at - window + 1).clamp(min=0)).all()):
+        return set()
+    step = int((first > 0).to(torch.int8).argmax())
+    if step > 1 and bool((first == at // step * step).all()):
+        return {f"sees its own chunk of {step} tokens only"}
+    hidden = int(first.max())
+    if hidden < len(first) - 1 and bool((first[hidden:] == hidden).all()):
+        return {f"hides the first {hidden} tokens from the others"}
+    return {"hides earlier keys unevenly"}
 
 
 def _future(own: Tensor) -> str:

@@ -1,0 +1,136 @@
+"""Components that no constant explains, described by what they made of their own inputs (see `forms`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from parity_audit.capture.store import Capture
+from parity_audit.compare.deltas import ATTENTION_SITES, layer_of, site_order
+from parity_audit.compare.threads import one_thread
+from parity_audit.core.limits import limit_of
+from parity_audit.core.report import Finding
+from parity_audit.core.types import Probe
+from parity_audit.diagnose.evidence import f64, real
+from parity_audit.diagnose.findings import shown
+from parity_audit.diagnose.forms import Form, Pair, described
+from parity_audit.diagnose.localise import component_of
+
+MOST_TOKENS = 512
+CONFIDENCE = 0.8
+STREAM = (
+    "resid_pre", "ln1.out", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp_proj",
+    "ln2_post.out", "mlp_out", "resid_post",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """One side's capture, and the judge's replay of it: what every site should be, given that side's own inputs."""
+
+    own: Capture
+    true: Capture
+    ratios: Mapping[tuple[str, str], float]
+    d_head: int
+
+
+@one_thread()
+def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> list[Finding]:
+    """The findings, those that say only "unexplained" replaced by what can be said, layer by layer."""
+    out: list[Finding] = []
+    for finding in findings:
+        out += [finding] if finding.kind != "unexplained" else _explained(finding, sides)
+    return out
+
+
+def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
+    groups: list[tuple[Form, str, list[int | None]]] = []
+    left: list[int] = []
+    for layer in finding.layers or (None,):
+        found = _form(str(finding.evidence["component"]), layer, sides)
+        if found is None:
+            left += [] if layer is None else [layer]
+            continue
+        site, form = found
+        home = next((group for group in groups if _alike(group[0], form) and _local(group[1]) == _local(site)), None)
+        if home is None:
+            groups.append((form, site, [layer]))
+        else:
+            home[2].append(layer)
+    if not groups:
+        return [finding]
+    described_ones = [_finding(finding, *group) for group in groups]
+    return [*described_ones, *([dataclasses.replace(finding, layers=tuple(left))] if left else [])]
+
+
+def _form(component: str, layer: int | None, sides: Replayed) -> tuple[str, Form] | None:
+    """The first site of the component that introduces error in this layer, and the form that its values have."""
+    sites = {
+        site
+        for (_, site), ratio in sides.ratios.items()
+        if ratio > limit_of(site) and component_of(site) == component and layer_of(site) == layer
+    }
+    for site in sorted(sites, key=site_order):
+        pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
+        form = None if pair is None else described(pair)
+        if form is not None:
+            return site, form
+    return None
+
+
+def _pair(site: str, sides: Replayed) -> Pair | None:
+    probes = [
+        probe for probe in sides.true.probes if site in sides.true.sites(probe.name) & sides.own.sites(probe.name)
+    ]
+    if not probes:
+        return None
+    own, true = (_tokens(capture, probes, site) for capture in (sides.own, sides.true))
+    return Pair(own=own, true=true, d_head=sides.d_head, others=_others(site, probes, own, sides.own))
+
+
+def _others(site: str, probes: Sequence[Probe], own: Tensor, capture: Capture) -> dict[str, Tensor]:
+    """Sites of the same block that come before this one and live in the same space."""
+    block, name = site.rpartition(".")[0] if _local(site) in STREAM else "", _local(site)
+    if not block or name not in STREAM:
+        return {}
+    prefix = site.removesuffix(name)
+    before = [prefix + other for other in STREAM[: STREAM.index(name)]]
+    held = [other for other in before if all(other in capture.sites(probe.name) for probe in probes)]
+    found = {other: _tokens(capture, probes, other) for other in held}
+    return {_local(other): x for other, x in found.items() if x.shape == own.shape}
+
+
+def _local(site: str) -> str:
+    return site.split(".", 2)[2] if site.startswith("blocks.") else site
+
+
+def _tokens(capture: Capture, probes: Sequence[Probe], site: str) -> Tensor:
+    """Real tokens of all probes, `[token, channel]`, at most `MOST_TOKENS` of them."""
+    rows = [f64(capture.tensor(probe.name, site)[real(probe)]) for probe in probes]
+    return torch.cat([rearrange(part, "token ... -> token (...)") for part in rows])[:MOST_TOKENS]
+
+
+def _alike(a: Form, b: Form) -> bool:
+    if a.kind != b.kind or a.where != b.where:
+        return False
+    if isinstance(a.value, float) and isinstance(b.value, float):
+        return abs(a.value - b.value) <= 1e-3 * max(abs(a.value), abs(b.value))
+    return a.value == b.value
+
+
+def _finding(unexplained: Finding, form: Form, site: str, layers: list[int | None]) -> Finding:
+    numbers = tuple(layer for layer in layers if layer is not None)
+    name = _local(site)
+    said = f"{shown(form.value)}{f' ({form.where})' if form.where else ''}"
+    return dataclasses.replace(
+        unexplained, knob=f"{name}.{form.kind}", kind="variant", layers=numbers or None, site=site,
+        candidate_value=form.value, reference_value=form.usual, departs_from_spec="candidate",
+        evidence={**unexplained.evidence, "where": form.where or "everywhere", "unexplained": form.left},
+        confidence=CONFIDENCE,
+        message=f"given its own inputs, {name} of the candidate is not what the reference makes of them: {form.kind} {said}",
+    )  # fmt: skip

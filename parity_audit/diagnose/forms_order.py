@@ -1,0 +1,71 @@
+"""Is one tensor another with its channels in another order, and which order?
+
+Channels are matched by what they hold: a few random projections over tokens tell them apart. The permutation p with
+own[:, d] = true[:, p(d)] is then put into words: heads exchanged, axes the wrong way round, halves and alternating
+channels mixed up, rolled, reversed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PROJECTIONS = 8
+NEAR = 1e-3
+MOST_CHANNELS = 16384
+
+
+def order_of(own: Tensor, true: Tensor, d_head: int) -> tuple[str, Tensor] | None:
+    """Words and permutation `[channel]`, None where it is no permutation. Tensors are `[token, channel]`."""
+    channels = own.shape[1]
+    if channels < 2 or channels > MOST_CHANNELS or len(own) < 4:
+        return None
+    permutation = _matched(own, true)
+    if permutation is None or bool((permutation == torch.arange(channels)).all()):
+        return None
+    return _words(permutation, d_head), permutation
+
+
+def _matched(own: Tensor, true: Tensor) -> Tensor | None:
+    generator = torch.Generator().manual_seed(0)
+    waves = torch.randn(PROJECTIONS, len(own), generator=generator, dtype=torch.float64)
+    a, b = (waves @ own).T, (waves @ true).T
+    size = b.square().mean().sqrt()
+    best = [torch.cdist(part, b).min(1) for part in torch.split(a, 1024)]
+    distance, index = (torch.cat([getattr(item, name) for item in best]) for name in ("values", "indices"))
+    if bool((distance > NEAR * size * PROJECTIONS**0.5).any()) or len(set(index.tolist())) < len(index):
+        return None
+    return index
+
+
+def _words(permutation: Tensor, d_head: int) -> str:
+    size = len(permutation)
+    for words, known in _known(size, d_head).items():
+        if bool((permutation == known).all()):
+            return words
+    if d_head and size % d_head == 0:
+        heads = permutation.view(-1, d_head)
+        if bool((heads - heads[:, :1] == torch.arange(d_head)).all()) and bool((heads[:, 0] % d_head == 0).all()):
+            return f"heads {(heads[:, 0] // d_head).tolist()}"
+        inside = heads - d_head * torch.arange(len(heads))[:, None]
+        if bool((inside == inside[:1]).all()):
+            return f"the same other order in every head: {_words(inside[0], 0)}"
+    return f"{int((permutation != torch.arange(size)).sum())} of {size} channels moved"
+
+
+def _known(size: int, d_head: int) -> dict[str, Tensor]:
+    """Orders with a name."""
+    at = torch.arange(size)
+    orders = {"reversed": at.flip(0)}
+    if size % 2 == 0:
+        orders["halves exchanged"] = at.roll(size // 2)
+        orders["halves laid out alternating"] = at.view(2, -1).T.flatten()
+        orders["alternating channels laid out as halves"] = at.view(-1, 2).T.flatten()
+        orders["neighbours exchanged"] = at.view(-1, 2).flip(1).flatten()
+    if d_head and size % d_head == 0 and size > d_head:
+        orders["(d_head head) for (head d_head)"] = at.view(-1, d_head).T.flatten()
+        orders["(head d_head) for (d_head head)"] = at.view(d_head, -1).T.flatten()
+    for shift in (1, -1):
+        if shift % size:
+            orders.setdefault(f"rolled by {shift}", at.roll(shift))
+    return orders

@@ -1,0 +1,121 @@
+"""Descriptions of what a component made of its inputs: each form planted with known numbers, and none where nothing differs."""
+
+import math
+
+import pytest
+import torch
+
+from parity_audit.diagnose.forms import Pair, described
+
+TOKENS, HEADS, D_HEAD = 40, 3, 8
+CHANNELS = HEADS * D_HEAD
+
+
+@pytest.fixture
+def true():
+    return torch.randn(TOKENS, CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def noisy(x):
+    noise = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return x * (1 + 1e-7 * noise)
+
+
+def form(own, true, **others):
+    return described(Pair(own=own, true=true, d_head=D_HEAD, others=others))
+
+
+def test_what_does_not_differ_has_no_form(true):
+    assert form(true, true) is None
+    assert form(noisy(true), true) is None
+
+
+def test_noise_of_any_size_has_no_form(true):
+    other = torch.randn(true.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(11))
+    assert form(true + 0.1 * other, true, resid_pre=other.roll(1, 0)) is None
+    assert form(other, true) is None
+
+
+def test_nothing_is_said_of_numbers_that_are_not_finite(true):
+    own = true.clone()
+    own[3, 4] = math.nan
+    assert form(own, true) is None
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.01, -1.0, 7.3])
+def test_scale(true, factor):
+    found = form(noisy(true * factor), true)
+    assert (found.kind, found.where) == ("scale", "")
+    assert found.value == pytest.approx(factor, rel=1e-5)
+
+
+@pytest.mark.parametrize("shift", [3.0, -0.02])
+def test_shift(true, shift):
+    found = form(noisy(true) + shift, true)
+    assert found.kind == "shift"
+    assert found.value == pytest.approx(shift, rel=1e-5)
+
+
+def test_clamp_names_only_the_bound_that_is_used(true):
+    assert form(true.clamp(-0.5, 0.7), true).value == [-0.5, 0.7]
+    assert form(true.clamp(max=0.7), true).value == [0.7]
+
+
+@pytest.mark.parametrize("cap", [1.0, 5.0])
+def test_softcap(true, cap):
+    found = form(cap * torch.tanh(true / cap), true)
+    assert found.kind == "softcap"
+    assert found.value == pytest.approx(cap, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_names_the_dtype(true, dtype):
+    found = form(true.to(getattr(torch, dtype)).double(), true)
+    assert (found.kind, found.value) == ("rounded", dtype)
+
+
+ORDERS = {
+    "heads [2, 0, 1]": lambda x: x.view(-1, HEADS, D_HEAD)[:, [2, 0, 1]].flatten(1),
+    "(d_head head) for (head d_head)": lambda x: x.view(-1, HEADS, D_HEAD).transpose(1, 2).flatten(1),
+    "reversed": lambda x: x.flip(1),
+    "rolled by 1": lambda x: x.roll(1, 1),
+    "neighbours exchanged": lambda x: x.view(-1, CHANNELS // 2, 2).flip(-1).flatten(1),
+    "the same other order in every head: rolled by 1": lambda x: x.view(-1, HEADS, D_HEAD).roll(1, -1).flatten(1),
+    "2 of 24 channels moved": lambda x: x[:, [5, 1, 2, 3, 4, 0, *range(6, CHANNELS)]],
+}
+
+
+@pytest.mark.parametrize("words", sorted(ORDERS))
+def test_order(true, words):
+    found = form(noisy(ORDERS[words](true)), true)
+    assert (found.kind, found.value) == ("order", words)
+
+
+def test_bias_and_gain_per_channel(true):
+    vector = torch.randn(CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    assert form(true + vector, true).kind == "bias"
+    assert form(true * vector, true).kind == "gain"
+
+
+def test_normalised_tokens(true):
+    found = form(true / true.square().mean(1, keepdim=True).sqrt(), true)
+    assert (found.kind, found.value) == ("norm", "normalised to rms 1")
+
+
+def test_another_site_in_its_place_or_added(true):
+    other = torch.randn(true.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(13))
+    assert form(noisy(other), true, resid_pre=other).value == "equal to resid_pre"
+    assert form(torch.zeros_like(true), true, resid_pre=other).value == "zero"
+    assert form(noisy(true - 0.25 * other), true, resid_pre=other).value == "1 the true value + -0.25 resid_pre"
+
+
+def test_only_some_channels_or_tokens(true):
+    own = true.clone()
+    own[:, D_HEAD : 2 * D_HEAD] *= 0.5
+    found = form(own, true)
+    assert (found.kind, found.where) == ("scale", "heads 1")
+    own = true.clone()
+    own[30:] *= 1.1
+    found = form(own, true)
+    assert (found.kind, found.where) == ("scale", f"10 of {TOKENS} tokens")
+    assert found.value == pytest.approx(1.1)
