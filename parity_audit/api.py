@@ -14,6 +14,7 @@ from pathlib import Path
 
 from parity_audit.capture.plan import AuditPlan, plan_audit, require_judgeable, side_plan
 from parity_audit.capture.session import Session
+from parity_audit.capture.side import Side
 from parity_audit.capture.store import Capture, open_capture
 from parity_audit.capture.take import reusable_capture
 from parity_audit.capture.workspace import Workspace
@@ -111,7 +112,7 @@ def audit(
     )
     session = run.session(_ref(reference), "reference")
     judging = session if session.plan.backend_key == JUDGES else run.session(BackendRef(name=JUDGES), "judge")
-    sides = [_Side(ref=ref, number=number, run=run) for number, ref in enumerate(refs)]
+    sides = [Side(ref=ref, role=f"candidate-{number}", make=run.session) for number, ref in enumerate(refs)]
     try:
         truth = _take_reference(session, judging, run)
         sides[0].prepare()
@@ -244,7 +245,7 @@ def _with_sensitivity(truth: Reference, run: _Run) -> Reference:
     return dataclasses.replace(truth, sensitivity=found)
 
 
-def _judge_all(sides: Sequence[_Side], truth: Reference, run: _Run) -> tuple[list[Candidate], list[Capture]]:
+def _judge_all(sides: Sequence[Side], truth: Reference, run: _Run) -> tuple[list[Candidate], list[Capture]]:
     """Every candidate in turn; one that fails is reported, and the others go on."""
     results: list[Candidate] = []
     captures = [truth.capture]
@@ -253,39 +254,7 @@ def _judge_all(sides: Sequence[_Side], truth: Reference, run: _Run) -> tuple[lis
     return results, captures
 
 
-@dataclass
-class _Side:
-    """A candidate of the audit. Its session is made ahead of its turn, so that engines import while others compute."""
-
-    ref: BackendRef
-    number: int
-    run: _Run
-    session: Session | None = None
-    failure: ParityError | None = None
-
-    def prepare(self) -> None:
-        """Make the session and start its process. What fails is kept for the candidate's own turn."""
-        try:
-            self.session = self.run.session(self.ref, f"candidate-{self.number}")
-            self.session.prepare()
-        except ParityError as error:
-            self.failure = error
-
-    def ready(self) -> Session:
-        """The session. Raises what `prepare` met."""
-        if self.session is None and self.failure is None:
-            self.prepare()
-        if self.failure is not None:
-            raise self.failure
-        assert self.session is not None
-        return self.session
-
-    def release(self) -> None:
-        if self.session is not None:
-            self.session.release()
-
-
-def _judge_one(side: _Side, following: _Side | None, truth: Reference, run: _Run, captures: list[Capture]) -> Candidate:
+def _judge_one(side: Side, following: Side | None, truth: Reference, run: _Run, captures: list[Capture]) -> Candidate:
     try:
         session = side.ready()
         if not run.workspace.keeps_loaded(run.plan.checkpoint):
@@ -294,7 +263,7 @@ def _judge_one(side: _Side, following: _Side | None, truth: Reference, run: _Run
             following.prepare()
         taken = reusable_capture(session, truth.probes, run.workspace.captures, with_weights=True)
         captures.append(taken)
-        scratch = run.workspace.scratch(f"candidate-{side.number}")
+        scratch = run.workspace.scratch(side.role)
         return audit_candidate(session, taken, truth, target=run.target, repair=run.repair, out=scratch)
     except ParityError as error:
         if isinstance(error, UsageError):

@@ -11,6 +11,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.selftest.corpus import Fault
 
 VALUE_WITHIN = 0.01
+NOTHING = 1e-4
 WRONG = (Verdict.MISMATCH,)
 REPAIRED = (Verdict.PARITY, Verdict.EXACT)
 
@@ -70,7 +71,7 @@ def _close(found: KnobValue, truth: float | str) -> bool:
         return truth in found["by_layer"].values()
     if isinstance(truth, str) or isinstance(found, (str, bool)) or not isinstance(found, (int, float)):
         return found == truth
-    return math.isclose(float(found), float(truth), rel_tol=VALUE_WITHIN)
+    return math.isclose(float(found), float(truth), rel_tol=VALUE_WITHIN, abs_tol=NOTHING if truth == 0 else 0.0)
 
 
 def _repaired(candidate: Candidate) -> bool | None:

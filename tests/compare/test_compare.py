@@ -6,9 +6,9 @@ import pytest
 import torch
 from held import Held, probe
 
-from parity_audit.compare.deltas import compare
+from parity_audit.compare.deltas import compare, rmse_to_forced
 from parity_audit.compare.floor import LARGEST, noise_ratio
-from parity_audit.compare.verdict import judge_comparison
+from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Verdict
 
@@ -42,6 +42,19 @@ def test_a_value_where_there_should_be_none_is_a_finite_mismatch(value, dtype):
     assert math.isfinite(site.rel)
     assert site.rel > 1
     assert dumps(comparison)
+
+
+def test_a_score_that_one_side_masks_is_where_they_part():
+    site, logits = "blocks.0.attn_scores", torch.ones(1, 4, 5)
+    causal = torch.zeros(1, 2, 4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf)
+    ahead = causal.masked_fill(torch.ones(4, 4).triu(1).bool() & ~torch.ones(4, 4).triu(2).bool(), 0.0)
+    truth = Held(PROBE, {site: causal, "logits": logits})
+    comparison = compare(Held(PROBE, {site: ahead, "logits": logits}), truth, truth, dtype="float32")
+
+    assert judge_comparison(comparison)[0] is Verdict.MISMATCH
+    assert first_divergence(comparison).site == site
+    assert rmse_to_forced(Held(PROBE, {site: ahead}), Held(PROBE, {site: causal}), PROBE, site)[0] == math.inf
+    assert rmse_to_forced(truth, truth, PROBE, site)[0] == 0.0
 
 
 def test_the_smallest_number_of_a_dtype_is_rounding():

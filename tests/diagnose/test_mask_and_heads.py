@@ -35,16 +35,16 @@ def test_holes_and_a_hidden_own_key():
     assert "hides the query's own key" in faults_of(blind, real)
 
 
-I, J = torch.arange(12)[:, None], torch.arange(12)[None, :]
+QUERY, KEY = torch.arange(12)[:, None], torch.arange(12)[None, :]
 
 
 @pytest.mark.parametrize(
     ("visible", "said"),
     [
-        ((J <= I) & (J > I - 5), set()),
-        ((J <= I) & ((J >= 2) | (I == J) | (I < 2)), {"hides the first 2 tokens from the others"}),
-        ((J <= I) & (J // 4 == I // 4), {"sees its own chunk of 4 tokens only"}),
-        ((J <= I) & (J >= (I // 2)), {"hides earlier keys unevenly"}),
+        ((KEY <= QUERY) & (KEY > QUERY - 5), set()),
+        ((KEY <= QUERY) & ((KEY >= 2) | (QUERY == KEY) | (QUERY < 2)), {"hides the first 2 tokens from the others"}),
+        ((KEY <= QUERY) & (KEY // 4 == QUERY // 4), {"sees its own chunk of 4 tokens only"}),
+        ((KEY <= QUERY) & (KEY >= (QUERY // 2)), {"hides earlier keys unevenly"}),
     ],
 )
 def test_where_each_query_begins_to_see(visible, said):

@@ -186,7 +186,9 @@ def test_ctrl_c_leaves_no_worker(tmp_path):
         "-c",
         "vllm",
     ]
-    audit = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    audit = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=obey_ctrl_c
+    )
     wait_for_worker("hf", audit)
     audit.send_signal(signal.SIGINT)
     _, stderr = audit.communicate(timeout=60)
@@ -194,6 +196,11 @@ def test_ctrl_c_leaves_no_worker(tmp_path):
     assert audit.returncode == 130
     assert "interrupted" in stderr
     assert workers_of(audit.pid) == []
+
+
+def obey_ctrl_c():
+    """A job in the background is born deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def wait_for_worker(backend: str, parent: subprocess.Popen[str], seconds: float = 900) -> int:
