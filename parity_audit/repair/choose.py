@@ -10,10 +10,14 @@ from parity_audit.core.report import Finding
 from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.repair.layers import RELATIVE, on_layers
-from parity_audit.specs.view import dims, edit_note, edits, knob_values
+from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_path, roles
 
 NO_PATCH_KINDS = ("unexplained", "weights")
 SAME_VALUE = 1e-3
+NORM_AT = {
+    "ln1.out": "norm.ln1", "ln2.out": "norm.ln2", "ln1_post.out": "norm.ln1_post", "ln2_post.out": "norm.ln2_post",
+    "ln_final.out": "norm.final", "q_norm.out": "norm.q", "k_norm.out": "norm.k",
+}  # fmt: skip
 ENGINE_EDITS = {"numerics.tf32": (Edit(op="load", value={"tf32": False}),)}
 """Settings that every backend of this project understands, whatever the architecture."""
 
@@ -64,12 +68,27 @@ def _found(
         plan.spec, plan.backend_key, finding.knob, target, plan.config, version, targets, finding.candidate_value
     )
     if found is not None and any(edit.op in RELATIVE for edit in found):
-        found = on_layers(found, finding.layers)
+        found = on_layers(_on_norms(found, finding, plan), finding.layers)
     if found is None:
         return f"{plan.ref.name} has no setting for it"
     if plan.ref.target is not None:
         found = tuple(edit for edit in found if edit.op != "load")
     return found or "it is a load setting, and the port loads itself"
+
+
+def _on_norms(edits: tuple[Edit, ...], finding: Finding, plan: SidePlan) -> tuple[Edit, ...]:
+    """Without the edits of norms that the finding does not speak of: what is added to a weight must be missing there."""
+    sites = {str(fact.get("read_from")) for fact in finding.evidence.get("candidate", [])}
+    named = {NORM_AT[site] for site in sites if site in NORM_AT}
+    if not named:
+        return edits
+    layers = (None, *range(dims(plan.spec, plan.config)["n_layers"]))
+    known = {
+        role: {live_path(tap.path) for layer in layers if (tap := roles(plan.spec, plan.config, layer).get(role))}
+        for role in NORM_AT.values()
+    }
+    others = {path for role, paths in known.items() if role not in named for path in paths}
+    return tuple(edit for edit in edits if edit.path not in others)
 
 
 def target_value(finding: Finding) -> KnobValue:

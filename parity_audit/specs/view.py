@@ -290,7 +290,12 @@ def _edit_paths(path: str, spec: Spec, config: Mapping[str, Any]) -> list[str]:
         for role, tap in roles(spec, config, layer).items()
         if role.startswith(prefix) and not role.endswith(".bias")
     )
-    return list(dict.fromkeys(re.sub(r"\.(\d+)", r"[\1]", name) for name in found))
+    return list(dict.fromkeys(map(live_path, found)))
+
+
+def live_path(tensor: str) -> str:
+    """The path of a checkpoint tensor in a module tree: numbers are indices."""
+    return re.sub(r"\.(\d+)", r"[\1]", tensor)
 
 
 def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue) -> list[Any]:
