@@ -114,8 +114,8 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     fits = [pair.candidate for pair in group], [pair.reference for pair in group]
     return Finding(
         knob=knob, kind=_kind(knob, candidate, reference), layers=_layers([*group, *blunt], every),
-        site=_full_site(first.candidate), reference_value=reference, candidate_value=candidate,
-        spec_value=_spec(first.candidate, knobs), evidence=_evidence(group, blunt), confidence=confidence(group),
+        site=_full_site(first.candidate), reference_value=_finite(reference), candidate_value=_finite(candidate),
+        spec_value=_finite(_spec(first.candidate, knobs)), evidence=_evidence(group, blunt), confidence=confidence(group),
         departs_from_spec=departure(*fits, knobs),
         message=f"{knob} is {shown(candidate)} in the candidate and {shown(reference)} in the reference",
     )  # fmt: skip
@@ -235,8 +235,16 @@ def _facts(fit: KnobFit) -> dict[str, Any]:
     bounds = None if fit.interval is None else [None if math.isinf(end) else end for end in fit.interval]
     facts = {"layer": fit.layer, "value": fit.value, "stderr": fit.stderr, "unexplained": fit.residual, "n": fit.n,
              "read_from": fit.site, **({"interval": bounds} if bounds else {})}  # fmt: skip
-    finite = {key: value for key, value in fit.evidence.items() if not (isinstance(value, float) and math.isinf(value))}
-    return facts | finite
+    return {key: _finite(value) for key, value in (facts | fit.evidence).items()}
+
+
+def _finite(value: Any) -> Any:
+    """Reports hold finite numbers only; what is infinite or unknown is null."""
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shown(value: KnobValue) -> str:

@@ -84,8 +84,13 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _pattern(evidence: Evidence, row: Row) -> Tensor | None:
+    """`[head query key]` of real tokens; None where it is hidden, or where padding takes a share that is no sink's."""
     pattern = evidence.tensor(row.probe, "pattern")
-    return None if pattern is None else f64(pattern[row.batch][:, row.kept][:, :, row.kept])
+    if pattern is None:
+        return None
+    whole = f64(pattern[row.batch][:, row.kept])
+    own = whole[:, :, row.kept]
+    return own if float((whole.sum(-1) - own.sum(-1)).abs().max()) < LOST else None
 
 
 def _stacked(parts: Sequence[Tensor], fill: float) -> Tensor:
@@ -112,7 +117,7 @@ def _sinks(s: Tensor, p: Tensor) -> Tensor | None:
     """One logit per head, from the rows that show it best; None where nothing is lost."""
     if any_narrow(p) or float((1 - p.sum(-1)).mean()) < LOST:
         return None if float((1 - p.sum(-1)).mean()) < 16 * LOST else _logits(s, p).mean(-1)
-    each, weight = _logits(s, p), _weights(p)
+    each, weight = _logits(s, p).nan_to_num(neginf=0.0), _weights(p)
     return (each * weight).sum(-1) / weight.sum(-1).clamp_min(1e-300)
 
 
