@@ -25,6 +25,10 @@ REPOSITORY_FAULTS = Path(__file__).resolve().parents[2] / "tests" / "faults"
 MODULE_KEYS = ("module", "block", "norm")
 
 
+SETTINGS = ("config", "set", "norm_eps")
+NORM_SETTINGS = {"op", "module", "layers", "eps", "offset"}
+
+
 class Fault(BaseModel):
     """One planted fault and the truth about it.
 
@@ -54,6 +58,13 @@ class Fault(BaseModel):
     def knobs(self) -> tuple[str, ...]:
         """Every name that must be found."""
         return (self.knob,) if isinstance(self.knob, str) else tuple(self.knob)
+
+    @property
+    def patchable(self) -> bool:
+        """Whether every plant is a setting that the live model still reads; the others are in its code."""
+        return all(
+            step["op"] in SETTINGS or (step["op"] == "norm" and step.keys() <= NORM_SETTINGS) for step in self.plant
+        )
 
 
 class _File(BaseModel):

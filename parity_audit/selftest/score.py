@@ -11,6 +11,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.selftest.corpus import Fault
 
 VALUE_WITHIN = 0.01
+NO_PATCH = "a patch for "
 NOTHING = 1e-4
 WRONG = (Verdict.MISMATCH,)
 REPAIRED = (Verdict.PARITY, Verdict.EXACT)
@@ -29,7 +30,7 @@ class Score:
     layers: bool | None = None
     valued: bool | None = None
     repaired: bool | None = None
-    proved: bool | None = None
+    recognised: bool | None = None
     false_alarms: tuple[str, ...] = ()
     confidence: float = 0.0
     first_site: str = ""
@@ -53,7 +54,7 @@ def score(fault: Fault, candidate: Candidate) -> Score:
         named=None if fault.harmless else len(hits) == len(right),
         layers=None if fault.layers is None or single is None else list(single.layers or ()) == fault.layers,
         valued=None if fault.value is None or fault.harmless else single is not None and _close(single.candidate_value, fault.value),
-        repaired=_repaired(candidate), proved=_proved(candidate),
+        repaired=_repaired(candidate, fault), recognised=_recognised(candidate, fault),
         false_alarms=tuple(_words(finding) for finding in (named if fault.harmless else wrong)),
         confidence=max((finding.confidence for finding in hits), default=0.0), first_site=first,
         found=tuple(_words(finding) for finding in candidate.findings),
@@ -74,16 +75,20 @@ def _close(found: KnobValue, truth: float | str) -> bool:
     return math.isclose(float(found), float(truth), rel_tol=VALUE_WITHIN, abs_tol=NOTHING if truth == 0 else 0.0)
 
 
-def _repaired(candidate: Candidate) -> bool | None:
-    """Whether patches brought it back; None where the auditor had no patch to offer."""
-    if not candidate.patches:
+def _repaired(candidate: Candidate, fault: Fault) -> bool | None:
+    """Whether patches brought it back; None where no setting could have, and none did."""
+    done = candidate.patched is not None and candidate.patched.verdict in REPAIRED
+    return done if not fault.harmless and (done or fault.patchable) else None
+
+
+def _recognised(candidate: Candidate, fault: Fault) -> bool | None:
+    """Whether a cause that no setting repairs was proved the other way round, or said to have no patch."""
+    if fault.harmless or fault.patchable or _repaired(candidate, fault):
         return None
-    return candidate.patched is not None and candidate.patched.verdict in REPAIRED
-
-
-def _proved(candidate: Candidate) -> bool | None:
-    """Whether an unpatchable cause was proved the other way round."""
-    return None if candidate.proof is None else candidate.proof.proven
+    if candidate.proof is not None and candidate.proof.proven:
+        return True
+    said = {gap.what.removeprefix(NO_PATCH) for gap in candidate.not_tested if gap.what.startswith(NO_PATCH)}
+    return any(knob in fault.knobs or knob.startswith(tuple(fault.any_knob) or ("\0",)) for knob in said)
 
 
 def _words(finding: Finding) -> str:

@@ -18,7 +18,7 @@ QUESTIONS = (
     ("layers", "layers exact"),
     ("valued", "value within 1 %"),
     ("repaired", "repaired by its patch"),
-    ("proved", "proved where no patch exists"),
+    ("recognised", "unpatchable recognised"),
 )
 BINS = (0.0, 0.5, 0.8, 0.95, 1.01)
 

@@ -7,14 +7,15 @@ import dataclasses
 import pytest
 
 from parity_audit.core.errors import UsageError
-from parity_audit.core.report import Candidate, Finding, Patch, Patched, Verdict
+from parity_audit.core.report import Candidate, Finding, Patch, Patched, Proof, Verdict
+from parity_audit.core.types import NotTested
 from parity_audit.selftest.corpus import Fault, load_corpus, resolved
 from parity_audit.selftest.score import score, share
 from parity_audit.selftest.table import calibration, false_alarms, hit_rows, missed
 from parity_audit.specs.resolve import resolve_model
 
 FAULT = Fault(
-    id="f", model="m", plant=[], knob="attention.scale", value=10.0, layers=[1], site="blocks.1.attn_scores"
+    id="f", model="m", plant=[{"op": "output", "module": "x", "times": 2.0}], knob="attention.scale", value=10.0, layers=[1], site="blocks.1.attn_scores"
 )  # fmt: skip
 
 
@@ -35,7 +36,7 @@ def test_a_right_answer_is_right_in_every_column():
     got = score(FAULT, candidate(finding()))
 
     assert (got.detected, got.placed, got.named, got.layers, got.valued) == (True,) * 5
-    assert (got.repaired, got.proved, got.false_alarms) == (None, None, ())
+    assert (got.repaired, got.recognised, got.false_alarms) == (None, False, ())
 
 
 @pytest.mark.parametrize(
@@ -71,9 +72,23 @@ def test_a_patch_counts_only_when_it_reached_parity():
     patch = Patch(knob="attention.scale", backend="b", value=8.0, edits=(), code="", fixes=())
     patched = Patched(verdict=Verdict.PARITY, logits=None, sites=(), target=0.0, target_reached=True)
     offered = dataclasses.replace(candidate(finding()), patches=(patch,))
+    setting = FAULT.model_copy(update={"plant": [{"op": "set", "module": "x", "attr": "scaling", "value": 1.0}]})
 
-    assert score(FAULT, offered).repaired is False
+    assert score(setting, offered).repaired is False
+    assert score(setting, candidate(finding())).repaired is False
     assert score(FAULT, dataclasses.replace(offered, patched=patched)).repaired is True
+
+
+def test_a_fault_in_code_is_recognised_by_a_proof_or_by_saying_that_nothing_sets_it():
+    proof = Proof(
+        proven=True, statement="", imposed=(), verdict=Verdict.PARITY, why="", before=None, after=None
+    )  # fmt: skip
+    said = NotTested(what="a patch for attention.scale", why="no setting")
+    other = NotTested(what="a patch for norm.eps", why="no setting")
+
+    assert score(FAULT, dataclasses.replace(candidate(finding()), proof=proof)).recognised is True
+    assert score(FAULT, dataclasses.replace(candidate(finding()), not_tested=(said,))).recognised is True
+    assert score(FAULT, dataclasses.replace(candidate(finding()), not_tested=(other,))).recognised is False
 
 
 def test_a_clean_port_that_is_accused_counts_against_the_auditor():
