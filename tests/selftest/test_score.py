@@ -15,7 +15,8 @@ from parity_audit.selftest.table import calibration, false_alarms, hit_rows, mis
 from parity_audit.specs.resolve import resolve_model
 
 FAULT = Fault(
-    id="f", model="m", plant=[{"op": "output", "module": "x", "times": 2.0}], knob="attention.scale", value=10.0, layers=[1], site="blocks.1.attn_scores"
+    id="f", model="m", plant=[{"op": "output", "module": "x", "times": 2.0}], knob="attention.scale", value=10.0,
+    layers=[1], site="blocks.1.attn_scores",
 )  # fmt: skip
 
 
