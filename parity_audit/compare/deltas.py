@@ -15,6 +15,7 @@ from parity_audit.compare.floor import LARGEST, noise_ratio
 from parity_audit.compare.moments import Moments
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
+from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import LogitsDelta, SiteDelta
 from parity_audit.core.types import NotTested, Probe
 
@@ -76,6 +77,7 @@ def compare(
 
     Raises:
         CaptureBroken: a file is missing, truncated or altered.
+        NotJudged: a site has different axes on two sides.
     """
     deltas: list[SiteDelta] = []
     bad: list[str] = []
@@ -155,6 +157,12 @@ def _measure(
 def _lockstep(sides: list[TensorSource], probe: str, site: str) -> Iterator[tuple[int, list[Tensor]]]:
     """Chunks of the same rows of every side; a side that was clipped to fewer positions clips all (causal prefix)."""
     shapes = [side.shape(probe, site) for side in sides]
+    if len({len(shape) for shape in shapes}) > 1:
+        raise NotJudged(
+            f"{site} of probe {probe} has {len(shapes[0])} axes on one side and {len(shapes[1])} on the other",
+            code="site-shape", expected=str(shapes[1]), found=str(shapes[0]),
+            hint="the spec's `layout` of this site does not fit this backend",
+        )  # fmt: skip
     common = tuple(min(axis) for axis in zip(*shapes, strict=True))
     per_row = math.prod(common) // max(common[1], 1)
     rows = max(1, CHUNK_ENTRIES // max(per_row, 1))

@@ -9,6 +9,7 @@ from held import Held, probe
 from parity_audit.compare.deltas import compare, rmse_to_forced
 from parity_audit.compare.floor import LARGEST, noise_ratio
 from parity_audit.compare.verdict import first_divergence, judge_comparison
+from parity_audit.core.errors import NotJudged
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Verdict
 
@@ -55,6 +56,14 @@ def test_a_score_that_one_side_masks_is_where_they_part():
     assert first_divergence(comparison).site == site
     assert rmse_to_forced(Held(PROBE, {site: ahead}), Held(PROBE, {site: causal}), PROBE, site)[0] == math.inf
     assert rmse_to_forced(truth, truth, PROBE, site)[0] == 0.0
+
+
+def test_a_site_with_other_axes_is_an_error_that_names_it():
+    shaped = {"logits": torch.ones(1, 4, 5)}
+    truth = Held(PROBE, {"blocks.0.q": torch.ones(1, 4, 6), **shaped})
+    with pytest.raises(NotJudged, match=r"blocks\.0\.q") as caught:
+        compare(Held(PROBE, {"blocks.0.q": torch.ones(1, 4, 2, 3), **shaped}), truth, truth, dtype="float32")
+    assert (caught.value.expected, caught.value.found) == ("(1, 4, 6)", "(1, 4, 2, 3)")
 
 
 def test_the_smallest_number_of_a_dtype_is_rounding():
