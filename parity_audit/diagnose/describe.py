@@ -23,6 +23,7 @@ from parity_audit.diagnose.localise import component_of
 
 MOST_TOKENS = 512
 CONFIDENCE = 0.8
+COPIED = "equal to pattern"
 STREAM = (
     "resid_pre", "ln1.out", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp_proj",
     "ln2_post.out", "mlp_out", "resid_post",
@@ -45,7 +46,14 @@ def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> list[Find
     out: list[Finding] = []
     for finding in findings:
         out += [finding] if finding.kind != "unexplained" else _explained(finding, sides)
-    return out
+    # A pattern that is replayed from such scores cannot be right.
+    copied = {layer for finding in out if finding.candidate_value == COPIED for layer in finding.layers or ()}
+    return [finding for finding in out if not _follows_from(finding, copied)]
+
+
+def _follows_from(finding: Finding, copied: set[int]) -> bool:
+    mine = set(finding.layers or ())
+    return finding.kind == "unexplained" and finding.knob == "pattern" and bool(mine) and mine <= copied
 
 
 def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
@@ -76,11 +84,20 @@ def _form(component: str, layer: int | None, sides: Replayed) -> tuple[str, Form
         if ratio > limit_of(site) and component_of(site) == component and layer_of(site) == layer
     }
     for site in sorted(sites, key=site_order):
+        if site.endswith(".attn_scores") and _is_pattern(site, sides.own):
+            return site, Form(kind="source", value=COPIED, usual="as computed", left=0.0)
         pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
         form = None if pair is None else described(pair)
         if form is not None:
             return site, form
     return None
+
+
+def _is_pattern(site: str, capture: Capture) -> bool:
+    """Whether what goes by the name of scores is what the softmax made of them."""
+    pattern = site.removesuffix("attn_scores") + "pattern"
+    probes = [probe.name for probe in capture.probes if {site, pattern} <= capture.sites(probe.name)]
+    return bool(probes) and all(capture.tensor(name, site).equal(capture.tensor(name, pattern)) for name in probes)
 
 
 def _pair(site: str, sides: Replayed) -> Pair | None:
