@@ -13,6 +13,7 @@ from parity_audit.cli.errors import guarded
 from parity_audit.cli.progress import progress_for
 from parity_audit.cli.sections import doctor, envs, specs
 from parity_audit.cli.selftest import selftest
+from parity_audit.cli.spec import spec
 from parity_audit.core.version import __version__
 
 EXAMPLES = """
@@ -44,6 +45,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(specs, name="specs")
 app.add_typer(envs, name="envs")
+app.add_typer(spec, name="spec")
 app.command()(doctor)
 
 Model = Annotated[str, typer.Argument(help="Hub id, alias or local directory, for example `gemma-2-2b-it`.")]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import os
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from io import StringIO
@@ -20,6 +22,7 @@ from parity_audit.core.errors import SpecError, UsageError
 from parity_audit.specs.schema import BackendSection, KnobEntry, ModelEntry, Spec, SpecFile
 
 MODULE_SECTION = "module"
+OWN_SPECS = "PARITY_AUDIT_SPECS"
 REPOSITORY_SPECS = Path(__file__).resolve().parents[2] / "model_specs"
 
 
@@ -29,10 +32,27 @@ def specs_folder() -> Path:
     return packaged if packaged.is_dir() else REPOSITORY_SPECS
 
 
-@cache
 def list_specs() -> tuple[Spec, ...]:
-    """Every architecture, families and vocabularies (`_*.yaml`, files without models) left out."""
-    loaded = [load_spec(path) for path in sorted(specs_folder().glob("*.yaml")) if not path.name.startswith("_")]
+    """Every architecture, families and vocabularies (`_*.yaml`, files without models) left out.
+
+    Files and folders named in PARITY_AUDIT_SPECS come first, so that a spec of one's own is found before a shipped one.
+    """
+    return (*_specs_of(os.environ.get(OWN_SPECS, "")), *_shipped_specs())
+
+
+@cache
+def _shipped_specs() -> tuple[Spec, ...]:
+    return _with_models(sorted(specs_folder().glob("*.yaml")))
+
+
+@cache
+def _specs_of(places: str) -> tuple[Spec, ...]:
+    named = [Path(place) for place in places.split(os.pathsep) if place]
+    return _with_models([file for path in named for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])])
+
+
+def _with_models(files: Sequence[Path]) -> tuple[Spec, ...]:
+    loaded = [load_spec(path) for path in files if not path.name.startswith("_")]
     return tuple(spec for spec in loaded if spec.content.models)
 
 

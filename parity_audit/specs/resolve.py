@@ -51,6 +51,21 @@ def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
     return ResolvedModel(repo_id=name, spec=spec_for(config, name), config=config)
 
 
+def released_config(name: str) -> dict[str, Any]:
+    """config.json of a local directory, the user's hub cache, or the hub, whether or not a spec knows it.
+
+    Raises:
+        UsageError: there is none, or it names no architecture.
+    """
+    folder = Path(name) if Path(name, "config.json").is_file() else cached_snapshot(name) or ask_hub(name).folder
+    if folder is None:
+        raise _unknown(name, "no config.json was found")
+    config = read_config(folder)
+    if not config.get("architectures"):
+        raise UsageError(f"{folder}/config.json names no architecture", code="bad-config", where=str(folder))
+    return config
+
+
 def spec_for(config: dict[str, Any], where: str) -> Spec:
     """The spec of `config["architectures"][0]`."""
     architectures = config.get("architectures") or ["(none given)"]

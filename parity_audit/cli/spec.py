@@ -1,0 +1,100 @@
+"""`parity-audit spec`: work on specs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parity_audit.cli.errors import guarded
+from parity_audit.cli.progress import progress_for
+
+EXIT_FAILED = 1
+
+spec = typer.Typer(help="Check specs.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@spec.callback()
+def _group() -> None:
+    """Work on specs."""
+
+
+@spec.command("check")
+@guarded
+def check(
+    specs: Annotated[list[str] | None, typer.Argument(help="Spec names or YAML files; every shipped one when none.")] = None,
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", "-b", help="BACKEND to check. Repeatable; all that run here when none.")
+    ] = None,
+    faults: Annotated[bool, typer.Option(help="Also plant errors in each model and see whether they are named.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the miniatures.")] = 0,
+    no_install: Annotated[bool, typer.Option("--no-install", help="Never create an environment.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON result here.")] = None,
+    docs: Annotated[Path | None, typer.Option(help="Write the Markdown page of architectures here.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> int:  # fmt: skip
+    """Run each spec's miniature on every backend: sites live, clean ports clean, planted errors named.
+
+    Exit code 1 when a backend disagrees or a planted error was missed.
+    """
+    import json
+
+    from parity_audit.speccheck.check import check_spec
+    from parity_audit.speccheck.table import page
+    from parity_audit.specs.load import OWN_SPECS, list_specs, load_spec
+
+    own = [str(Path(name).resolve()) for name in specs or () if name.endswith(".yaml")]
+    if own:
+        os.environ[OWN_SPECS] = os.pathsep.join(own)
+    chosen = [load_spec(name) for name in specs] if specs else list_specs()
+    checks = []
+    with progress_for(quiet=quiet) as progress:
+        for one in chosen:
+            done = check_spec(one, backend, faults=faults, seed=seed, install=not no_install, progress=progress)
+            checks.append(done)
+    if out is not None:
+        out.write_text(json.dumps([{**dataclasses.asdict(done), "ok": done.ok} for done in checks], indent=1) + "\n")
+    if docs is not None:
+        docs.write_text(page(checks))
+    _print(checks)
+    return 0 if all(done.ok for done in checks) else EXIT_FAILED
+
+
+@spec.command("new")
+@guarded
+def new(
+    model: Annotated[str, typer.Argument(help="Local directory with a config.json, or a hub id.")],
+    repo_id: Annotated[str, typer.Option("--id", help="The hub id that the spec is for, where MODEL is a directory.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The file to write. [default: ARCHITECTURE.yaml]")] = None,
+) -> int:  # fmt: skip
+    """Draft a spec from a config and its module tree; what could not be inferred is marked TODO."""
+    from parity_audit.speccheck.draft import draft_spec, written
+    from parity_audit.specs.resolve import released_config
+
+    config = released_config(model)
+    draft = draft_spec(repo_id or Path(model).name if Path(model).is_dir() else model, config)
+    path = written(draft, out or Path(f"{config.get('model_type', 'spec')}.yaml"))
+    typer.echo(f"{path}: {len(draft.todo)} things to look at; then `parity-audit spec check {path}`")
+    for line in draft.todo:
+        typer.echo(f"  TODO {line}")
+    return 0
+
+
+def _print(checks: list) -> None:  # type: ignore[type-arg]
+    table = Table("spec", "backend", "result", "why")
+    for done in checks:
+        for pair in done.pairs:
+            said = pair.status if pair.status != "ok" else f"ok ({pair.verdict})"
+            table.add_row(*map(Text, (done.spec, f"{pair.backend} {pair.version}".strip(), said, pair.why)))
+        if done.not_excited:
+            table.add_row(done.spec, "", "note", Text(f"not excited by the short probe: {', '.join(done.not_excited)}"))
+        if done.planted:
+            named = done.planted - len(done.missed)
+            table.add_row(done.spec, "planted", f"{named} of {done.planted} named", Text(", ".join(done.missed)))
+    Console().print(table)

@@ -1,0 +1,134 @@
+"""A spec against the programs it describes: each backend must show its sites and agree; each constant must be seen to matter."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity_audit.api import audit
+from parity_audit.core.backend_ref import parse_backend
+from parity_audit.core.errors import ParityError
+from parity_audit.core.progress import SILENT, Progress
+from parity_audit.core.report import Candidate, Report, Verdict
+from parity_audit.core.types import BackendRef
+from parity_audit.envs.build import default_candidates
+from parity_audit.envs.recipes import backend_key, recipe_for
+from parity_audit.selftest.corpus import load_corpus
+from parity_audit.selftest.run import run_corpus
+from parity_audit.specs.schema import Spec
+
+OK, FAILED, NOT_RUN = "ok", "failed", "not run"
+AGREES = (Verdict.EXACT, Verdict.PARITY)
+UNSEEN = "detection limit of "
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairCheck:
+    """One architecture on one backend. `why` is empty where all is well; `hidden` are sites that it does not show."""
+
+    architecture: str
+    model: str
+    backend: str
+    version: str
+    status: str
+    verdict: str = ""
+    why: str = ""
+    hidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecCheck:
+    """One spec: its pairs, the constants whose change no probe of the miniature shows, and planted errors that were missed."""
+
+    spec: str
+    architecture: str
+    model: str
+    pairs: tuple[PairCheck, ...]
+    not_excited: tuple[str, ...] = ()
+    planted: int = 0
+    missed: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Every pair that ran agrees, at least one ran, and every planted error was named."""
+        ran = [pair for pair in self.pairs if pair.status != NOT_RUN]
+        return bool(ran) and all(pair.status == OK for pair in ran) and not self.missed
+
+
+def check_spec(
+    spec: Spec, backends: Sequence[str] | None, *, faults: bool, seed: int = 0, install: bool = True,
+    progress: Progress = SILENT,
+) -> SpecCheck:  # fmt: skip
+    """Check one spec on its first model's miniature.
+
+    Args:
+        backends: BACKEND strings; every candidate that can run here when None.
+        faults: also plant the errors that every architecture has a place for, and see whether they are named.
+
+    Raises:
+        ParityError: the reference itself does not run, so nothing can be said.
+    """
+    model = next(iter(spec.content.models))
+    refs = [parse_backend(name) for name in backends] if backends else default_candidates("cpu", install=install)
+    barred = {str(ref): why for ref in refs if (why := _cannot(spec, ref))}
+    asked = [ref for ref in refs if str(ref) not in barred] or [BackendRef(name="hf")]
+    with tempfile.TemporaryDirectory() as out:
+        report = audit(
+            model, candidates=asked, miniature="mini", seed=seed, repair=False, install=install, out=Path(out),
+            progress=progress,
+        )  # fmt: skip
+    pairs = [_reference(spec, model, report), *(_pair(spec, model, found) for found in report.candidates)]
+    pairs += [
+        PairCheck(architecture=spec.architecture, model=model, backend=name, version="", status=NOT_RUN, why=why)
+        for name, why in barred.items()
+    ]
+    planted, missed = _planted(model, seed, progress) if faults else (0, ())
+    return SpecCheck(
+        spec=spec.name, architecture=spec.architecture, model=model, pairs=tuple(pairs),
+        not_excited=_not_excited(report), planted=planted, missed=missed,
+    )  # fmt: skip
+
+
+def _cannot(spec: Spec, ref: BackendRef) -> str:
+    """Why the spec says that a backend does not run this architecture; empty where it does."""
+    section = spec.content.backends.get(backend_key(ref, ref.version or recipe_for(ref, "cpu").version))
+    return "the spec has no section for it" if section is None else section.cannot
+
+
+def _reference(spec: Spec, model: str, report: Report) -> PairCheck:
+    """The reference: that it ran with a judge is its test; what its self-check says is its failure."""
+    notes = report.reference.self_check
+    return PairCheck(
+        architecture=spec.architecture, model=model, backend=report.reference.backend, version=report.reference.version,
+        status=FAILED if notes or report.judge is None else OK, verdict="reference", why="; ".join(notes),
+    )  # fmt: skip
+
+
+def _pair(spec: Spec, model: str, found: Candidate) -> PairCheck:
+    fine = found.verdict in AGREES and not found.findings
+    said = [found.why, *(finding.message for finding in found.findings)]
+    hidden = sorted({item.site.split(".", 2)[-1] for item in found.not_visible})
+    return PairCheck(
+        architecture=spec.architecture, model=model, backend=found.backend, version=found.version,
+        status=OK if fine else FAILED, verdict=found.verdict.value, why="" if fine else "; ".join(said), hidden=tuple(hidden),
+    )  # fmt: skip
+
+
+def _not_excited(report: Report) -> tuple[str, ...]:
+    """Constants that could be moved and moved nothing; those without a live setting say nothing of the spec."""
+    gaps = [gap for found in report.candidates for gap in found.not_tested]
+    return tuple(sorted({gap.what.removeprefix(UNSEEN) for gap in gaps
+                         if gap.what.startswith(UNSEEN) and gap.why.startswith("not excited")}))  # fmt: skip
+
+
+def _planted(model: str, seed: int, progress: Progress) -> tuple[int, tuple[str, ...]]:
+    """How many errors were planted in this model, and which were not detected or not named."""
+    try:
+        corpus = load_corpus([model])
+    except ParityError:
+        return 0, ()
+    scores = run_corpus(corpus, repair=False, seed=seed, progress=progress).scores
+    missed = [score.id for score in scores if not score.detected or score.named is False or score.error]
+    return corpus.size, tuple(missed)

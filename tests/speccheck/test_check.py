@@ -1,0 +1,127 @@
+"""`spec check` on real engines: a right spec is green, a wrong constant or site is not, and says which."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from parity_audit.cli.app import app
+from parity_audit.core.errors import UsageError
+from parity_audit.speccheck.check import NOT_RUN, OK, PairCheck, SpecCheck
+from parity_audit.speccheck.draft import draft_spec
+from parity_audit.speccheck.table import page
+
+MODEL = """
+architecture: {architecture}
+extends: llama
+models:
+  somebody/port:
+    config:
+      architectures: [{architecture}]
+      model_type: llama
+      hidden_size: 2048
+      intermediate_size: 8192
+      num_hidden_layers: 16
+      num_attention_heads: 32
+      num_key_value_heads: 8
+      head_dim: 64
+      vocab_size: 128256
+      rms_norm_eps: 1.0e-5
+      rope_theta: 500000.0
+      rope_scaling: null
+      max_position_embeddings: 2048
+      hidden_act: silu
+      tie_word_embeddings: true
+      bos_token_id: 0
+      eos_token_id: 1
+"""
+
+
+def checked(*args, tmp_path):
+    out = tmp_path / "check.json"
+    done = CliRunner().invoke(
+        app, ["spec", "check", *map(str, args), "-b", "transformer_lens", "-q", "--out", str(out)]
+    )
+    return done.exit_code, json.loads(out.read_text()) if out.is_file() else done.output
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARITY_AUDIT_SPECS", "")
+
+    def write(more=""):
+        file = tmp_path / "own.yaml"
+        file.write_text(MODEL.format(architecture="LlamaForCausalLM") + more)
+        return file
+
+    return write
+
+
+def test_a_right_spec_of_ones_own_is_green(written, tmp_path):
+    code, (result,) = checked(written(), tmp_path=tmp_path)
+
+    assert (code, result["ok"], result["model"]) == (0, True, "somebody/port")
+    assert [pair["status"] for pair in result["pairs"]] == [OK, OK]
+    assert result["pairs"][1]["verdict"] == "exact"
+
+
+def test_a_wrong_constant_is_what_the_reference_contradicts(written, tmp_path):
+    code, (result,) = checked(written("knobs:\n  attention.scale: {value: 'sqrt(d_head) * 1.1'}\n"), tmp_path=tmp_path)
+
+    assert (code, result["ok"]) == (1, False)
+    assert "attention.scale" in result["pairs"][0]["why"]
+
+
+def test_a_broken_file_is_an_error_with_its_line(written, tmp_path):
+    code, said = checked(written("nobs: {}\n"), tmp_path=tmp_path)
+    assert code == 2
+    assert "own.yaml:" in said
+
+
+def test_the_page_lists_every_pair_and_escapes_foreign_text():
+    pairs = [
+        PairCheck(architecture="A", model="m", backend="hf", version="5", status=OK, verdict="parity"),
+        PairCheck(architecture="A", model="m", backend="vllm", version="", status=NOT_RUN, why="<b>no</b> | kernel"),
+    ]
+    shown = page([SpecCheck(spec="a", architecture="A", model="m", pairs=tuple(pairs))])
+
+    assert "| A | `a` | hf 5 | parity |  |" in shown
+    assert "\\<b\\>no\\</b\\> \\| kernel" in shown
+
+
+def test_a_spec_that_ran_nowhere_is_not_green():
+    pair = PairCheck(architecture="A", model="m", backend="vllm", version="", status=NOT_RUN)
+    assert not SpecCheck(spec="a", architecture="A", model="m", pairs=(pair,)).ok
+    assert not SpecCheck(spec="a", architecture="A", model="m", pairs=()).ok
+
+
+UNSEEN = {
+    "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": True, "attention_out_bias": False,
+    "bos_token_id": 0, "eos_token_id": 2, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+    "intermediate_size": 27648, "max_position_embeddings": 4096, "mlp_bias": False, "num_attention_heads": 80,
+    "num_hidden_layers": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_theta": 10000000.0,
+    "tie_word_embeddings": False, "vocab_size": 155136,
+}  # fmt: skip
+
+
+def test_a_draft_of_an_unseen_architecture_passes_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARITY_AUDIT_SPECS", "")
+    (tmp_path / "config.json").write_text(json.dumps(UNSEEN))
+    out = tmp_path / "seed_oss.yaml"
+    command = ["spec", "new", str(tmp_path), "--id", "somebody/seed", "--out", str(out)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert CliRunner().invoke(app, command).exit_code == 2  # nothing is overwritten
+
+    code, (result,) = checked(out, tmp_path=tmp_path)
+    assert (code, result["ok"], result["architecture"]) == (0, True, "SeedOssForCausalLM")
+
+
+def test_what_a_draft_cannot_see_is_marked():
+    draft = draft_spec("somebody/seed", {**UNSEEN, "logit_scale": 0.5})
+    assert draft.todo == ("config key `logit_scale` is not in the family: does it change what is computed?",)
+    assert draft.text.startswith("# TODO config key `logit_scale`")
+
+
+def test_a_model_type_that_transformers_does_not_have_is_an_error():
+    with pytest.raises(UsageError, match="cannot build model type"):
+        draft_spec("somebody/x", {"architectures": ["X"], "model_type": "no_such"})
