@@ -18,6 +18,7 @@ FULL = "full"
 BETTER = 4.0
 FLOOR = 1e-6  # less is float32's own rounding
 LARGEST_ERROR = 4.0
+ONE_WAY = 0.5
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -45,9 +46,12 @@ def best_of(truth: Tensor, variants: Mapping[str, Tensor]) -> tuple[str, dict[st
 def like_rounding(truth: Tensor, formula: Tensor) -> str | None:
     """The dtype whose rounding bounds every relative error, where the errors are of its size; None for other errors.
 
-    Any other cause leaves errors that do not shrink with the value itself.
+    Any other cause leaves errors that do not shrink with the value itself, or that all point one way.
     """
-    relative = (truth - formula).abs() / formula.abs().clamp_min(1e-300)
+    signed = (truth - formula) / formula.abs().clamp_min(1e-300) * formula.sign()
+    relative = signed.abs()
+    if float(signed.mean().abs()) > ONE_WAY * float(relative.mean()):
+        return None
     high, typical = float(relative.flatten().quantile(0.999)), float(relative.square().mean().sqrt())
     for name, dtype in NARROW.items():
         unit = torch.finfo(dtype).eps / 2
