@@ -6,6 +6,7 @@ Runs inside the worker of a `python:` port, on whatever stack is there. A fault 
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -246,24 +247,43 @@ class _LowSoftmax(TorchFunctionMode):
 
 def change_attention(model: nn.Module, plant: Plant) -> None:
     """The additive mask `[b 1 query key]` is rewritten, or softmax runs in a low dtype, around the model's own code."""
-    source = sys.modules[type(_modules(model, plant)[0]).__module__]
+    modules = _modules(model, plant)
+    source = sys.modules[type(modules[0]).__module__]
+    if not hasattr(source, "eager_attention_forward"):  # older code: the arithmetic is a method
+        for module in modules:
+            module._attn = functools.partial(_attend, module._attn, plant)
+        return
     original = source.eager_attention_forward
-    chosen = weakref.WeakSet(_modules(model, plant))
+    chosen = weakref.WeakSet(modules)
 
     def planted(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any, **more: Any
     ) -> Any:
         if module not in chosen:
             return original(module, query, key, value, mask, *rest, **more)
-        mask = _masked(mask, query, key, plant)
-        if "repeat" in plant:  # groups dealt out the wrong way round
-            key, value = key.roll(plant["repeat"], dims=1), value.roll(plant["repeat"], dims=1)
-        if "softmax" in plant:
-            with _LowSoftmax(DTYPES[plant["softmax"]]):
-                return original(module, query, key, value, mask, *rest, **more)
-        return original(module, query, key, value, mask, *rest, **more)
+        return _attend(functools.partial(original, module), plant, query, key, value, mask, *rest, **more)
 
     source.eager_attention_forward = planted
+
+
+def _attend(
+    attention: Callable[..., Any],
+    plant: Plant,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *rest: Any,
+    **more: Any,
+) -> Any:
+    """The model's own attention, given a broken mask, the wrong keys and values, or a low dtype for its softmax."""
+    mask = _masked(mask, query, key, plant)
+    if "repeat" in plant:  # groups dealt out the wrong way round
+        key, value = key.roll(plant["repeat"], dims=1), value.roll(plant["repeat"], dims=1)
+    if "softmax" in plant:
+        with _LowSoftmax(DTYPES[plant["softmax"]]):
+            return attention(query, key, value, mask, *rest, **more)
+    return attention(query, key, value, mask, *rest, **more)
 
 
 def _masked(mask: Tensor | None, query: Tensor, key: Tensor, plant: Plant) -> Tensor:
