@@ -136,13 +136,17 @@ def _after(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, outpu
 
 
 def _scattered(tap: SiteTap, recorder: Recorder, output: Any, number: int) -> Any:
-    """Weights `[..., k]` and the experts they are for, seen as one dense tensor, and put back as the k largest."""
+    """Weights `[..., k]` and the experts they are for, seen as one dense tensor, and put back as the k largest.
+
+    A replacement that chooses more experts keeps them all.
+    """
     weights, chosen = output[number : number + 2]
     empty = weights.new_zeros(*weights.shape[:-1], tap.sizes["expert"])
     replacement = recorder.see(tap, empty.scatter(-1, chosen, weights))
     if replacement is None:
         return None
-    largest = replacement.topk(chosen.shape[-1], dim=-1)
+    count = max(chosen.shape[-1], int((replacement != 0).sum(-1).max()))
+    largest = replacement.topk(count, dim=-1)
     return (*output[:number], largest.values, largest.indices.to(chosen), *output[number + 2 :])
 
 

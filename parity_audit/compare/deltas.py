@@ -49,15 +49,16 @@ def site_order(site: str) -> tuple[int, int]:
     """Sort key that follows the data through the model."""
     layer = layer_of(site)
     if layer is None:
-        return {"embed": (-1, 0), "ln_final.out": (1 << 30, 0)}.get(site, (1 << 30, 1))
+        return (-1, BEFORE_BLOCKS.index(site)) if site in BEFORE_BLOCKS else (1 << 30, int(site == LOGITS))
     name = site.split(".", 2)[2]
     return layer, BLOCK_ORDER.index(name) if name in BLOCK_ORDER else len(BLOCK_ORDER)
 
 
+BEFORE_BLOCKS = ("embed", "pos_embed", "embed_ln.out")
 BLOCK_ORDER = (
-    "resid_pre", "ln1.out", "q", "k", "v", "rot_q", "rot_k", "attn_scores", "pattern", "z", "attn_proj",
-    "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp.pre", "mlp.pre_linear", "mlp.post", "mlp_proj",
-    "ln2_post.out", "mlp_out", "resid_post",
+    "resid_pre", "ln1.out", "q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z",
+    "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp.router_logits", "mlp.router_weights", "mlp.pre",
+    "mlp.pre_linear", "mlp.post", "mlp_proj", "ln2_post.out", "mlp_out", "resid_post",
 )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ USUAL: dict[str, KnobValue] = {
     "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
     "attention.heads": "as attended",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
+    "moe.choice": "largest logits", "moe.scale": 1.0, "moe.temperature": 1.0, "moe.router_dtype": "full",
     "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},
     **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
@@ -53,6 +54,7 @@ USUAL: dict[str, KnobValue] = {
 IF_THERE: dict[str, KnobValue] = {
     "residual.parallel": "parallel", "attention.sinks": "the checkpoint's", "attention.alibi": 1.0
 }  # fmt: skip
+ROUTER = ("weights.moe.router", "moe.router_bias")
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
@@ -60,7 +62,8 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "residual": ("residual.",), "attn_proj": ("weights.attn.o", "attention.o_bias"),
     "qkv": tuple(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias")),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,
-    "mlp": ("mlp.", "weights.mlp"), "logits": ("logits.",),
+    "mlp": ("mlp.", "weights.mlp"), "logits": ("logits.",), "mlp.router_logits": ROUTER,
+    "mlp.router_weights": ("moe.", *ROUTER),  # one module makes both: its weights follow its own logits
 }  # fmt: skip
 SITE_OF = {
     "norm": "ln1.out", "final_norm": "ln_final.out", "rope": "rot_q", "scores": "attn_scores", "qkv": "q",

@@ -24,6 +24,7 @@ from parity_audit.diagnose.identify import (
     qk_norm,
     residual,
     rotary,
+    router,
 )
 
 Identifier = Callable[[Evidence], "list[Outcome]"]
@@ -37,7 +38,8 @@ FAMILIES: dict[str, tuple[Identifier, frozenset[str]]] = {
     "head_map": (head_map.fit, frozenset({"scores", "pattern", "z"})),
     "attention": (attention.fit, frozenset({"scores", "pattern", "z"})),
     "activation": (activation.fit, frozenset({"mlp"})),
-    "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out"})),
+    "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),
+    "router": (router.fit, frozenset({"mlp.router_logits", "mlp.router_weights"})),
     "residual": (residual.fit, frozenset({"residual", "attn_out", "mlp_out", "norm"})),
     "logits": (logits.fit, frozenset({"logits"})),
 }

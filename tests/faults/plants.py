@@ -413,6 +413,27 @@ def change_unembedding(model: nn.Module, plant: Plant) -> None:
     model.get_output_embeddings().register_forward_hook(lambda _, args, out: _changed(out, plant, args))  # type: ignore[operator]
 
 
+def change_router(model: nn.Module, plant: Plant) -> None:
+    """Routers `(logits, weights, chosen)` that score, choose, divide, scale or round otherwise."""
+    for module in _modules(model, plant):
+        module.register_forward_hook(lambda _, args, out: _routed(out, plant))
+
+
+def _routed(out: tuple[Tensor, Tensor, Tensor], plant: Plant) -> tuple[Tensor, Tensor, Tensor]:
+    logits, weights, chosen = out
+    low = DTYPES[plant["dtype"]] if "dtype" in plant else logits.dtype
+    asked = logits.to(low) / plant.get("temperature", 1.0)
+    count = plant.get("top_k", chosen.shape[-1])
+    chosen = (asked.roll(plant["roll"], -1) if "roll" in plant else asked).topk(count, -1).indices
+    scores = asked.sigmoid() if plant.get("score") == "sigmoid" else asked.softmax(-1)
+    kept = scores.gather(-1, chosen)
+    if plant.get("equal"):
+        kept = torch.ones_like(kept) / count
+    elif plant.get("renormalise", True):
+        kept = kept / kept.sum(-1, keepdim=True)
+    return logits, (kept * plant.get("times", 1.0)).to(weights.dtype), chosen
+
+
 OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "set": set_attribute,
     "output": change_output,
@@ -429,4 +450,5 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "norm_eps": set_norm_eps,
     "embedding": change_embedding,
     "unembedding": change_unembedding,
+    "router": change_router,
 }

@@ -53,6 +53,7 @@ PROJECTIONS = (
     Projection(role="mlp.gate", inputs=("ln2.out", "ln1.out"), output="mlp.pre"),
     Projection(role="mlp.up", inputs=("ln2.out", "ln1.out"), output="mlp.pre_linear"),
     Projection(role="mlp.down", inputs=("mlp.post",), output="mlp_proj"),
+    Projection(role="moe.router", inputs=("ln2.out", "ln1.out"), output="mlp.router_logits"),
 )
 SQUARES = {"attn.q": ("attn.o",), "attn.o": ("attn.q",), "attn.k": ("attn.v",), "attn.v": ("attn.k",),
            "mlp.gate": ("mlp.up",), "mlp.up": ("mlp.gate",)}  # fmt: skip
