@@ -24,7 +24,7 @@ def selftest(
     fault: Annotated[list[str] | None, typer.Option("--fault", help="Only the fault of this id. Repeatable.")] = None,
     no_repair: Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the miniatures.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the JSON result here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON result here, after every audit.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> int:
     """Plant known faults in miniature models and see whether the auditor finds, places, names and mends them.
@@ -34,7 +34,7 @@ def selftest(
     import json
 
     from parity_audit.selftest.corpus import load_corpus
-    from parity_audit.selftest.run import run_corpus
+    from parity_audit.selftest.run import Result, run_corpus
     from parity_audit.selftest.table import to_json
 
     corpus = load_corpus(model)
@@ -42,11 +42,14 @@ def selftest(
         corpus = corpus.only(fault)
     elif not all_faults:
         corpus = corpus.quick()
+
+    def keep(result: Result) -> None:
+        if out is not None:
+            out.write_text(json.dumps(to_json(result), indent=1) + "\n")
+
     with progress_for(quiet=quiet) as progress:
-        result = run_corpus(corpus, repair=not no_repair, seed=seed, progress=progress)
+        result = run_corpus(corpus, repair=not no_repair, seed=seed, progress=progress, keep=keep)
     content = to_json(result)
-    if out is not None:
-        out.write_text(json.dumps(content, indent=1) + "\n")
     _print(content)
     undetected = any(not score.detected for score in result.scores)
     return EXIT_MISSED if undetected or content["clean"]["accused"] else 0

@@ -38,6 +38,7 @@ MASKS = ("attention.window", "attention.mask")
 USUAL: dict[str, KnobValue] = {
     "attention.mask": "causal", "mlp.gate_up": "gate activated", "logits.shift": 0.0, "logits.scale": 1.0,
     "norm.kind": "rms", "rope.offset": 0.0, "embed.scale": 1.0,
+    "pos_embed.offset": 0, "pos_embed.scale": 1.0,
     "norm.weight": "the checkpoint's", "norm.bias": "the checkpoint's", "norm.eps_place": "inside the root",
     "norm.gain": 1.0, "norm.dtype": "full", "qk_norm.weight": "the checkpoint's", "qk_norm.bias": "the checkpoint's",
     "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
@@ -57,9 +58,9 @@ IF_THERE: dict[str, KnobValue] = {
 ROUTER = ("weights.moe.router", "moe.router_bias")
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
-    "embed": ("embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
+    "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
     "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual."),
-    "residual": ("residual.",), "attn_proj": ("weights.attn.o", "attention.o_bias"),
+    "residual": ("residual.", "pos_embed."), "attn_proj": ("weights.attn.o", "attention.o_bias"),
     "qkv": tuple(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias")),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,
     "mlp": ("mlp.", "weights.mlp"), "logits": ("logits.",), "mlp.router_logits": ROUTER,

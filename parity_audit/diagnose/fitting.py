@@ -21,6 +21,7 @@ from parity_audit.diagnose.identify import (
     linear,
     logits,
     norm,
+    positions,
     qk_norm,
     residual,
     rotary,
@@ -32,6 +33,7 @@ ByLayer = Mapping["int | None", Evidence]
 
 FAMILIES: dict[str, tuple[Identifier, frozenset[str]]] = {
     "embedding": (embedding.fit, frozenset({"embed"})),
+    "positions": (positions.fit, frozenset({"pos_embed", "residual"})),
     "norm": (norm.fit, frozenset({"norm", "final_norm", "attn_out", "mlp_out"})),
     "qk_norm": (qk_norm.fit, frozenset({"qk_norm", "rope"})),
     "rotary": (rotary.fit, frozenset({"rope"})),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,8 +29,11 @@ class Result:
     seconds: float
 
 
-def run_corpus(corpus: Corpus, *, repair: bool = True, seed: int = 0, progress: Progress = SILENT) -> Result:
-    """Audit every fault of a corpus and score what was said."""
+def run_corpus(
+    corpus: Corpus, *, repair: bool = True, seed: int = 0, progress: Progress = SILENT,
+    keep: Callable[[Result], None] = lambda _: None,
+) -> Result:  # fmt: skip
+    """Audit every fault of a corpus and score what was said; `keep` is given what there is after every audit."""
     started = time.perf_counter()
     scores: list[Score] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -38,6 +41,7 @@ def run_corpus(corpus: Corpus, *, repair: bool = True, seed: int = 0, progress: 
             clean = CLEAN.model_copy(update={"id": f"{model} clean", "model": model})
             for group in _groups([clean, *faults]):
                 scores += _run_group(model, group, Path(scratch), repair=repair, seed=seed, progress=progress)
+                keep(Result(scores=tuple(scores), seconds=time.perf_counter() - started))
     return Result(scores=tuple(scores), seconds=time.perf_counter() - started)
 
 

@@ -52,7 +52,7 @@ def score(fault: Fault, candidate: Candidate) -> Score:
         detected=(candidate.verdict in WRONG) != fault.harmless,
         placed=None if fault.site is None or fault.harmless else first == fault.site,
         named=None if fault.harmless else len(hits) == len(right),
-        layers=None if fault.layers is None or single is None else list(single.layers or ()) == fault.layers,
+        layers=None if fault.layers is None or single is None else _all_layers(named, fault) == fault.layers,
         valued=None if fault.value is None or fault.harmless else single is not None and _close(single.candidate_value, fault.value),
         repaired=_repaired(candidate, fault), recognised=_recognised(candidate, fault),
         false_alarms=tuple(_words(finding) for finding in (named if fault.harmless else wrong)),
@@ -60,6 +60,12 @@ def score(fault: Fault, candidate: Candidate) -> Score:
         found=tuple(_words(finding) for finding in candidate.findings),
         error=str((candidate.error or {}).get("message", "")),
     )  # fmt: skip
+
+
+def _all_layers(found: Iterable[Finding], fault: Fault) -> list[int]:
+    """The layers of every finding that names the fault: a value that changes with the layer makes several."""
+    right = [finding for finding in found if any(_is(finding, knob, fault) for knob in fault.knobs)]
+    return sorted({layer for finding in right for layer in finding.layers or ()})
 
 
 def _is(finding: Finding, knob: str, fault: Fault) -> bool:

@@ -1,0 +1,63 @@
+"""Learned positions: rows of a table, found again from what is added to the embedding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from loose import differ, loose, read
+from tiny_port import probe
+
+WIDTH, ROWS = 64, 80
+TABLE = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(3)) / 10
+PROBES = (probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2))
+PADDED = probe("left_padded", (20, 11), seed=4, pad="left")
+
+
+def positions(of, from_padding=False):
+    mask = torch.tensor(of.mask, dtype=torch.long)
+    return torch.arange(mask.shape[1]).expand(mask.shape) if from_padding else (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def side(offset=0, scale=1.0, *, padded=False, from_padding=False, hidden=False, rows=None):
+    probes = (*PROBES, PADDED) if padded else PROBES
+    sites = {}
+    for of in probes:
+        chosen = positions(of, from_padding) + offset if rows is None else rows(positions(of))
+        added = scale * TABLE[chosen]
+        embed = torch.randn(*added.shape, generator=torch.Generator().manual_seed(5))
+        seen = {"embed": embed, "blocks.0.resid_pre": embed + added} | ({} if hidden else {"pos_embed": added})
+        sites |= {(of.name, site): value for site, value in seen.items()}
+    return loose(sites, weights={"pos_embed": TABLE}, probes=probes, layer=None)
+
+
+def found(candidate, reference=None):
+    return {knob: item.candidate_value for knob, item in differ(candidate, reference or side()).items()}
+
+
+def test_the_same_rows_are_no_finding():
+    assert found(side()) == {} and found(side(hidden=True)) == {}
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("offset", [1, 2, 17])
+def test_an_offset_is_the_number_of_rows(offset, hidden):
+    assert found(side(offset, hidden=hidden)) == {"pos_embed.offset": offset}
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.001, 3.0])
+def test_a_factor_is_fitted(scale):
+    assert found(side(scale=scale)) == {"pos_embed.scale": pytest.approx(scale, rel=1e-5)}
+
+
+def test_positions_counted_from_the_padding_are_that():
+    assert found(side(padded=True, from_padding=True), side(padded=True)) == {
+        "pos_embed.offset": "counted from the padding"
+    }
+
+
+def test_another_order_is_said_to_be_none():
+    assert found(side(rows=lambda p: (p * 7) % ROWS))["pos_embed.offset"].startswith("not one")
+
+
+def test_an_architecture_without_a_table_is_not_asked():
+    assert read(loose({}, probes=PROBES, layer=None), "positions") == {}
