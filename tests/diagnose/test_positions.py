@@ -35,7 +35,8 @@ def found(candidate, reference=None):
 
 
 def test_the_same_rows_are_no_finding():
-    assert found(side()) == {} and found(side(hidden=True)) == {}
+    assert found(side()) == {}
+    assert found(side(hidden=True)) == {}
 
 
 @pytest.mark.parametrize("hidden", [False, True])

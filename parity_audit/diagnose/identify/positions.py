@@ -60,7 +60,8 @@ def _added(evidence: Evidence, probe: Probe) -> Tensor | None:
 def _rows(added: Tensor, table: Tensor) -> Tensor:
     """The row of the table that points where each token's vector does, `[token]`."""
     unit = table / table.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    return (added @ unit.T).argmax(-1)
+    nearest: Tensor = (added @ unit.T).argmax(-1)
+    return nearest
 
 
 def _offset(rows: Tensor, probes: list[Probe]) -> KnobValue:
@@ -68,10 +69,9 @@ def _offset(rows: Tensor, probes: list[Probe]) -> KnobValue:
     masks = [real(probe) for probe in probes]
     positions = torch.cat([(mask.cumsum(1) - 1)[mask] for mask in masks])
     pads = torch.cat([(torch.arange(mask.shape[1]) - mask.cumsum(1) + 1)[mask] for mask in masks])
-    offsets = (rows - positions).unique().tolist()
+    offsets = sorted(set((rows - positions).tolist()))
     if len(offsets) == 1:
         return int(offsets[0])
-    beyond = (rows - positions - pads).unique().tolist()
-    if beyond == [0]:
+    if torch.equal(rows, positions + pads):
         return FROM_PADDING
-    return f"not one: {sorted(offsets)[0]} to {sorted(offsets)[-1]}"
+    return f"not one: {offsets[0]} to {offsets[-1]}"
