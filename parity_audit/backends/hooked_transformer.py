@@ -22,6 +22,7 @@ from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.loading import load_name
 from parity_audit.backends.prints import fingerprints
+from parity_audit.backends.processing import of_hooked_transformer
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -77,7 +78,7 @@ class HookedTransformerBackend:
             effective=effective(model, self.request.reads), tokenization=tokenization(model, self.request.tokenize),
             max_positions=model.cfg.n_ctx, sizes_replaced=self.replaced,
             numerics=numerics(next(model.parameters()).dtype),
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            parameters=sum(parameter.numel() for parameter in model.parameters()), processing=of_hooked_transformer(model),
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:

@@ -19,6 +19,7 @@ from parity_audit.backends.hooked_transformer import (
 )
 from parity_audit.backends.loading import load_name
 from parity_audit.backends.prints import fingerprints
+from parity_audit.backends.processing import of_bridge
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.types import Description, WeightPrint
 from parity_audit.core.wire import LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -67,6 +68,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
             max_positions=getattr(hf_config, "max_position_embeddings", None),
             numerics=numerics(next(model.original_model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in model.original_model.parameters()),
+            processing=of_bridge(model),
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:

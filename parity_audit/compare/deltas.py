@@ -17,12 +17,12 @@ from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import LogitsDelta, SiteDelta
+from parity_audit.core.sites import LOGITS, layer_of, site_order
 from parity_audit.core.types import NotTested, Probe
 
 CHUNK_ENTRIES = 1 << 17
 """1 MiB in float64: what stays in a processor's cache."""
 ATTENTION_SITES = (".attn_scores", ".pattern")
-LOGITS = "logits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,28 +38,6 @@ class Comparison:
     mask_mismatch: tuple[str, ...] = ()
     seconds: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
-
-
-def layer_of(site: str) -> int | None:
-    """The block of a site, None for embed, ln_final and logits."""
-    return int(site.split(".")[1]) if site.startswith("blocks.") else None
-
-
-def site_order(site: str) -> tuple[int, int]:
-    """Sort key that follows the data through the model."""
-    layer = layer_of(site)
-    if layer is None:
-        return (-1, BEFORE_BLOCKS.index(site)) if site in BEFORE_BLOCKS else (1 << 30, int(site == LOGITS))
-    name = site.split(".", 2)[2]
-    return layer, BLOCK_ORDER.index(name) if name in BLOCK_ORDER else len(BLOCK_ORDER)
-
-
-BEFORE_BLOCKS = ("embed", "pos_embed", "embed_ln.out")
-BLOCK_ORDER = (
-    "resid_pre", "ln1.out", "q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z",
-    "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp.router_logits", "mlp.router_weights", "mlp.pre",
-    "mlp.pre_linear", "mlp.post", "mlp_proj", "ln2_post.out", "mlp_out", "resid_post",
-)  # fmt: skip
 
 
 @one_thread()

@@ -179,6 +179,7 @@ class Description:
     """What a loaded backend says about itself: versions and settings read from live modules, not from configs.
 
     `section` names the spec's section that describes a port, whose kind is only known once it is loaded.
+    `processing` lists what was done to the weights (TransformerLens: `fold_ln`, `center_unembed`, ...).
     """
 
     backend: str
@@ -194,3 +195,4 @@ class Description:
     not_visible: tuple[NotVisible, ...] = ()
     parameters: int = 0
     section: str = ""
+    processing: tuple[str, ...] = ()

@@ -11,10 +11,11 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.capture.store import Capture
-from parity_audit.compare.deltas import ATTENTION_SITES, layer_of, site_order
+from parity_audit.compare.deltas import ATTENTION_SITES
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Finding
+from parity_audit.core.sites import layer_of, local_name, site_order
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
@@ -65,7 +66,7 @@ def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
             left += [] if layer is None else [layer]
             continue
         site, form = found
-        home = next((group for group in groups if _alike(group[0], form) and _local(group[1]) == _local(site)), None)
+        home = next((group for group in groups if _alike(group[0], form) and local_name(group[1]) == local_name(site)), None)
         if home is None:
             groups.append((form, site, [layer]))
         else:
@@ -112,18 +113,14 @@ def _pair(site: str, sides: Replayed) -> Pair | None:
 
 def _others(site: str, probes: Sequence[Probe], own: Tensor, capture: Capture) -> dict[str, Tensor]:
     """Sites of the same block that come before this one and live in the same space."""
-    block, name = site.rpartition(".")[0] if _local(site) in STREAM else "", _local(site)
+    block, name = site.rpartition(".")[0] if local_name(site) in STREAM else "", local_name(site)
     if not block or name not in STREAM:
         return {}
     prefix = site.removesuffix(name)
     before = [prefix + other for other in STREAM[: STREAM.index(name)]]
     held = [other for other in before if all(other in capture.sites(probe.name) for probe in probes)]
     found = {other: _tokens(capture, probes, other) for other in held}
-    return {_local(other): x for other, x in found.items() if x.shape == own.shape}
-
-
-def _local(site: str) -> str:
-    return site.split(".", 2)[2] if site.startswith("blocks.") else site
+    return {local_name(other): x for other, x in found.items() if x.shape == own.shape}
 
 
 def _tokens(capture: Capture, probes: Sequence[Probe], site: str) -> Tensor:
@@ -142,7 +139,7 @@ def _alike(a: Form, b: Form) -> bool:
 
 def _finding(unexplained: Finding, form: Form, site: str, layers: list[int | None]) -> Finding:
     numbers = tuple(layer for layer in layers if layer is not None)
-    name = _local(site)
+    name = local_name(site)
     said = f"{shown(form.value)}{f' ({form.where})' if form.where else ''}"
     return dataclasses.replace(
         unexplained, knob=f"{name}.{form.kind}", kind="variant", layers=numbers or None, site=site,

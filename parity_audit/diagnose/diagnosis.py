@@ -9,9 +9,10 @@ from pathlib import Path
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture, wanted
-from parity_audit.compare.deltas import Comparison, layer_of
+from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.verdict import share_of_limit
 from parity_audit.core.report import Finding
+from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.describe import Replayed, with_descriptions
@@ -143,7 +144,7 @@ def _detail(case: Case, probe: Probe, layers: set[int], ratios: dict[tuple[str, 
     """Capture the attention of these layers on a long probe, on every side, and replay it."""
 
     def choose(tap: SiteTap, probe: Probe) -> bool:
-        return wanted(tap, probe) or (layer_of(tap.site) in layers and tap.site.split(".", 2)[2] in DETAIL_SITES)
+        return wanted(tap, probe) or (layer_of(tap.site) in layers and local_name(tap.site) in DETAIL_SITES)
 
     def detailed(side: str, session: Session) -> Capture:
         return take_capture(session, [probe], case.out / f"detail-{side}-{probe.name}", choose=choose)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from parity_audit.compare.deltas import layer_of
 from parity_audit.compare.floor import dtype_eps
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
+from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe
 
 ROUNDINGS = 2.0

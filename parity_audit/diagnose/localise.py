@@ -13,12 +13,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from parity_audit.compare.deltas import rmse_to_forced, site_order
+from parity_audit.compare.deltas import rmse_to_forced
 from parity_audit.compare.floor import noise_ratio
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
+from parity_audit.core.sites import local_name, site_order
 
 COMPONENT_OF = {
     "embed": "embed",
@@ -54,7 +55,7 @@ COMPONENT_OF = {
 
 def component_of(site: str) -> str:
     """The component that produces a site."""
-    name = site.split(".", 2)[2] if site.startswith("blocks.") else site
+    name = local_name(site)
     return COMPONENT_OF.get(name, name)
 
 

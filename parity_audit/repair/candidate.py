@@ -10,6 +10,7 @@ from pathlib import Path
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.compare.deltas import Comparison
+from parity_audit.compare.processing import Allowance, allowance
 from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.report import Candidate, Finding, Patched, Verdict
 from parity_audit.core.types import NotTested
@@ -23,9 +24,10 @@ from parity_audit.repair.choose import Proposal, propose
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
 from parity_audit.repair.verify import Bench, Verified, merge_fixes, needed, run_patched
-from parity_audit.specs.view import dims, effective_values, roles, spec_values
+from parity_audit.specs.view import dims, effective_values, knob_values, roles, spec_values
 
 MAX_ROUNDS = 3
+PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"
 
 
 @dataclass
@@ -46,9 +48,13 @@ def audit_candidate(
     Raises:
         NotJudged: a backend failed; what it captured before stays on disk.
     """
-    comparison = reference.compared(capture)
+    plan = session.plan
+    allowed = allowance(session.description().processing, knob_values(plan.spec, plan.config))
+    comparison = reference.compared(capture, allowed)
     verdict, why = judge_comparison(comparison)
-    result = _with_limits(_base(session, capture, comparison, verdict, why, reference), comparison, reference)
+    result = _with_limits(_base(session, capture, comparison, verdict, why, reference, allowed), comparison, reference)
+    if allowed is not None and verdict is Verdict.MISMATCH:
+        return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=PROCESSED)))
     if verdict is not Verdict.MISMATCH:
         return result
     try:
@@ -183,13 +189,13 @@ def _who(reference: Reference) -> str:
 
 
 def _base(
-    session: Session, capture: Capture, comparison: Comparison, verdict: Verdict, why: str, reference: Reference
-) -> Candidate:
+    session: Session, capture: Capture, comparison: Comparison, verdict: Verdict, why: str, reference: Reference,
+    allowed: Allowance | None,
+) -> Candidate:  # fmt: skip
     plan, about = session.plan, session.description()
     warnings, gaps = token_findings(reference.session.description(), about)
-    prints = reference.capture.manifest.weights, capture.manifest.weights
-    weights, unseen = weight_findings(*prints, plan.dtype)
-    weights = with_origins(weights, *prints, plan.dtype)
+    weights, unseen = _weights(reference, capture, plan.dtype, allowed)
+    warnings += [] if allowed is None else [allowed.words()]
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
     warnings += hook_warnings(capture, session.label, plan.dtype)
@@ -202,6 +208,17 @@ def _base(
         findings=tuple(weights), warnings=tuple(warnings), not_visible=capture.manifest.not_visible,
         not_tested=(*comparison.not_tested, *capture.manifest.not_tested, *gaps, *unseen),
     )  # fmt: skip
+
+
+def _weights(
+    reference: Reference, capture: Capture, dtype: str, allowed: Allowance | None
+) -> tuple[list[Finding], list[NotTested]]:
+    """Tensor by tensor, where they are supposed to be the checkpoint's."""
+    if allowed is not None:
+        return [], allowed.gaps()
+    prints = reference.capture.manifest.weights, capture.manifest.weights
+    weights, unseen = weight_findings(*prints, dtype)
+    return with_origins(weights, *prints, dtype), unseen
 
 
 def _with_limits(result: Candidate, comparison: Comparison, reference: Reference) -> Candidate:

@@ -16,6 +16,8 @@ from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import reusable_capture
 from parity_audit.compare.deltas import Comparison, compare
+from parity_audit.compare.processing import Allowance, Allowed
+from parity_audit.compare.source import TensorSource
 from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Verdict
@@ -52,9 +54,19 @@ class Reference:
         """The run whose distance to the judge is rounding."""
         return self.definition or self.capture
 
-    def compared(self, capture: Capture) -> Comparison:
-        """A candidate's capture against this reference."""
-        return compare(capture, self.capture, self.judge, dtype=self.dtype, definition=self.definition)
+    def compared(self, capture: Capture, allowed: Allowance | None = None) -> Comparison:
+        """A candidate's capture against this reference, in the coordinates that processed weights leave."""
+
+        def seen(side: Capture) -> TensorSource:
+            return side if allowed is None else Allowed(side, allowed)
+
+        def if_there(side: Capture | None) -> TensorSource | None:
+            return None if side is None else seen(side)
+
+        return compare(
+            seen(capture), seen(self.capture), if_there(self.judge), dtype=self.dtype,
+            definition=if_there(self.definition),
+        )  # fmt: skip
 
     def release(self) -> None:
         """Let both models go."""

@@ -36,6 +36,15 @@ def test_clean_ports_are_at_parity_without_a_finding(model, tmp_path):
     assert json.loads((tmp_path / "out" / "report.json").read_text())["exit_code"] == 0
 
 
+def test_processed_weights_are_judged_up_to_what_they_may_change(tmp_path):
+    report = audit(tmp_path, "gpt2", "hf", "transformer_lens,compatibility_mode=true")
+    candidate = report.candidates[0]
+
+    assert (candidate.verdict, candidate.findings) == (Verdict.PARITY, ())
+    assert any(warning.startswith("weights are processed: fold_ln") for warning in candidate.warnings)
+    assert {"ln1.out", "v", "weights, tensor by tensor"} <= {gap.what for gap in candidate.not_tested}
+
+
 @pytest.fixture(scope="module")
 def gemma_2024(tmp_path_factory):
     out = tmp_path_factory.mktemp("gemma")

@@ -1,0 +1,107 @@
+"""Processed weights: the same function in other coordinates, compared in the coordinates that both sides share.
+
+TransformerLens rewrites weights on request. What each rewriting does to the sites, for a model it is meant for:
+
+    fold_ln                          norms lose gain and bias (they move into the next weights)
+    center_writing_weights           what is written to the stream loses its mean over d_model; LayerNorm does not see it
+    center_unembed                   logits lose their mean over the vocabulary; a softmax does not see it
+    fold_value_biases                v and z lose the value bias (attention's output bias has it instead)
+    refactor_factored_attn_matrices  q, k, v and z are rotated and scaled
+
+So sites are compared after the mean is taken from both sides, or not at all. A soft-cap on the logits does see the
+mean: there nothing is allowed for, and a difference is a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from parity_audit.compare.source import TensorSource
+from parity_audit.core.sites import local_name
+from parity_audit.core.types import KnobValue, NotTested, Probe
+
+STREAM = (
+    "embed", "pos_embed", "resid_pre", "attn_proj", "attn_out", "resid_mid", "mlp_proj", "mlp_out", "resid_post",
+)  # fmt: skip
+NORMS, VALUES, FACTORS = ("ln1.out", "ln2.out", "ln_final.out"), ("v", "z"), ("q", "k", "rot_q", "rot_k", "v", "z")
+
+
+class Knob(Protocol):
+    """What the spec says of a constant."""
+
+    @property
+    def value(self) -> KnobValue:
+        """The value where it applies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """Sites whose mean over the last axis is free, and sites that are not compared, with the reason."""
+
+    processing: tuple[str, ...]
+    centred: frozenset[str] = frozenset()
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+    def gaps(self) -> list[NotTested]:
+        """What this leaves out."""
+        sites = [NotTested(what=site, why=why) for site, why in self.dropped.items()]
+        why = "they are processed (" + ", ".join(self.processing) + ") and cannot be the checkpoint's"
+        return [*sites, NotTested(what="weights, tensor by tensor", why=why)]
+
+    def words(self) -> str:
+        """One line for the reader."""
+        shifted = " Logits are compared up to a constant per token." if "logits" in self.centred else ""
+        return f"weights are processed: {', '.join(self.processing)}.{shifted}"
+
+
+def allowance(processing: Collection[str], knobs: Mapping[str, Knob]) -> Allowance | None:
+    """What processed weights may change in an architecture; None where nothing is processed."""
+    if not processing:
+        return None
+    said = {name: knob.value for name, knob in knobs.items()}
+    centred: set[str] = set()
+    dropped: dict[str, str] = {}
+    if "center_writing_weights" in processing and said.get("norm.kind") == "layer":
+        centred |= set(STREAM)
+    if "center_unembed" in processing and said.get("logits.softcap") is None:
+        centred.add("logits")
+    if "fold_ln" in processing:
+        dropped |= dict.fromkeys(NORMS, "fold_ln moved its gain into the next weights")
+    if "fold_value_biases" in processing and said.get("attention.v_bias"):
+        dropped |= dict.fromkeys(VALUES, "fold_value_biases moved the value bias behind the attention")
+    if "refactor_factored_attn_matrices" in processing:
+        dropped |= dict.fromkeys(FACTORS, "refactor_factored_attn_matrices changed its basis")
+    return Allowance(processing=tuple(processing), centred=frozenset(centred), dropped=dropped)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A capture without what an allowance drops, and without the means that it sets free."""
+
+    source: TensorSource
+    allowance: Allowance
+
+    @property
+    def probes(self) -> Sequence[Probe]:
+        """The probes that were run."""
+        return self.source.probes
+
+    def sites(self, probe: str) -> set[str]:
+        """The sites that can be compared."""
+        return {site for site in self.source.sites(probe) if local_name(site) not in self.allowance.dropped}
+
+    def shape(self, probe: str, site: str) -> tuple[int, ...]:
+        """The shape of one tensor, without reading it."""
+        return self.source.shape(probe, site)
+
+    def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
+        """The tensor's `[start, stop)` on axis 1, in float64 and centred where its mean is free."""
+        value = self.source.rows(probe, site, start, stop)
+        if local_name(site) not in self.allowance.centred:
+            return value
+        value = value.double()
+        return value - value.mean(-1, keepdim=True)

@@ -1,0 +1,29 @@
+"""The names of sites: which block, which place in it, and the order in which data flow through them."""
+
+from __future__ import annotations
+
+LOGITS = "logits"
+BEFORE_BLOCKS = ("embed", "pos_embed", "embed_ln.out")
+BLOCK_ORDER = (
+    "resid_pre", "ln1.out", "q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z",
+    "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp.router_logits", "mlp.router_weights", "mlp.pre",
+    "mlp.pre_linear", "mlp.post", "mlp_proj", "ln2_post.out", "mlp_out", "resid_post",
+)  # fmt: skip
+
+
+def layer_of(site: str) -> int | None:
+    """The block of a site, None for embed, ln_final and logits."""
+    return int(site.split(".")[1]) if site.startswith("blocks.") else None
+
+
+def local_name(site: str) -> str:
+    """The name of a site inside its block; outside the blocks its whole name."""
+    return site.split(".", 2)[2] if site.startswith("blocks.") else site
+
+
+def site_order(site: str) -> tuple[int, int]:
+    """Sort key that follows the data through the model."""
+    layer, name = layer_of(site), local_name(site)
+    if layer is None:
+        return (-1, BEFORE_BLOCKS.index(site)) if site in BEFORE_BLOCKS else (1 << 30, int(site == LOGITS))
+    return layer, BLOCK_ORDER.index(name) if name in BLOCK_ORDER else len(BLOCK_ORDER)
