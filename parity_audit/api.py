@@ -56,6 +56,7 @@ class _Run:
     tf32: bool
     target: float
     repair: bool
+    hooks: bool
     progress: Progress
 
     def session(self, ref: BackendRef, role: str) -> Session:
@@ -79,6 +80,7 @@ def audit(
     probes: Sequence[str] | None = None,
     target: float = 1e-5,
     repair: bool = True,
+    hooks: bool = False,
     out: Path | None = None,
     install: bool = True,
     tf32: bool = False,
@@ -92,6 +94,7 @@ def audit(
         candidates: BACKEND strings; every candidate that can run here when None.
         reference: the backend that is believed.
         miniature: "mini", "small" or "full" for seeded weights with the architecture's real constants.
+        hooks: also edit every hook of a port at parity, and compare with the same edit in the reference.
         target: max-abs logit difference that a repaired candidate should reach.
         install: allow creating environments.
 
@@ -108,8 +111,9 @@ def audit(
     )  # fmt: skip
     require_judgeable(plan)
     run = _Run(
-        plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, progress=progress
-    )
+        plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
+        progress=progress,
+    )  # fmt: skip
     session = run.session(_ref(reference), "reference")
     judging = session if session.plan.backend_key == JUDGES else run.session(BackendRef(name=JUDGES), "judge")
     sides = [Side(ref=ref, role=f"candidate-{number}", make=run.session) for number, ref in enumerate(refs)]
@@ -161,7 +165,7 @@ def capture(
         model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
         cache=workspace.cache,
     )  # fmt: skip
-    run = _Run(plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, progress=progress)
+    run = _Run(plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, hooks=False, progress=progress)
     session = run.session(_ref(backend), "capture")
     try:
         taken = [reusable_capture(session, plan.probes, workspace.captures, with_weights=True)]
@@ -264,7 +268,7 @@ def _judge_one(side: Side, following: Side | None, truth: Reference, run: _Run, 
         taken = reusable_capture(session, truth.probes, run.workspace.captures, with_weights=True)
         captures.append(taken)
         scratch = run.workspace.scratch(side.role)
-        return audit_candidate(session, taken, truth, target=run.target, repair=run.repair, out=scratch)
+        return audit_candidate(session, taken, truth, target=run.target, repair=run.repair, hooks=run.hooks, out=scratch)
     except ParityError as error:
         if isinstance(error, UsageError):
             raise

@@ -67,6 +67,9 @@ Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Probes = Annotated[list[str] | None, typer.Option("--probe", help="Run only these probes. Repeatable.")]
 Target = Annotated[float, typer.Option(help="Max-abs logit difference that a repair should reach.")]
 NoRepair = Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")]
+Hooks = Annotated[
+    bool, typer.Option("--hooks", help="Also edit every hook, and compare with the same edit in the reference.")
+]
 NoInstall = Annotated[bool, typer.Option("--no-install", help="Never create an environment.")]
 AcceptPatched = Annotated[bool, typer.Option("--accept-patched", help="Exit 0 when a verified patch reaches parity.")]
 Sites = Annotated[Path | None, typer.Option(help="Site map of `python:` ports that return a plain module.")]
@@ -93,6 +96,7 @@ def audit(
     sites: Sites = None,
     target: Target = 1e-5,
     no_repair: NoRepair = False,
+    hooks: Hooks = False,
     no_install: NoInstall = False,
     accept_patched: AcceptPatched = False,
     tf32: Tf32 = False,
@@ -108,7 +112,7 @@ def audit(
     with progress_for(quiet=quiet or json) as progress:
         report = api.audit(
             model, candidates=_with_sites(candidate, sites), reference=reference, miniature=_size(miniature, synthetic), seed=seed,
-            weights=weights, dtype=dtype, device=device, probes=probe, target=target, repair=not no_repair, out=out,
+            weights=weights, dtype=dtype, device=device, probes=probe, target=target, repair=not no_repair, hooks=hooks, out=out,
             install=not no_install, tf32=tf32, accept_patched=accept_patched, progress=progress,
         )  # fmt: skip
     show(report, "json" if json else format, quiet=quiet)

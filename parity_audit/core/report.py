@@ -145,6 +145,21 @@ class DetectionLimit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HookEdit:
+    """One site replaced by the same edited tensor on both sides: `same` says whether the logits then agree.
+
+    The effects are the RMS by which the edit moves the logits; `says` is what it does where it does something else.
+    """
+
+    site: str
+    same: bool
+    noise_ratio: float
+    reference_effect: float
+    candidate_effect: float
+    says: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """Everything about one candidate."""
 
@@ -163,6 +178,7 @@ class Candidate:
     patches: tuple[Patch, ...] = ()
     patched: Patched | None = None
     proof: Proof | None = None
+    hook_edits: tuple[HookEdit, ...] = ()
     warnings: tuple[str, ...] = ()
     not_visible: tuple[NotVisible, ...] = ()
     not_tested: tuple[NotTested, ...] = ()

@@ -16,6 +16,7 @@ from parity_audit.core.report import Candidate, Finding, Patched, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
 from parity_audit.diagnose.identities import hook_warnings
+from parity_audit.diagnose.interventions import Sides, hook_edits
 from parity_audit.diagnose.limits import detection_limits
 from parity_audit.diagnose.localise import with_introduced
 from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
@@ -41,9 +42,9 @@ class _State:
 
 
 def audit_candidate(
-    session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, out: Path
+    session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path
 ) -> Candidate:
-    """Compare a capture and, on a mismatch, diagnose, repair and verify.
+    """Compare a capture and, on a mismatch, diagnose, repair and verify; with `hooks`, edit a good port's hooks.
 
     Raises:
         NotJudged: a backend failed; what it captured before stays on disk.
@@ -56,7 +57,7 @@ def audit_candidate(
     if allowed is not None and verdict is Verdict.MISMATCH:
         return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=PROCESSED)))
     if verdict is not Verdict.MISMATCH:
-        return result
+        return _with_hooks(result, session, capture, reference, out / "hooks") if hooks else result
     try:
         diagnosis = _diagnose(session, reference, capture, comparison, out / "diagnosis-0")
     except Exception as error:
@@ -219,6 +220,23 @@ def _weights(
     prints = reference.capture.manifest.weights, capture.manifest.weights
     weights, unseen = weight_findings(*prints, dtype)
     return with_origins(weights, *prints, dtype), unseen
+
+
+def _with_hooks(result: Candidate, session: Session, capture: Capture, reference: Reference, out: Path) -> Candidate:
+    """A port whose hooks do something else is no port of what it says it is, although its outputs agree."""
+    if reference.judge is None or session.description().processing:
+        gap = NotTested(what="hook edits", why="they need a float64 judge and weights that are not processed")
+        return dataclasses.replace(result, not_tested=(*result.not_tested, gap))
+    sides = Sides(
+        candidate=session, judging=reference.judging, judge=reference.judge, shown=capture, dtype=reference.dtype, out=out
+    )
+    edits, gaps = hook_edits(sides)
+    result = dataclasses.replace(result, hook_edits=tuple(edits), not_tested=(*result.not_tested, *gaps))
+    wrong = [edit for edit in edits if not edit.same]
+    if not wrong or result.verdict not in (Verdict.PARITY, Verdict.EXACT):
+        return result
+    why = f"outputs agree, but editing {wrong[0].site} does not do what it does in the reference: {wrong[0].says}"
+    return dataclasses.replace(result, verdict=Verdict.MISMATCH, why=why)
 
 
 def _with_limits(result: Candidate, comparison: Comparison, reference: Reference) -> Candidate:

@@ -14,6 +14,7 @@ from parity_audit.report.words import (
     blind_line,
     divergence_line,
     headline,
+    hook_rows,
     label,
     limit_text,
     proof_rows,
@@ -70,6 +71,7 @@ def _candidate(candidate: Candidate) -> list[str]:
         lines += [*_table(("logits", "as shipped", "patched"), map(_escaped, before_after(candidate))), ""]
     if candidate.proof:
         lines += _list("Proof on the reference's side", proof_rows(candidate.proof))
+    lines += _list("Edited hooks", hook_rows(candidate))
     lines += _list("Warnings", [("warning", text) for text in candidate.warnings])
     lines += _list("Not visible in this backend", not_visible(candidate))
     lines += _list("Not tested", not_tested(candidate))

@@ -16,6 +16,7 @@ from parity_audit.report.words import (
     GOOD,
     blind_line,
     divergence_line,
+    hook_rows,
     label,
     limit_text,
     proof_rows,
@@ -155,6 +156,7 @@ def _gaps(candidate: Candidate) -> list[Part]:
     parts: list[Part] = []
     limits = [(item.knob, limit_text(item)) for item in candidate.detection]
     sections = (
+        ("Edited hooks", hook_rows(candidate)),
         ("Warnings", [("!", text) for text in candidate.warnings]),
         ("Not visible in this backend", not_visible(candidate)),
         ("Not tested", not_tested(candidate)),

@@ -113,6 +113,13 @@ def proof_rows(proof: Proof) -> list[tuple[str, str]]:
     return [*rows, ("verdict with it", f"{proof.verdict.value}, {proof.why}")]
 
 
+def hook_rows(candidate: Candidate) -> list[tuple[str, str]]:
+    """Hooks that do something else when they are edited, and how many do what they should."""
+    wrong = [(edit.site, f"{edit.says} ({ratio(edit.noise_ratio)} the floor)") for edit in candidate.hook_edits if not edit.same]
+    right = [edit.site for edit in candidate.hook_edits if edit.same]
+    return [*wrong, *([(f"{len(right)} as in the reference", ", ".join(right))] if right else [])]
+
+
 def limit_text(limit: DetectionLimit) -> str:
     """`5.52e-05 (3.45e-06 of 16), first seen at blocks.2.resid_mid`."""
     share = f" ({number(limit.relative)} of {shown(limit.value)})" if limit.value else ""

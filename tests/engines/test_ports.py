@@ -49,6 +49,29 @@ def test_a_wrong_constant_is_named_with_its_layer_and_mended(report):
     assert wrong.patched.verdict is right.verdict
 
 
+def test_edited_hooks_are_told_from_hooks_that_nothing_reads(tmp_path):
+    right = f"python:{PORT}:load,sites={SITES}"
+    good, dead, bridge = parity_audit.audit(
+        LLAMA, candidates=(right, f"{right},dead_hook=true", "transformer_lens"), miniature="mini", hooks=True,
+        out=tmp_path / "out", probes=PROBES,
+    ).candidates  # fmt: skip
+
+    assert good.verdict in (Verdict.EXACT, Verdict.PARITY)
+    assert {edit.site for edit in good.hook_edits} >= {"blocks.1.resid_mid", "blocks.1.pattern", "blocks.1.q", "embed"}
+    assert all(edit.same for edit in good.hook_edits)
+    assert wrong_hooks(dead) == {"blocks.1.mlp_out": "the edit has no effect: the hook shows a tensor that nothing reads"}
+    # The bridge's hook stands before the norm: the residual stream goes past it.
+    assert wrong_hooks(bridge) == {
+        "blocks.1.resid_mid": "the edit reaches the norm after it, and not the residual stream"
+    }
+    assert (dead.verdict, bridge.verdict) == (Verdict.MISMATCH, Verdict.MISMATCH)
+    assert "outputs agree, but editing blocks.1.mlp_out" in dead.why
+
+
+def wrong_hooks(candidate):
+    return {edit.site: edit.says for edit in candidate.hook_edits if not edit.same}
+
+
 @pytest.mark.parametrize(
     ("number", "says"),
     [(2, "needs a site map"), (3, "the port returned None"), (4, "has no function `lod`; did you mean `load`?")],

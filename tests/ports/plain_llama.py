@@ -73,10 +73,13 @@ class Block(nn.Module):
         self.ln1 = Norm(weights[f"{name}.input_layernorm.weight"], eps)
         self.ln2 = Norm(weights[f"{name}.post_attention_layernorm.weight"], eps)
         self.attn, self.mlp = Attention(weights, f"{name}.self_attn", config), Mlp(weights, f"{name}.mlp")
+        self.hook_mid, self.hook_mlp, self.dead_hook = nn.Identity(), nn.Identity(), False
 
     def forward(self, x: Tensor, angles: Tensor, allowed: Tensor) -> Tensor:
-        x = x + self.attn(self.ln1(x), angles, allowed)
-        return x + self.mlp(self.ln2(x))
+        x = self.hook_mid(x + self.attn(self.ln1(x), angles, allowed))
+        out = self.mlp(self.ln2(x))
+        shown = self.hook_mlp(out)
+        return x + (out if self.dead_hook else shown)
 
 
 class Llama(nn.Module):
@@ -115,12 +118,13 @@ def scaled_frequencies(config: dict) -> Tensor:
     return (1 - smooth) * base / scaling["factor"] + smooth * base
 
 
-def load(model_path: str, dtype: str, device: str, scale: float | None = None) -> nn.Module:
-    """The port; `scale` is a fault: scores are divided by it in the second block."""
+def load(model_path: str, dtype: str, device: str, scale: float | None = None, dead_hook: bool = False) -> nn.Module:
+    """The port. Faults: scores of the second block are divided by `scale`; a hook of it shows what nothing reads."""
     config = json.loads((Path(model_path) / "config.json").read_text())
     model = Llama(load_file(Path(model_path) / "model.safetensors"), config)
     if scale is not None:
         model.blocks[1].attn.inverse_scale = scale
+    model.blocks[1].dead_hook = dead_hook
     return model.to(getattr(torch, dtype))
 
 
