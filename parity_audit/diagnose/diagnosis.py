@@ -17,6 +17,7 @@ from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
+from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import identify
 from parity_audit.diagnose.localise import introduced_ratios, suspects
@@ -89,7 +90,8 @@ def diagnose(case: Case) -> Diagnosis:
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
     )  # fmt: skip
     puzzles = with_descriptions(unexplained(found, findings), sides)
-    findings = [*([coarse] if coarse else []), *findings, *puzzles]
+    placed = with_extents([*findings, *puzzles], own.candidate, replayed, case.dtype)
+    findings = [*([coarse] if coarse else []), *placed]
     return Diagnosis(findings=tuple(findings), introduced=ratios, not_tested=tuple(gaps))
 
 

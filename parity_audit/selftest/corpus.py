@@ -33,9 +33,9 @@ class Fault(BaseModel):
     """One planted fault and the truth about it.
 
     `knob`: the name or names that must be found; `any_knob`: prefixes that count as the right name too, where the
-    same function has several true descriptions. `value`, `layers`, `site` (of the first divergence): checked where
-    given. `harmless`: the plant is not a fault here, so that any finding would be a false alarm. `long`: only the
-    long probe shows it. `quick`: part of the subset that runs by default.
+    same function has several true descriptions. `value`, `layers`, `site` (of the first divergence), `extent` (words
+    that must be said of where it holds): checked where given. `harmless`: the plant is not a fault here, so that any
+    finding would be a false alarm. `long`: only the long probe shows it. `quick`: part of the subset that runs by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -29,6 +29,7 @@ class Score:
     named: bool | None = None
     layers: bool | None = None
     valued: bool | None = None
+    extent: bool | None = None
     repaired: bool | None = None
     recognised: bool | None = None
     false_alarms: tuple[str, ...] = ()
@@ -54,6 +55,7 @@ def score(fault: Fault, candidate: Candidate) -> Score:
         named=None if fault.harmless else len(hits) == len(right),
         layers=None if fault.layers is None or single is None else _all_layers(named, fault) == fault.layers,
         valued=None if fault.value is None or fault.harmless else single is not None and _close(single.candidate_value, fault.value),
+        extent=None if fault.extent is None else any(fault.extent in str(item.evidence.get("extent", "")) for item in hits),
         repaired=_repaired(candidate, fault), recognised=_recognised(candidate, fault),
         false_alarms=tuple(_words(finding) for finding in (named if fault.harmless else wrong)),
         confidence=max((finding.confidence for finding in hits), default=0.0), first_site=first,

@@ -17,6 +17,7 @@ QUESTIONS = (
     ("named", "knob named"),
     ("layers", "layers exact"),
     ("valued", "value within 1 %"),
+    ("extent", "extent said"),
     ("repaired", "repaired by its patch"),
     ("recognised", "unpatchable recognised"),
 )

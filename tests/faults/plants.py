@@ -138,10 +138,9 @@ def _changed(x: Tensor, plant: Plant, args: Any) -> Tensor:
         y = torch.where(keep.repeat_interleave(x.shape[-1] // plant["n_heads"]), y, x)
     if "from_position" in plant:
         y = torch.cat([x[:, : plant["from_position"]], y[:, plant["from_position"] :]], dim=1)
-    if "rows" in plant and x.shape[0] > max(plant["rows"]):
-        out = x.clone()
-        out[plant["rows"]] = y[plant["rows"]]
-        y = out
+    if "rows" in plant:
+        rows = torch.isin(torch.arange(x.shape[0]), torch.tensor(plant["rows"]))
+        y = torch.where(rows.view(-1, *[1] * (x.ndim - 1)), y, x)
     return y
 
 

@@ -1,0 +1,128 @@
+"""Where a component is wrong, if not everywhere: from a position on, up to one, in padded rows, in some rows of a batch.
+
+A token is wrong where what the candidate has differs from what the judge makes of the same inputs by more than `TIMES`
+roundings. Only a rule that tells every token (all but `STRAYS` of them) is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parity_audit.capture.store import Capture
+from parity_audit.compare.deltas import ATTENTION_SITES
+from parity_audit.compare.floor import dtype_eps
+from parity_audit.compare.threads import one_thread
+from parity_audit.core.report import Finding
+from parity_audit.core.types import Probe
+from parity_audit.diagnose.evidence import f64, real
+
+DTYPE = "float32"
+"""In coarser ones a single token says little."""
+TIMES, STRAYS = 64.0, 0.01
+FIRST_TOLD = 2
+"""The first token sees only itself and has no angle to turn: an error that begins at position 1 begins everywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Every real token of every probe: its position, its column (padding counted), its row, how that is padded, and
+    whether the token is wrong."""
+
+    position: Tensor
+    column: Tensor
+    row: Tensor
+    in_batch: Tensor
+    padded_left: Tensor
+    padded_right: Tensor
+    wrong: Tensor
+
+    def is_where(self, rule: Tensor) -> bool:
+        """Whether wrong tokens are those of the rule, and there are others."""
+        strays = int((rule != self.wrong).sum())
+        return bool(rule.any()) and not bool(rule.all()) and strays <= STRAYS * len(rule)
+
+
+@one_thread()
+def with_extents(findings: Sequence[Finding], own: Capture, true: Capture, dtype: str) -> list[Finding]:
+    """The findings, with `extent` in the evidence of those that do not hold everywhere."""
+    if dtype != DTYPE:
+        return list(findings)
+    return [_with_extent(finding, own, true) for finding in findings]
+
+
+def _with_extent(finding: Finding, own: Capture, true: Capture) -> Finding:
+    tokens = _tokens(own, true, finding.site)
+    said = None if tokens is None else extent(tokens)
+    if said is None:
+        return finding
+    return dataclasses.replace(
+        finding, evidence={**finding.evidence, "extent": said}, message=f"{finding.message}; only {said}"
+    )
+
+
+def extent(tokens: Tokens) -> str | None:
+    """The rule that tells wrong tokens from right ones, in words; None where there is none, or no need of one."""
+    if not bool(tokens.wrong.any()) or bool(tokens.wrong.all()):
+        return None
+    for words, rule in _rules(tokens):
+        if tokens.is_where(rule):
+            return words
+    return None
+
+
+def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
+    yield "in rows that are padded on the left", tokens.padded_left
+    yield "in rows that are padded on the right", tokens.padded_right
+    yield "in batches of more than one row", tokens.in_batch
+    rows = sorted(set(tokens.row[tokens.wrong].tolist()))
+    named = torch.isin(tokens.row, torch.tensor(rows))
+    yield f"in row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))} of a batch", named & tokens.in_batch
+    for places, counted in ((tokens.position, ""), (tokens.column, ", padding counted")):
+        first, last = int(places[tokens.wrong].min()), int(places[tokens.wrong].max())
+        if first >= FIRST_TOLD:
+            yield f"at positions from {first} on{counted}", places >= first
+        yield f"at positions up to {last}{counted}", places <= last
+        if first >= FIRST_TOLD:
+            yield f"at positions {first} to {last}{counted}", (places >= first) & (places <= last)
+
+
+def _tokens(own: Capture, true: Capture, site: str) -> Tokens | None:
+    parts = [
+        _of_probe(own.tensor(probe.name, site), true.tensor(probe.name, site), probe, site)
+        for probe in true.probes
+        if site in own.sites(probe.name) & true.sites(probe.name)
+    ]
+    if not parts:
+        return None
+    names = [field.name for field in dataclasses.fields(Tokens)]
+    return Tokens(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+
+def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
+    keep = real(probe)
+    apart, size = (_by_token(value, site) for value in (_difference(own, true), f64(true).nan_to_num(0.0, 0.0, 0.0)))
+    wrong = apart > TIMES * dtype_eps(DTYPE) * size
+    row, column = torch.arange(keep.shape[0])[:, None].expand_as(keep), torch.arange(keep.shape[1]).expand_as(keep)
+    left, right = ~keep[:, :1].expand_as(keep), ~keep[:, -1:].expand_as(keep)
+    return Tokens(
+        position=(keep.cumsum(1) - 1)[keep], column=column[keep], row=row[keep], wrong=wrong[keep], padded_left=left[keep],
+        padded_right=right[keep], in_batch=torch.full_like(keep, keep.shape[0] > 1)[keep],
+    )  # fmt: skip
+
+
+def _difference(own: Tensor, true: Tensor) -> Tensor:
+    """Entries that only one side masks are infinitely far apart, those that both mask are equal."""
+    apart = f64(own) - f64(true)
+    return torch.where(own.isinf() & true.isinf(), 0.0, apart).nan_to_num(0.0, 1e300, -1e300)
+
+
+def _by_token(value: Tensor, site: str) -> Tensor:
+    """The norm over everything but batch and position (the query's, for attention)."""
+    if site.endswith(ATTENTION_SITES):
+        return value.abs().amax(dim=(1, 3))
+    return value.flatten(2).abs().amax(-1)

@@ -1,0 +1,89 @@
+"""Where an error holds, read off which tokens are wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_port import probe
+
+from parity_audit.core.report import Finding
+from parity_audit.diagnose.extent import with_extents
+
+SHORT, RAGGED = probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2)
+PADDED = probe("left_padded", (40, 23, 9), seed=3, pad="left")
+PROBES = (SHORT, RAGGED, PADDED)
+SITE = "blocks.1.attn_out"
+
+
+class Shown:
+    """As much of a capture as is asked for."""
+
+    def __init__(self, tensors):
+        self.probes, self.tensors = PROBES, tensors
+
+    def sites(self, name):
+        return {SITE}
+
+    def tensor(self, name, site):
+        return self.tensors[name]
+
+
+def real_positions(of):
+    mask = torch.tensor(of.mask)
+    return mask.cumsum(1) - 1
+
+
+def said(rule, dtype="float32", by=1.1):
+    """What is said when tokens for which `rule(probe, position, row)` holds are wrong by a factor."""
+    g = torch.Generator().manual_seed(0)
+    true = {of.name: torch.randn(*of.shape, 16, generator=g) for of in PROBES}
+    own = {}
+    for of in PROBES:
+        row = torch.arange(of.shape[0])[:, None].expand(of.shape)
+        wrong = rule(of, real_positions(of), row)
+        own[of.name] = torch.where(wrong[..., None], by * true[of.name], true[of.name])
+    finding = Finding(
+        knob="x", kind="variant", layers=(1,), site=SITE, reference_value=None, candidate_value=None, message="m"
+    )
+    return with_extents([finding], Shown(own), Shown(true), dtype)[0].evidence.get("extent")
+
+
+def everywhere(of, position, row):
+    return torch.ones_like(position, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda of, p, row: p >= 20, "at positions from 20 on"),
+        (lambda of, p, row: p < 4, "at positions up to 3"),
+        (lambda of, p, row: (p >= 5) & (p <= 9), "at positions 5 to 9"),
+        (lambda of, p, row: (row == 1) & (len(of.mask) > 1), "in row 1 of a batch"),
+        (lambda of, p, row: (row >= 1) & (len(of.mask) > 1), "in rows 1, 2 of a batch"),
+        (lambda of, p, row: everywhere(of, p, row) & (len(of.mask) > 1), "in batches of more than one row"),
+        (lambda of, p, row: everywhere(of, p, row) & (of is PADDED) & (row > 0), "in rows that are padded on the left"),
+        (
+            lambda of, p, row: everywhere(of, p, row) & (of is RAGGED) & (row > 0),
+            "in rows that are padded on the right",
+        ),
+    ],
+)
+def test_a_rule_is_said(rule, words):
+    assert said(rule) == words
+
+
+@pytest.mark.parametrize("rule", [everywhere, lambda of, p, row: ~everywhere(of, p, row), lambda of, p, row: p >= 1])
+def test_what_holds_everywhere_or_nowhere_is_not_said(rule):
+    assert said(rule) is None
+
+
+def test_tokens_without_a_rule_are_not_given_one():
+    assert said(lambda of, p, row: (p * 7 + row) % 3 == 0) is None
+
+
+def test_rounding_is_not_wrong():
+    assert said(lambda of, p, row: p >= 20, by=1 + 1e-7) is None
+
+
+def test_nothing_is_said_in_coarse_dtypes():
+    assert said(lambda of, p, row: p >= 20, dtype="bfloat16") is None
