@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from parity_audit.capture.session import SidePlan
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Edit, KnobValue, NotTested
-from parity_audit.diagnose.agreement import is_number
+from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_path, roles
 
@@ -95,15 +95,20 @@ def target_value(finding: Finding) -> KnobValue:
     """The reference's value; the spec's own number where the fit agrees with it, so that a patch says 16 and not 15.99997."""
     fitted, spec = finding.reference_value, finding.spec_value
     if is_number(fitted) and is_number(spec):
-        return nearest(fitted, spec)
+        return nearest(fitted, spec, SIGMAS * _stderr(finding))
     return spec if finding.departs_from_spec == "candidate" else fitted
 
 
-def nearest(fitted: KnobValue, spec: KnobValue) -> KnobValue:
+def _stderr(finding: Finding) -> float:
+    """The standard error of the reference's value: an eps is known well only where activations are small."""
+    return max((float(fact["stderr"]) for fact in finding.evidence.get("reference", []) if fact.get("stderr")), default=0.0)
+
+
+def nearest(fitted: KnobValue, spec: KnobValue, error: float = 0.0) -> KnobValue:
     """The spec's number where a fitted one agrees with it."""
     if not is_number(fitted) or not is_number(spec):
         return fitted
-    return spec if abs(fitted - spec) <= SAME_VALUE * abs(spec) else fitted  # type: ignore[operator,arg-type]
+    return spec if abs(fitted - spec) <= max(SAME_VALUE * abs(spec), error) else fitted  # type: ignore[operator,arg-type]
 
 
 def whole_value(value: KnobValue, knob: str, plan: SidePlan) -> KnobValue:
