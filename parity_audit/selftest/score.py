@@ -43,6 +43,7 @@ class Score:
 def score(fault: Fault, candidate: Candidate) -> Score:
     """Compare one candidate's findings with what was planted in it."""
     named = [finding for finding in candidate.findings if finding.kind != "unexplained"]
+    named.sort(key=lambda finding: finding.knob not in fault.knobs)  # the very name first, other true names after it
     right = [next((finding for finding in named if _is(finding, knob, fault)), None) for knob in fault.knobs]
     hits = [finding for finding in right if finding is not None]
     first = str((candidate.first_divergence or {}).get("site", ""))

@@ -51,7 +51,7 @@ def fit_softmax(evidence: Evidence, rows: Sequence[Row]) -> list[Outcome]:
     return [
         sinks_fit(evidence, None if sinks is None else sinks.tolist(), _spread(hot, p, sinks), left, p.numel(), "pattern"),
         said(TEMPERATURE, temperature, error),
-        _dtype(evidence, rows, (s, p, softmax(hot, sinks)), said),
+        _dtype(evidence, rows, (hot, p, _own_where_alike(evidence, sinks)), said),
     ]  # fmt: skip
 
 
@@ -69,6 +69,15 @@ def sinks_fit(
             value = OFF_BY_ONE
     return KnobFit(knob=SINKS, layer=evidence.layer, value=value, stderr=None, residual=left, n=n, site=site,
                    evidence={"sinks": sinks, "stderrs": stderrs})  # fmt: skip
+
+
+def _own_where_alike(evidence: Evidence, sinks: Tensor | None) -> Tensor | None:
+    """The checkpoint's sinks where the fitted ones are those: free of the noise of the fit."""
+    weight = evidence.weight("attn.sinks")
+    if sinks is None or weight is None or weight.numel() != sinks.numel():
+        return sinks
+    own = f64(weight).flatten()
+    return own if float((own - sinks).abs().max()) <= NEAR else sinks
 
 
 def _close(a: Sequence[float], b: Sequence[float], errors: Sequence[float]) -> bool:
@@ -115,8 +124,8 @@ def _temperature(s: Tensor, p: Tensor) -> tuple[float, float]:
 
 def _sinks(s: Tensor, p: Tensor) -> Tensor | None:
     """One logit per head, from the rows that show it best; None where nothing is lost."""
-    if any_narrow(p) or float((1 - p.sum(-1)).mean()) < LOST:
-        return None if float((1 - p.sum(-1)).mean()) < 16 * LOST else _logits(s, p).mean(-1)
+    if float((1 - p.sum(-1)).mean()) < (16 * LOST if any_narrow(p) else LOST):
+        return None
     each, weight = _logits(s, p).nan_to_num(neginf=0.0), _weights(p)
     return (each * weight).sum(-1) / weight.sum(-1).clamp_min(1e-300)
 
@@ -141,10 +150,11 @@ def _spread(s: Tensor, p: Tensor, sinks: Tensor | None) -> list[float]:
 
 
 def _dtype(
-    evidence: Evidence, rows: Sequence[Row], seen: tuple[Tensor, Tensor, Tensor], said: Callable[..., KnobFit]
+    evidence: Evidence, rows: Sequence[Row], seen: tuple[Tensor, Tensor, Tensor | None], said: Callable[..., KnobFit]
 ) -> Outcome:  # fmt: skip
-    """Recomputed with the rounding of a narrow dtype in each place; `seen` are scores, pattern and the exact pattern."""
-    s, p, exact = seen
+    """Recomputed with the rounding of a narrow dtype in each place; `seen` are scores, pattern and sinks."""
+    s, p, sinks = seen
+    exact = softmax(s, sinks)
     finite = torch.where(torch.isfinite(s), s, 0.0)
     for name, dtype in NARROW.items():
         if representable(finite, dtype):
@@ -153,16 +163,17 @@ def _dtype(
             return said(DTYPE, f"{name} throughout" if representable(p, dtype) else f"{name} scores")
     variants = {FULL: exact}
     for name, dtype in NARROW.items():
-        coarse = _again(s, exact, dtype)
-        variants |= {f"{name} scores": coarse, f"{name} pattern": rounded(exact, dtype),
-                     f"{name} throughout": rounded(coarse, dtype)}  # fmt: skip
+        variants[f"{name} pattern"] = rounded(exact, dtype)
+        for place, below_top in (("", False), (", below the row's largest", True)):
+            coarse = _rounded_softmax(s, sinks, dtype, below_top=below_top)
+            variants |= {f"{name} scores{place}": coarse, f"{name} throughout{place}": rounded(coarse, dtype)}
     best, left = best_of(p, variants)
     return said(DTYPE, best, None, left_over=dict(sorted(left.items(), key=lambda item: item[1])[:3]))
 
 
-def _again(s: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """The pattern when the scores are rounded on their way in: p' is p e^(round(s) - s), with each row's sum kept."""
-    finite = s.nan_to_num(neginf=0.0)
-    moved = exact * torch.exp(rounded(finite, dtype) - finite)
-    lost = 1 - exact.sum(-1, keepdim=True)
-    return moved / (moved.sum(-1, keepdim=True) + lost)
+def _rounded_softmax(s: Tensor, sinks: Tensor | None, dtype: torch.dtype, *, below_top: bool) -> Tensor:
+    """The pattern when scores (and sinks) are rounded on their way in, as they are or after each row's largest is taken off."""
+    whole = s if sinks is None else torch.cat([s, sinks[:, None, None].expand(*s.shape[:-1], 1)], -1)
+    whole = whole - whole.amax(-1, keepdim=True) if below_top else whole
+    coarse = torch.where(torch.isfinite(whole), rounded(whole.nan_to_num(neginf=0.0), dtype), whole)
+    return coarse.softmax(-1).nan_to_num(0.0)[..., : s.shape[-1]]

@@ -1,7 +1,8 @@
 """The residual stream: what is added to it, how much of it, and which stream the MLP reads.
 
 - residual.attn_out, residual.mlp_out: b in resid_after = resid_before + b * sublayer_out (least squares);
-- residual.scale: c in what is added = c * what the output projection made, where no norm is between (granite);
+- residual.scale: c in what is added = c * what the output projection made, where no norm is between; where the
+  architecture has such a multiplier (granite) c is read off the sums themselves;
 - residual.parallel: ln2.out, its weight divided out, is parallel to the stream that ln2 read: resid_mid in a sequential
   block, resid_pre in a parallel one.
 """
@@ -26,6 +27,12 @@ def fit(evidence: Evidence) -> list[Outcome]:
         ("residual.attn_out", "resid_mid", "resid_pre", "attn_out"),
         ("residual.mlp_out", "resid_post", "resid_mid", "mlp_out"),
     ]
+    found: list[KnobFit | None] = []
+    if "residual.scale" in evidence.knobs:  # what is added is the product; hooks on the way show it before or after
+        whole = [("resid_mid", "resid_pre", "attn_proj"), ("resid_post", "resid_mid", "mlp_proj")]
+        found = [_added(evidence, "residual.scale", *names) for names in whole]
+    if any(found):
+        return [outcome for outcome in [*found, _read(evidence)] if outcome is not None]
     found = [_added(evidence, *names) for names in sums]
     found += [_share(evidence, "attn_out", "attn_proj", "norm.ln1_post")]
     found += [_share(evidence, "mlp_out", "mlp_proj", "norm.ln2_post")]
