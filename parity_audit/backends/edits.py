@@ -124,9 +124,7 @@ class LiveEdits:
             self.undo(root)
             raise
         unique = dict.fromkeys(touched)
-        return [
-            ReadBack(path=path, before=preview(self.originals[path]), after=preview(get(root, path))) for path in unique
-        ]
+        return [_read_back(path, self.originals[path], get(root, path)) for path in unique]
 
     def undo(self, root: Any) -> None:
         """Put every original value back."""
@@ -142,6 +140,12 @@ class LiveEdits:
             self.originals.setdefault(path, get(root, path))
             assign(root, path, value)
         return [path for path, _ in changes]
+
+
+def _read_back(path: str, before: Any, after: Any) -> ReadBack:
+    tensors = isinstance(before, Tensor) and isinstance(after, Tensor)
+    same = torch.equal(before, after) if tensors else before is after or preview(before) == preview(after)
+    return ReadBack(path=path, before=preview(before), after=preview(after), changed=not same)
 
 
 def preview(value: Any) -> Any:

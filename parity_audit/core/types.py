@@ -167,11 +167,12 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadBack:
-    """What the live module holds after an edit, per matched path."""
+    """What the live module held before an edit and holds after it, per matched path; long tensors only by their shape."""
 
     path: str
     before: Any
     after: Any
+    changed: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

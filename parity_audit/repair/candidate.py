@@ -12,7 +12,7 @@ from parity_audit.capture.store import Capture
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance, allowance
 from parity_audit.compare.verdict import first_divergence, judge_comparison
-from parity_audit.core.report import Candidate, Finding, Patched, Verdict
+from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
 from parity_audit.diagnose.identities import hook_warnings
@@ -24,10 +24,11 @@ from parity_audit.diagnose.weights import with_origins, without_consequences
 from parity_audit.repair.choose import Proposal, propose
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
-from parity_audit.repair.verify import Bench, Verified, merge_fixes, needed, run_patched
+from parity_audit.repair.verify import Bench, Verified, changes_nothing, merge_fixes, needed, run_patched
 from parity_audit.specs.view import dims, effective_values, knob_values, roles, spec_values
 
 MAX_ROUNDS = 3
+IDLE = "its setting has the right value already: what this port computes does not come from there"
 PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"
 
 
@@ -151,14 +152,18 @@ def _shrink(session: Session, bench: Bench, state: _State, out: Path) -> None:
 
 
 def _with_repair(result: Candidate, state: _State) -> Candidate:
-    patched: Patched | None = state.verified.patched if state.verified else None
+    verified = state.verified
+    if verified is None:
+        return dataclasses.replace(
+            result, findings=tuple(state.findings), not_tested=(*result.not_tested, *state.gaps)
+        )
+    idle = [patch for patch in verified.patches if changes_nothing(patch)]
+    gaps = [NotTested(what=f"a patch for {patch.knob}", why=IDLE) for patch in idle]
+    patches = merge_fixes([patch for patch in verified.patches if patch not in idle])
     return dataclasses.replace(
-        result,
-        findings=tuple(state.findings),
-        patches=merge_fixes(state.verified.patches) if state.verified else (),
-        patched=patched,
-        not_tested=(*result.not_tested, *state.gaps),
-    )
+        result, findings=tuple(state.findings), patches=patches, patched=verified.patched if patches else None,
+        not_tested=(*result.not_tested, *state.gaps, *gaps),
+    )  # fmt: skip
 
 
 def _with_proof(

@@ -14,6 +14,8 @@ from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_pa
 
 NO_PATCH_KINDS = ("unexplained", "weights")
 SAME_VALUE = 1e-3
+BY_LAYER = ("attention.window",)
+"""Knobs that differ from layer to layer by design: one layer's value is no other's."""
 NORM_AT = {
     "ln1.out": "norm.ln1", "ln2.out": "norm.ln2", "ln1_post.out": "norm.ln1_post", "ln2_post.out": "norm.ln2_post",
     "ln_final.out": "norm.final", "q_norm.out": "norm.q", "k_norm.out": "norm.k",
@@ -46,9 +48,9 @@ def propose(
         if finding.kind in NO_PATCH_KINDS:
             gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{finding.kind}: no setting repairs it"))
             continue
-        target = whole_value(target_value(finding), finding.knob, plan)
+        target = whole_value(target_value(finding), finding, plan)
         causes = [other for other in known if other.kind not in NO_PATCH_KINDS]
-        targets = {other.knob: whole_value(target_value(other), other.knob, plan) for other in causes}
+        targets = {other.knob: whole_value(target_value(other), other, plan) for other in causes}
         found = _found(finding, plan, version, target, targets)
         if isinstance(found, str):
             gaps.append(NotTested(what=f"a patch for {finding.knob}", why=found))
@@ -111,13 +113,17 @@ def nearest(fitted: KnobValue, spec: KnobValue, error: float = 0.0) -> KnobValue
     return spec if abs(fitted - spec) <= max(SAME_VALUE * abs(spec), error) else fitted  # type: ignore[operator,arg-type]
 
 
-def whole_value(value: KnobValue, knob: str, plan: SidePlan) -> KnobValue:
-    """A value that was found layer by layer, as one per layer; layers that were not fitted have the spec's."""
-    if not isinstance(value, dict) or value.keys() != {"by_layer"}:
-        return value
-    known = knob_values(plan.spec, plan.config)[knob]
+def whole_value(value: KnobValue, finding: Finding, plan: SidePlan) -> KnobValue:
+    """A value that was found layer by layer, as one per layer; layers that the finding does not speak of have the spec's."""
+    known = knob_values(plan.spec, plan.config).get(finding.knob)
     layers = range(dims(plan.spec, plan.config)["n_layers"])
-    return [value["by_layer"].get(str(layer), known.at(layer)) for layer in layers]
+    if isinstance(value, dict) and value.keys() == {"by_layer"}:
+        by_layer = {int(layer): own for layer, own in value["by_layer"].items()}
+    elif finding.knob in BY_LAYER and finding.layers is not None:
+        by_layer = dict.fromkeys(finding.layers, value)
+    else:
+        return value
+    return [by_layer[layer] if layer in by_layer or known is None else known.at(layer) for layer in layers]
 
 
 def all_edits(proposals: Sequence[Proposal]) -> tuple[Edit, ...]:

@@ -82,7 +82,7 @@ def imposed_value(finding: Finding) -> KnobValue:
 def _edits(finding: Finding, causes: Sequence[Finding], reference: Session) -> tuple[Edit, ...] | None:
     """What gives the reference the candidate's value in the finding's layers; None where it has no setting for that."""
     plan, version = reference.plan, reference.description().version
-    known = {item.knob: whole_value(imposed_value(item), item.knob, plan) for item in causes}
+    known = {item.knob: whole_value(imposed_value(item), item, plan) for item in causes}
     value = known[finding.knob]
     found = edits(
         plan.spec, plan.backend_key, finding.knob, value, plan.config, version, known, finding.reference_value

@@ -109,6 +109,11 @@ def _covers(pattern: str, path: str) -> bool:
     return path == pattern or (bool(star) and path.startswith(head + "[") and tail in path)
 
 
+def changes_nothing(patch: Patch) -> bool:
+    """Whether every setting had the patch's value before; one that could not be read back may have changed."""
+    return bool(patch.read_back) and not any(item.changed for item in patch.read_back)
+
+
 def merge_fixes(patches: Sequence[Patch]) -> tuple[Patch, ...]:
     """Patches with identical edits are one patch that fixes several findings."""
     merged: list[Patch] = []

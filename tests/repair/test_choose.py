@@ -1,0 +1,55 @@
+"""Which value a patch sets, and which patches say nothing."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from parity_audit.core.report import Finding, Patch
+from parity_audit.core.types import ReadBack
+from parity_audit.repair.choose import target_value, whole_value
+from parity_audit.repair.verify import changes_nothing
+from parity_audit.specs.resolve import resolve_model
+
+GEMMA = resolve_model("gemma-2-2b-it")
+PLAN = SimpleNamespace(spec=GEMMA.spec, config={**GEMMA.config, "num_hidden_layers": 4})
+
+
+def finding(knob, reference, *, spec=None, stderr=None, layers=None, departs="candidate"):
+    return Finding(
+        knob=knob, kind="constant", layers=layers, site="x", reference_value=reference, candidate_value=1.0,
+        spec_value=spec, departs_from_spec=departs, evidence={"reference": [{"stderr": stderr}]},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fitted", "stderr", "value"),
+    [
+        (15.99997, 1e-4, 16.0),
+        (1.04e-6, 2e-8, 1e-6),  # an eps read off large activations: the spec's within its error
+        (1.04e-6, 1e-9, 1.04e-6),  # read well, and not the spec's
+        (15.0, 1e-4, 15.0),
+    ],
+)
+def test_the_spec_s_number_where_the_reference_agrees_with_it(fitted, stderr, value):
+    spec = 16.0 if fitted > 1 else 1e-6
+    assert target_value(finding("x", fitted, spec=spec, stderr=stderr)) == value
+
+
+def test_a_window_of_one_layer_is_no_other_s():
+    one = finding("attention.window", None, layers=(1,))
+
+    assert whole_value(None, one, PLAN) == [4096, None, 4096, None]
+    assert whole_value(32, one, PLAN) == [4096, 32, 4096, None]
+    assert whole_value({"by_layer": {"1": 7, "2": 8}}, one, PLAN) == [4096, 7, 8, None]
+    assert whole_value(16.0, finding("attention.scale", 16.0, layers=(1,)), PLAN) == 16.0
+
+
+def patch(*changed):
+    read_back = tuple(ReadBack(path=f"m[{n}]", before=1, after=1, changed=this) for n, this in enumerate(changed))
+    return Patch(knob="x", backend="hf", value=1, edits=(), code="", fixes=("x",), read_back=read_back)
+
+
+def test_a_patch_that_changed_nothing_is_told_from_one_that_could_not_be_read():
+    assert changes_nothing(patch(False, False))
+    assert not changes_nothing(patch(False, True))
+    assert not changes_nothing(patch())
