@@ -11,6 +11,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.types import WeightPrint
 from parity_audit.diagnose.preflight import SKETCH_TOLERANCE, same_weight
 
+EXPERTS, MOVES_SHOWN = ".experts.", 8
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 ROLES_OF = {
     "logits": ("unembed",), "embed": ("embed",), "qkv": ("attn.q", "attn.k", "attn.v"), "attn_proj": ("attn.o",),
@@ -72,6 +73,52 @@ def _moved(moves: Mapping[tuple[int, int], Sequence[Finding]]) -> Finding:
     )  # fmt: skip
 
 
+def grouped(findings: Sequence[Finding]) -> list[Finding]:
+    """Tensors of one name in several blocks or experts, with the same thing wrong, as one finding."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(_alike(finding), []).append(finding)
+    return [group[0] if len(group) == 1 else _together(group) for group in groups.values()]
+
+
+def _alike(finding: Finding) -> tuple[str, ...]:
+    """What findings of one group share: all numbers in names left out."""
+    if finding.kind != "weights" or "tensor" not in finding.evidence:
+        return (str(id(finding)),)
+    holds = str(finding.evidence.get("holds", ""))
+    return NUMBER.sub("*", finding.site), str(finding.evidence["differs_in"]), NUMBER.sub("*", holds), _step(finding)
+
+
+def _step(finding: Finding) -> str:
+    """How far a tensor has come from: the numbers in its name, and in that of the one it holds."""
+    holds = finding.evidence.get("holds")
+    if holds is None:
+        return ""
+    own, other = (NUMBER.findall(name) for name in (finding.site, str(holds)))
+    return " ".join("same" if a == b else "other" for a, b in zip(own, other, strict=False))
+
+
+def _together(group: Sequence[Finding]) -> Finding:
+    first, names = group[0], [name for item in group for name in item.evidence.get("tensors", [item.site])]
+    layers = tuple(sorted({layer for item in group for layer in item.layers or ()}))
+    what, holds = NUMBER.sub("*", first.site), first.evidence.get("holds")
+    differ = f"are not the reference's ({first.evidence['differs_in']} differ)"
+    said = f"hold the reference's {NUMBER.sub('*', str(holds))}" if holds else differ
+    return dataclasses.replace(
+        first, layers=layers or None, reference_value=what if holds else first.reference_value,
+        candidate_value=NUMBER.sub("*", str(holds)) if holds else first.candidate_value,
+        evidence={**first.evidence, "tensors": names, **_origins(group)},
+        message=f"{len(names)} tensors {what} of the candidate {said}",
+    )  # fmt: skip
+
+
+def _origins(group: Sequence[Finding]) -> dict[str, list[str]]:
+    """Which numbers became which, where a tensor holds another of its own name."""
+    moved = [(NUMBER.findall(item.site), NUMBER.findall(str(item.evidence.get("holds", "")))) for item in group]
+    said = [f"{'.'.join(own)} holds {'.'.join(other)}" for own, other in moved if other and own != other]
+    return {"moved": said[:MOVES_SHOWN]} if said else {}
+
+
 def without_consequences(
     findings: Sequence[Finding], weights: Sequence[Finding], tensor_of: Mapping[tuple[str, int | None], str]
 ) -> list[Finding]:
@@ -93,6 +140,8 @@ def without_consequences(
 def _follows(
     finding: Finding, wrong: set[str], moved: set[str], tensor_of: Mapping[tuple[str, int | None], str]
 ) -> bool:
+    if finding.kind == "unexplained" and finding.evidence.get("component") == "mlp_out":
+        return _in_experts(finding, wrong)
     if finding.kind == "unexplained":
         roles, known = ROLES_OF.get(str(finding.evidence.get("component")), ()), wrong
     elif finding.knob.startswith(READ_OFF) and finding.layers:
@@ -104,6 +153,12 @@ def _follows(
         any(role.startswith(roles) and layer == at and name in known for (role, at), name in tensor_of.items())
         for layer in layers
     )
+
+
+def _in_experts(finding: Finding, wrong: set[str]) -> bool:
+    """Whether an expert's tensor is wrong in every layer that is not explained: no site stands between it and mlp_out."""
+    at = {int(number[0]) for name in wrong if EXPERTS in name and (number := NUMBER.search(name))}
+    return bool(finding.layers) and set(finding.layers or ()) <= at
 
 
 def roles_of_knob(knob: str) -> tuple[str, ...]:

@@ -19,8 +19,9 @@ from parity_audit.diagnose.identities import hook_warnings
 from parity_audit.diagnose.interventions import Sides, hook_edits
 from parity_audit.diagnose.limits import detection_limits
 from parity_audit.diagnose.localise import with_introduced
-from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
-from parity_audit.diagnose.weights import with_origins, without_consequences
+from parity_audit.diagnose.preflight import config_warnings, token_findings, vocabulary_finding, weight_findings
+from parity_audit.diagnose.repeat import repeat_finding
+from parity_audit.diagnose.weights import grouped, with_origins, without_consequences
 from parity_audit.repair.choose import Proposal, propose
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
@@ -45,6 +46,15 @@ class _State:
 def audit_candidate(
     session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path
 ) -> Candidate:
+    """One candidate's result, tensors that are wrong in the same way together: see `_audited`."""
+    result = _audited(session, capture, reference, target=target, repair=repair, hooks=hooks, out=out)
+    gaps = tuple(dict.fromkeys(result.not_tested))
+    return dataclasses.replace(result, findings=tuple(grouped(result.findings)), not_tested=gaps)
+
+
+def _audited(
+    session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path
+) -> Candidate:
     """Compare a capture and, on a mismatch, diagnose, repair and verify; with `hooks`, edit a good port's hooks.
 
     Raises:
@@ -60,6 +70,12 @@ def audit_candidate(
     if verdict is not Verdict.MISMATCH:
         return _with_hooks(result, session, capture, reference, out / "hooks") if hooks else result
     try:
+        unsteady = repeat_finding(session, capture, plan.dtype, out / "again")
+        if unsteady is not None:
+            gap = NotTested(what="causes", why="two runs of the same tokens differ")
+            return dataclasses.replace(
+                result, findings=(*result.findings, unsteady), why=unsteady.message, not_tested=(*result.not_tested, gap)
+            )
         diagnosis = _diagnose(session, reference, capture, comparison, out / "diagnosis-0")
     except Exception as error:
         return _broken_off(result, "diagnosis", error, session)
@@ -201,6 +217,8 @@ def _base(
     plan, about = session.plan, session.description()
     warnings, gaps = token_findings(reference.session.description(), about)
     weights, unseen = _weights(reference, capture, plan.dtype, allowed)
+    width = vocabulary_finding(reference.capture, capture)
+    weights += [] if width is None else [width]
     warnings += [] if allowed is None else [allowed.words()]
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)

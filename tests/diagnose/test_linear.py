@@ -63,6 +63,23 @@ def test_what_was_done_to_a_weight(what, says):
     assert found(block({"attn.q": what(WEIGHTS["attn.q"])})) == {"weights.attn.q": says}
 
 
+def inputs_rounded(weight: torch.Tensor):
+    """The projection q of an input in bfloat16."""
+    clean = block()[0]
+    sites = {site: clean.tensor("short", site) for site in ("ln1.out", "z", "attn_proj")}
+    q = torch.nn.functional.linear(X.bfloat16().float(), weight, BIAS["attn.q.bias"]).unflatten(-1, (HEADS, WIDTH))
+    return loose({**sites, "q": q}, weights={**WEIGHTS, **BIAS}, probes=SHORT[:1])
+
+
+def test_inputs_in_a_narrow_dtype_are_not_other_weights():
+    weight = WEIGHTS["attn.q"]
+
+    assert found(inputs_rounded(weight)) == {"weights.attn.q": "the checkpoint's, times inputs rounded to bfloat16"}
+    assert found(inputs_rounded(weight.bfloat16().float())) == {
+        "weights.attn.q": "the checkpoint's rounded to bfloat16, as are the inputs"
+    }
+
+
 def test_only_the_wrong_outputs_are_named():
     other = WEIGHTS["attn.o"].clone()
     other[5:9] *= 3
@@ -133,3 +150,24 @@ def test_residual_sums():
     assert wrong["residual.attn_out"].value == pytest.approx(0.22, rel=1e-6)
     assert wrong["residual.mlp_out"].value == pytest.approx(0.5, rel=1e-6)
     assert wrong["residual.parallel"].value == "parallel"
+
+
+def test_what_a_block_without_resid_mid_reads_is_told_from_its_sum():
+    def hidden(reads):
+        whole = stream(reads=reads)[0]
+        names = ("resid_pre", "attn_out", "mlp_out", "ln2.out", "resid_post")
+        weights = {"norm.ln2": whole.weight("norm.ln2")}
+        return loose({name: whole.tensor("short", name) for name in names}, weights=weights, probes=SHORT[:1])
+
+    assert read(hidden("resid_pre"), "residual")["residual.parallel"].value == "parallel"
+    assert read(hidden("resid_mid"), "residual")["residual.parallel"].value == "sequential"
+
+
+def test_a_multiplier_of_the_architecture_is_read_off_the_sums():
+    pre, proj, mlp = drawn(1, 48, D), drawn(1, 48, D), drawn(1, 48, D)
+    sites = {"resid_pre": pre, "attn_proj": proj, "attn_out": 0.22 * proj, "resid_mid": pre + 1.5 * proj, "mlp_proj": mlp,
+             "mlp_out": 0.22 * mlp, "resid_post": pre + 1.5 * proj + 1.5 * mlp}  # fmt: skip
+    fits = read(loose(sites, probes=SHORT[:1], residual__scale=0.22), "residual")
+
+    assert fits["residual.scale"].value == pytest.approx(1.5, rel=1e-6)
+    assert "residual.attn_out" not in fits

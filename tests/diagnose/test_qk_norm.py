@@ -96,22 +96,33 @@ def test_over_the_wrong_axis():
     assert found["qk_norm.axis"].candidate_value == "projection"
 
 
+def rotated(q: Tensor, pairing: str) -> Tensor:
+    angle = torch.arange(48)[:, None] * 10000.0 ** (-torch.arange(D // 2) / (D // 2))
+    turn = torch.polar(torch.ones_like(angle), angle)[:, None].to(torch.complex128)
+    pairs = q.unflatten(-1, (2, D // 2)).movedim(-2, -1) if pairing == "half" else q.unflatten(-1, (D // 2, 2))
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+    return (turned.movedim(-1, -2) if pairing == "half" else turned).flatten(-2)
+
+
 @pytest.mark.parametrize("pairing", ["half", "adjacent"])
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 def test_after_the_rotation(pairing: str, name: str):
-    angle = torch.arange(48)[:, None] * 10000.0 ** (-torch.arange(D // 2) / (D // 2))
-    turn = torch.polar(torch.ones_like(angle), angle)[:, None].to(torch.complex128)
-    pairs = Q.unflatten(-1, (2, D // 2)).movedim(-2, -1) if pairing == "half" else Q.unflatten(-1, (D // 2, 2))
-    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
-    turned = (turned.movedim(-1, -2) if pairing == "half" else turned).flatten(-2)
-
     found = differ(
-        side(name, normed(turned, name, torch.float32)), side(name, normed(Q, name, torch.float64))
+        side(name, normed(rotated(Q, pairing), name, torch.float32)), side(name, normed(Q, name, torch.float64))
     )  # fmt: skip
 
     assert found.keys() == {"qk_norm.order"}
     assert found["qk_norm.order"].candidate_value == "after rotation"
     assert found["qk_norm.order"].spec_value == "before rotation"
+
+
+def test_a_norm_that_moved_behind_the_rotation_is_told_from_one_that_is_gone():
+    unused = Q.float()
+    after = normed(rotated(Q, "half"), "qwen3", torch.float32)
+
+    assert read(side("qwen3", unused, rot_q=after), "qk_norm")["qk_norm.order"].value == "after rotation"
+    gone = read(side("qwen3", unused, rot_q=rotated(Q, "half").float()), "qk_norm")
+    assert gone["qk_norm.present"].value == "missing"
 
 
 def test_a_model_without_them_is_silent():

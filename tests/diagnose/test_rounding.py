@@ -29,3 +29,12 @@ def test_an_error_that_points_one_way_is_not(size):
 
 def test_float32_is_full():
     assert like_rounding(FORMULA.float().double(), FORMULA) is None
+
+
+def test_a_few_values_that_a_bias_nearly_cancels_are_no_narrow_dtype():
+    generator = torch.Generator().manual_seed(2)
+    value, bias = torch.randn(4096, generator=generator).double(), 5.0
+    value[:40] *= 1e-4
+    stored = (value + bias).float().double() - bias
+
+    assert like_rounding(stored, value) is None

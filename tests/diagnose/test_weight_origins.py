@@ -5,7 +5,7 @@ import torch
 from parity_audit.backends.prints import fingerprint
 from parity_audit.core.report import Finding
 from parity_audit.diagnose.preflight import weight_findings
-from parity_audit.diagnose.weights import with_origins, without_consequences
+from parity_audit.diagnose.weights import grouped, with_origins, without_consequences
 
 NAMES = ("attn.q_proj.weight", "mlp.up_proj.weight")
 
@@ -72,3 +72,37 @@ def test_what_follows_from_a_wrong_tensor_is_not_said_twice():
 
     kept = without_consequences([follows, elsewhere, how, constant], weights, tensor_of)
     assert kept == [elsewhere, how, constant]
+
+
+def test_the_same_tensor_of_several_blocks_is_one_finding():
+    ours = {name: value + 1 if "q_proj" in name else value for name, value in checkpoint().items()}
+    (only,) = grouped(found(ours))
+
+    assert only.layers == (0, 1, 2)
+    assert only.evidence["tensors"] == [f"model.layers.{i}.attn.q_proj.weight" for i in range(3)]
+    assert "3 tensors model.layers.*.attn.q_proj.weight" in only.message
+
+
+def test_other_tensors_and_other_causes_stay_apart():
+    ours = {name: value + 1 for name, value in checkpoint().items()}
+    first = "model.layers.0.attn.q_proj.weight"
+    ours[first] = checkpoint()[first][:3]
+
+    assert [(item.site, item.layers) for item in grouped(found(ours))] == [
+        (first, (0,)), ("model.layers.0.mlp.up_proj.weight", (0, 1, 2)), ("model.layers.1.attn.q_proj.weight", (1, 2)),
+    ]  # fmt: skip
+
+
+def test_experts_in_another_order_say_which_holds_which():
+    made = torch.Generator().manual_seed(2)
+    theirs = {f"model.layers.0.mlp.experts.{e}.w1.weight": torch.randn(6, 4, generator=made) for e in range(3)}
+    ours = dict(zip(theirs, [*list(theirs.values())[1:], next(iter(theirs.values()))], strict=True))
+    sides = prints(theirs), prints(ours)
+    (only,) = grouped(with_origins(weight_findings(*sides, "float32")[0], *sides, "float32"))
+    unexplained = Finding(
+        knob="mlp_out", kind="unexplained", layers=(0,), site="blocks.0.mlp_out", reference_value=None,
+        candidate_value=None, evidence={"component": "mlp_out"},
+    )  # fmt: skip
+
+    assert only.evidence["moved"] == ["0.0 holds 0.1", "0.1 holds 0.2", "0.2 holds 0.0"]
+    assert without_consequences([unexplained], [only], {}) == []

@@ -254,14 +254,24 @@ def _shifted(sample: _Sample, projection: Projection, evidence: Evidence) -> _An
 
 
 def _rounded(sample: _Sample, projection: Projection, evidence: Evidence) -> _Answer | None:
-    """Weights in a smaller format."""
+    """Weights or inputs in a smaller format."""
     bias = 0.0 if sample.bias is None else sample.bias
     best: _Answer | None = None
-    for name, weight in _formats(sample.weight):
-        left = relative_rms(sample.y - sample.x @ weight.T - bias, sample.y)
+    for words, x, weight in _rounded_products(sample):
+        left = relative_rms(sample.y - x @ weight.T - bias, sample.y)
         if best is None or left < best.left:
-            best = _Answer(weight=f"the checkpoint's rounded to {name}", left=left)
+            best = _Answer(weight=f"the checkpoint's{words}", left=left)
     return best
+
+
+def _rounded_products(sample: _Sample) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Weights, inputs, or both in a smaller format: how it is said, and the two factors."""
+    for name, weight in _formats(sample.weight):
+        yield f" rounded to {name}", sample.x, weight
+    for dtype, _ in LOW:
+        name, x = str(dtype).removeprefix("torch."), sample.x.to(dtype).double()
+        yield f", times inputs rounded to {name}", x, sample.weight
+        yield f" rounded to {name}, as are the inputs", x, sample.weight.to(dtype).double()
 
 
 def _formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -3,7 +3,8 @@
     logits = g(scale * y, 1/cap^2),   y = h W_U^T   or, centred,   y = h W_U^T - mean over the vocabulary
 
 `saturation.fit_curve` on (y, logits) with and without centring. A cap bends, a centring shifts each token by its
-own constant, a scale multiplies: three different shapes, so they can be fitted together.
+own constant, a scale multiplies: three different shapes, so they can be fitted together. logits.dtype: where logits are the
+plain product but for rounding, the place of a narrow dtype that reproduces them clearly better.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, spread
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.least_squares import Estimate
+from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, rounded
 from parity_audit.diagnose.identify.saturation import cap_fit, fit_curve
 
-SCALE, CAP, SHIFT = "logits.scale", "logits.softcap", "logits.shift"
+SCALE, CAP, SHIFT, DTYPE = "logits.scale", "logits.softcap", "logits.shift", "logits.dtype"
 PLAIN, CENTRED = 0.0, "centred"
 TOKENS, COLUMNS, MEAN_ROWS = 64, 2048, 16384
-EXPLAINED = 0.05
+EXPLAINED, NARROWEST = 0.05, 0.03
 CLEAR = 3.0
 
 
@@ -43,7 +45,25 @@ def fit(evidence: Evidence) -> list[Outcome]:
     usable = {name: found for name, found in fits.items() if found is not None}
     if not usable:
         return [gap(evidence, knob, "all logits are zero") for knob in (SCALE, CAP)]
-    return _knobs(evidence, usable, float(logits.norm()))
+    return [*_knobs(evidence, usable, float(logits.norm())), *_dtype(evidence, hidden, f64(unembed[columns]), logits)]
+
+
+def _dtype(evidence: Evidence, hidden: Tensor, unembed: Tensor, logits: Tensor) -> list[Outcome]:
+    """Whether a narrow dtype stands in the product: only of plain ones, and of runs that are not in such a dtype anyway."""
+    exact = hidden @ unembed.T
+    if any_narrow(hidden) or relative_rms(logits - exact, logits) > NARROWEST:
+        return []
+    variants = {FULL: exact}
+    for name, dtype in NARROW.items():
+        x, w = rounded(hidden, dtype), rounded(unembed, dtype)
+        variants |= {f"{name} weights": hidden @ w.T, f"{name} inputs": x @ unembed.T, f"{name} inputs and weights": x @ w.T}
+        variants |= {f"{name} logits": rounded(exact, dtype), f"{name} throughout": rounded(x @ w.T, dtype)}
+    value, left = best_of(logits, variants)
+    shown = dict(sorted(left.items(), key=lambda item: item[1])[:3])
+    return [KnobFit(
+        knob=DTYPE, layer=None, value=value, stderr=None, residual=left[value], n=logits.numel(), site="logits",
+        evidence={"left_over": shown},
+    )]  # fmt: skip
 
 
 def _tokens(evidence: Evidence, columns: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -45,7 +45,7 @@ def _fit_one(evidence: Evidence, which: str) -> list[Outcome]:
     norm = Norm(prefix="qk_norm", site=site, x=x, out=out, w=_weight(evidence, f"norm.{which}", x),
                 b=_weight(evidence, f"norm.{which}.bias", x))  # fmt: skip
     if relative_rms(out - x, x) < SAME:
-        return [_word(evidence, norm, PRESENT, "missing", 0.0)]
+        return _elsewhere(evidence, norm, which) or [_word(evidence, norm, PRESENT, "missing", 0.0)]
     axes = axes_of(norm)
     chosen = min(axes, key=lambda axis: axes[axis][1][0].left)
     left = axes[chosen][1][0].left
@@ -79,6 +79,15 @@ def _weight(evidence: Evidence, role: str, like: Tensor) -> Tensor | None:
     if flat.numel() == sizes[-1]:
         return flat.expand(sizes)
     return flat.reshape(sizes) if flat.numel() == sizes.numel() else None
+
+
+def _elsewhere(evidence: Evidence, norm: Norm, which: str) -> list[Outcome]:
+    """The place of the norm does nothing: does one stand behind the rotation? A rotation alone keeps every length."""
+    tokens = tokens_of(evidence, which, f"rot_{which}", TOKENS)
+    if tokens is None or turns_pairs(*tokens):
+        return []
+    found = _after_rotation(evidence, dataclasses.replace(norm, x=tokens[0], out=tokens[1]), 0.0)
+    return found if all(isinstance(item, KnobFit) for item in found) else []
 
 
 def _after_rotation(evidence: Evidence, norm: Norm, left: float) -> list[Outcome]:

@@ -73,7 +73,10 @@ def _share(evidence: Evidence, added: str, made: str, norm: str) -> KnobFit | No
 
 def _read(evidence: Evidence) -> KnobFit | None:
     """Which stream the second norm reads; None where neither fits."""
-    sites, weight = _sites(evidence, "ln2.out", "resid_mid", "resid_pre"), evidence.weight("norm.ln2")
+    weight = evidence.weight("norm.ln2")
+    sites = _sites(evidence, "ln2.out", "resid_mid", "resid_pre")
+    if sites is None and (parts := _sites(evidence, "ln2.out", "resid_pre", "attn_out")) is not None:
+        sites = [parts[0], parts[1] + parts[2], parts[1]]  # a parallel block shows no resid_mid
     if sites is None or weight is None:
         return None
     gain = f64(weight) + evidence.spec_number("norm.offset", 0.0)
