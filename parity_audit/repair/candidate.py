@@ -29,7 +29,10 @@ from parity_audit.repair.verify import Bench, Verified, changes_nothing, merge_f
 from parity_audit.specs.view import dims, effective_values, knob_values, roles, spec_values
 
 MAX_ROUNDS = 3
+UNSTEADY = "no setting is known for it: put the model into eval mode, and look for what draws random numbers"
+WIDTH = "no setting is known for it: cut what is beyond the vocabulary, or give it -inf"
 IDLE = "its setting has the right value already: what this port computes does not come from there"
+A_PATCH = "a patch for "
 PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"
 
 
@@ -72,17 +75,17 @@ def _audited(
     try:
         unsteady = repeat_finding(session, capture, plan.dtype, out / "again")
         if unsteady is not None:
-            gap = NotTested(what="causes", why="two runs of the same tokens differ")
+            gaps = (NotTested(what="causes", why="two runs of the same tokens differ"), _no_patch(unsteady, UNSTEADY))
             return dataclasses.replace(
-                result, findings=(*result.findings, unsteady), why=unsteady.message, not_tested=(*result.not_tested, gap)
+                result, findings=(*result.findings, unsteady), why=unsteady.message, not_tested=(*result.not_tested, *gaps)
             )
         diagnosis = _diagnose(session, reference, capture, comparison, out / "diagnosis-0")
     except Exception as error:
         return _broken_off(result, "diagnosis", error, session)
     result = _with_diagnosis(result, comparison, diagnosis, reference.session.plan)
     if not repair:
-        gaps = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair"))
-        return dataclasses.replace(result, not_tested=gaps)
+        untried = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair"))
+        return dataclasses.replace(result, not_tested=untried)
     bench = Bench(
         reference=reference.capture,
         judge=reference.judge,
@@ -97,6 +100,10 @@ def _audited(
     except Exception as error:
         result = _broken_off(result, "repair", error, session)
     return _with_proof(_with_repair(result, state), session, capture, reference, state, out)
+
+
+def _no_patch(finding: Finding, why: str) -> NotTested:
+    return NotTested(what=f"{A_PATCH}{finding.knob}", why=why)
 
 
 def _broken_off(result: Candidate, stage: str, error: Exception, session: Session) -> Candidate:
@@ -174,7 +181,7 @@ def _with_repair(result: Candidate, state: _State) -> Candidate:
             result, findings=tuple(state.findings), not_tested=(*result.not_tested, *state.gaps)
         )
     idle = [patch for patch in verified.patches if changes_nothing(patch)]
-    gaps = [NotTested(what=f"a patch for {patch.knob}", why=IDLE) for patch in idle]
+    gaps = [NotTested(what=f"{A_PATCH}{patch.knob}", why=IDLE) for patch in idle]
     patches = merge_fixes([patch for patch in verified.patches if patch not in idle])
     return dataclasses.replace(
         result, findings=tuple(state.findings), patches=patches, patched=verified.patched if patches else None,
@@ -218,7 +225,8 @@ def _base(
     warnings, gaps = token_findings(reference.session.description(), about)
     weights, unseen = _weights(reference, capture, plan.dtype, allowed)
     width = vocabulary_finding(reference.capture, capture)
-    weights += [] if width is None else [width]
+    if width is not None:
+        weights, gaps = [*weights, width], [*gaps, _no_patch(width, WIDTH)]
     warnings += [] if allowed is None else [allowed.words()]
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)

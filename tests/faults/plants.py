@@ -126,6 +126,10 @@ def _changed(x: Tensor, plant: Plant, args: Any) -> Tensor:
         y = y + plant["plus"]
     if "dtype" in plant:
         y = y.to(DTYPES[plant["dtype"]]).to(x.dtype)
+    if "noise" in plant:  # another draw in every run
+        y = y + plant["noise"] * torch.randn_like(y)
+    if "pad" in plant:
+        y = F.pad(y, (0, plant["pad"]))
     if "cap" in plant:
         y = torch.tanh(y / plant["cap"]) * plant["cap"]
     if plant.get("skip"):
@@ -412,6 +416,17 @@ def change_unembedding(model: nn.Module, plant: Plant) -> None:
     model.get_output_embeddings().register_forward_hook(lambda _, args, out: _changed(out, plant, args))  # type: ignore[operator]
 
 
+def low_head(model: nn.Module, plant: Plant) -> None:
+    """The unembedding multiplied in a low dtype."""
+    head, dtype = model.get_output_embeddings(), DTYPES[plant["dtype"]]  # type: ignore[operator]
+
+    def low(_: nn.Module, args: Any, out: Tensor) -> Tensor:
+        bias = None if head.bias is None else head.bias.to(dtype)
+        return F.linear(args[0].to(dtype), head.weight.to(dtype), bias).to(out.dtype)
+
+    head.register_forward_hook(low)
+
+
 def change_router(model: nn.Module, plant: Plant) -> None:
     """Routers `(logits, weights, chosen)` that score, choose, divide, scale or round otherwise."""
     for module in _modules(model, plant):
@@ -450,4 +465,5 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "embedding": change_embedding,
     "unembedding": change_unembedding,
     "router": change_router,
+    "low_head": low_head,
 }

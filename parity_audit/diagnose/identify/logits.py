@@ -20,7 +20,7 @@ from parity_audit.diagnose.identify.saturation import cap_fit, fit_curve
 SCALE, CAP, SHIFT, DTYPE = "logits.scale", "logits.softcap", "logits.shift", "logits.dtype"
 PLAIN, CENTRED = 0.0, "centred"
 TOKENS, COLUMNS, MEAN_ROWS = 64, 2048, 16384
-EXPLAINED, NARROWEST = 0.05, 0.03
+EXPLAINED, NARROWEST, ATANH = 0.05, 0.03, 1e-12
 CLEAR = 3.0
 
 
@@ -50,7 +50,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
 
 def _dtype(evidence: Evidence, hidden: Tensor, unembed: Tensor, logits: Tensor) -> list[Outcome]:
     """Whether a narrow dtype stands in the product: only of plain ones, and of runs that are not in such a dtype anyway."""
-    exact = hidden @ unembed.T
+    exact, logits = hidden @ unembed.T, _undone(evidence, logits)
     if any_narrow(hidden) or relative_rms(logits - exact, logits) > NARROWEST:
         return []
     variants = {FULL: exact}
@@ -64,6 +64,14 @@ def _dtype(evidence: Evidence, hidden: Tensor, unembed: Tensor, logits: Tensor) 
         knob=DTYPE, layer=None, value=value, stderr=None, residual=left[value], n=logits.numel(), site="logits",
         evidence={"left_over": shown},
     )]  # fmt: skip
+
+
+def _undone(evidence: Evidence, logits: Tensor) -> Tensor:
+    """The product before the spec's factor and soft-cap."""
+    cap = evidence.spec_number(CAP, 0.0)
+    if cap:
+        logits = cap * torch.atanh((logits / cap).clamp(-1 + ATANH, 1 - ATANH))
+    return logits / evidence.spec_number(SCALE, 1.0)
 
 
 def _tokens(evidence: Evidence, columns: Tensor) -> tuple[Tensor, Tensor] | None:
