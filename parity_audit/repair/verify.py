@@ -111,7 +111,8 @@ def _covers(pattern: str, path: str) -> bool:
 
 def changes_nothing(patch: Patch) -> bool:
     """Whether every setting had the patch's value before; one that could not be read back may have changed."""
-    return bool(patch.read_back) and not any(item.changed for item in patch.read_back)
+    loads = any(edit.op == "load" for edit in patch.edits)
+    return bool(patch.read_back) and not loads and not any(item.changed for item in patch.read_back)
 
 
 def merge_fixes(patches: Sequence[Patch]) -> tuple[Patch, ...]:

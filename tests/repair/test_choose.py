@@ -1,11 +1,12 @@
 """Which value a patch sets, and which patches say nothing."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
 from parity_audit.core.report import Finding, Patch
-from parity_audit.core.types import ReadBack
+from parity_audit.core.types import Edit, ReadBack
 from parity_audit.repair.choose import target_value, whole_value
 from parity_audit.repair.verify import changes_nothing
 from parity_audit.specs.resolve import resolve_model
@@ -53,3 +54,5 @@ def test_a_patch_that_changed_nothing_is_told_from_one_that_could_not_be_read():
     assert changes_nothing(patch(False, False))
     assert not changes_nothing(patch(False, True))
     assert not changes_nothing(patch())
+    fresh = Edit(op="load", value={"attn_implementation": "eager"})
+    assert not changes_nothing(dataclasses.replace(patch(False), edits=(fresh,)))
