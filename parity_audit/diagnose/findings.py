@@ -46,7 +46,7 @@ USUAL: dict[str, KnobValue] = {
     "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
     "attention.heads": "as attended",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
-    "moe.choice": "largest logits", "moe.scale": 1.0, "moe.temperature": 1.0, "moe.router_dtype": "full",
+    "moe.weighted": "outputs", "moe.choice": "largest logits", "moe.scale": 1.0, "moe.temperature": 1.0, "moe.router_dtype": "full",
     "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},
     **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
@@ -59,7 +59,7 @@ ROUTER = ("weights.moe.router", "moe.router_bias")
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
-    "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual."),
+    "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted"),
     "residual": ("residual.", "pos_embed."), "attn_proj": ("weights.attn.o", "attention.o_bias"),
     "qkv": tuple(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias")),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,

@@ -167,8 +167,9 @@ def _weight(
     name: str, entry: WeightEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None
 ) -> WeightTap:
     names = _names(config, **sizes, l=layer)
+    path = entry.path.replace("{l}", str(layer)).replace("{e}", str(sizes.get("e", "{e}")))
     return WeightTap(
-        name=name, path=entry.path.replace("{l}", str(layer)), slice=_slice(entry.slice, names), layout=entry.layout,
+        name=name, path=path, slice=_slice(entry.slice, names), layout=entry.layout,
         part=_slice(entry.part, names), relayout=entry.relayout, sizes=_sizes(entry.sizes, sizes),
         scale=None if entry.scale is None else float(evaluate(entry.scale, names)),
         shift=None if entry.shift is None else float(evaluate(entry.shift, names)),
@@ -181,11 +182,23 @@ def roles(spec: Spec, config: Mapping[str, Any], layer: int | None) -> dict[str,
     `path` is the tensor's name in the checkpoint; a part of a fused tensor says how to cut it out.
     """
     sizes = dims(spec, config)
-    return {
-        role: _role(role, entry, config, sizes, layer)
+    found = {
+        role: entry
         for role, entry in spec.content.roles.items()
         if entry is not None and (layer is not None or "{l}" not in role_tensor(entry))
     }
+    experts = range(sizes.get("n_experts", 0))
+    one = {role: _role(role, entry, config, sizes, layer) for role, entry in found.items() if not of_experts(entry)}
+    each = {
+        f"{role}.{e}": _role(f"{role}.{e}", entry, config, {**sizes, "e": e}, layer)
+        for role, entry in found.items() if of_experts(entry) for e in experts
+    }  # fmt: skip
+    return one | each
+
+
+def of_experts(entry: str | RoleEntry) -> bool:
+    """Whether a role is one of each expert: by name, or as a part of a tensor of all of them."""
+    return "{e}" in role_tensor(entry) or (not isinstance(entry, str) and entry.slice == ["e", "e + 1"])
 
 
 def role_tensor(entry: str | RoleEntry) -> str:

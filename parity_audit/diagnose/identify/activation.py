@@ -76,7 +76,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
             name, rest = fitted_curve(x, gate, post, VARIANTS)
             if rest * CLEAR < least and rest <= EXPLAINED:
                 left[name, swap] = rest
-    return _chosen(evidence, left, gated=linear is not None, n=post.numel())
+    return chosen(evidence, left, gated=linear is not None, n=post.numel())
 
 
 def _inputs(evidence: Evidence) -> tuple[Tensor, Tensor | None, Tensor] | None:
@@ -98,7 +98,9 @@ def _inputs(evidence: Evidence) -> tuple[Tensor, Tensor | None, Tensor] | None:
     return pre, linear, post
 
 
-def _chosen(evidence: Evidence, left: dict[tuple[str, bool], float], *, gated: bool, n: int) -> list[Outcome]:
+def chosen(evidence: Evidence, left: dict[tuple[str, bool], float], *, gated: bool, n: int, site: str = "mlp.post"
+) -> list[Outcome]:
+    """The activation that leaves least, with those that leave about as little; and which input is activated."""
     best = min(left, key=lambda key: left[key])
     if left[best] > EXPLAINED:
         why = f"no known activation explains mlp.post: the best, {best[0]}, leaves {left[best]:.2g}"
@@ -114,12 +116,12 @@ def _chosen(evidence: Evidence, left: dict[tuple[str, bool], float], *, gated: b
         "tied_with": [name for name in names if name != value],
     }
     outcomes: list[KnobFit | NotTested] = [KnobFit(
-        knob=ACTIVATION, layer=evidence.layer, value=shown, stderr=None, residual=left[best], n=n, site="mlp.post",
+        knob=ACTIVATION, layer=evidence.layer, value=shown, stderr=None, residual=left[best], n=n, site=site,
         evidence=facts,
     )]  # fmt: skip
     if gated and len({swap for _, swap in (best, *tied)}) == 1:
         outcomes.append(KnobFit(
             knob=GATING, layer=evidence.layer, value="swapped" if best[1] else "gate activated", stderr=None,
-            residual=left[best], n=n, site="mlp.post", evidence=facts,
+            residual=left[best], n=n, site=site, evidence=facts,
         ))  # fmt: skip
     return outcomes
