@@ -139,7 +139,7 @@ def _read(path: Path) -> Iterator[Fault]:
     for model in [content.model] if content.model else models:
         for entry in content.faults:
             name = f"{slug(model)}-{entry['id']}" if content.models else entry["id"]
-            fault = Fault.model_validate({**entry, "id": name, "model": model})
+            fault = Fault.model_validate({"model": model, **entry, "id": name})
             if content.model or fits(fault, resolve_model(model).spec):
                 yield fault
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 Plant = dict[str, Any]
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -81,10 +81,12 @@ def _modules(model: nn.Module, plant: Plant) -> list[nn.Module]:
 
 
 def set_attribute(model: nn.Module, plant: Plant) -> None:
-    """`attr` of modules becomes `value`, or is multiplied by `times`."""
+    """`attr` of modules becomes `value`, is multiplied by `times`, or rounded to a dtype."""
     for module in _modules(model, plant):
         before = getattr(module, plant["attr"])
-        value = before * plant["times"] if "times" in plant else plant["value"]
+        value = before * plant["times"] if "times" in plant else plant.get("value")
+        if "round" in plant:
+            value = before.to(DTYPES[plant["round"]]).to(before.dtype)
         if isinstance(before, Tensor):
             with torch.no_grad():
                 before.copy_(torch.as_tensor(value))
@@ -132,6 +134,8 @@ def _changed(x: Tensor, plant: Plant, args: Any) -> Tensor:
         y = F.pad(y, (0, plant["pad"]))
     if "cap" in plant:
         y = torch.tanh(y / plant["cap"]) * plant["cap"]
+    if "clip" in plant:
+        y = y.clamp(-plant["clip"], plant["clip"])
     if plant.get("skip"):
         y = args[0]
     if plant.get("centre"):
@@ -211,7 +215,7 @@ def _norm(module: nn.Module, plant: Plant) -> Callable[[Tensor], Tensor]:
         y = x.to(DTYPES[plant["dtype"]]) if "dtype" in plant else x
         if plant.get("kind", "rms") == "layer":
             y = y - y.mean(-1, keepdim=True)
-        mean = y.square().mean(-1, keepdim=True)
+        mean = y.square().mean((-2, -1) if plant.get("all_heads") else -1, keepdim=True)
         y = y / (mean.sqrt() + eps) if plant.get("eps_outside") else y * torch.rsqrt(mean + eps)
         weight = getattr(module, "weight", None)
         if weight is not None and plant.get("weight", True):
@@ -427,6 +431,24 @@ def low_head(model: nn.Module, plant: Plant) -> None:
     head.register_forward_hook(low)
 
 
+def cast_everything(model: nn.Module, plant: Plant) -> None:
+    """The whole model in a low dtype; its logits come back as they were asked for."""
+    before = next(model.parameters()).dtype
+    model.to(DTYPES[plant["dtype"]])
+    model.get_output_embeddings().register_forward_hook(lambda _, args, out: out.to(before))  # type: ignore[operator]
+
+
+def use_einsum(model: nn.Module, plant: Plant) -> None:
+    """Every matrix product by another kernel: the same function, rounded otherwise."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = lambda x, m=module: torch.einsum("...i,oi->...o", x, m.weight.clone()) + (  # type: ignore[method-assign, misc]
+                0.0 if m.bias is None else m.bias
+            )
+        elif type(module).__name__ == "Conv1D":
+            module.forward = lambda x, m=module: torch.einsum("...i,io->...o", x, m.weight) + m.bias  # type: ignore[method-assign, misc]
+
+
 def change_router(model: nn.Module, plant: Plant) -> None:
     """Routers `(logits, weights, chosen)` that score, choose, divide, scale or round otherwise."""
     for module in _modules(model, plant):
@@ -439,7 +461,7 @@ def _routed(out: tuple[Tensor, Tensor, Tensor], plant: Plant) -> tuple[Tensor, T
     asked = logits.to(low) / plant.get("temperature", 1.0)
     count = plant.get("top_k", chosen.shape[-1])
     chosen = (asked.roll(plant["roll"], -1) if "roll" in plant else asked).topk(count, -1).indices
-    scores = asked.sigmoid() if plant.get("score") == "sigmoid" else asked.softmax(-1)
+    scores = {"sigmoid": asked.sigmoid, "raw": asked.clone}.get(plant.get("score", ""), lambda: asked.softmax(-1))()
     kept = scores.gather(-1, chosen)
     if plant.get("equal"):
         kept = torch.ones_like(kept) / count
@@ -466,4 +488,6 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "unembedding": change_unembedding,
     "router": change_router,
     "low_head": low_head,
+    "cast": cast_everything,
+    "einsum": use_einsum,
 }

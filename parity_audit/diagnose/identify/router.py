@@ -6,8 +6,8 @@ From the logits l `[token expert]` and the weights w `[token expert]` that reach
 - moe.choice: whether these are the experts with the largest logits;
 - moe.temperature: T in w_i / w_j = exp((l_i - l_j) / T), by least squares on the logarithms, where w is of that form;
 - moe.router and moe.norm_topk: the law f that leaves least of w = s f(l / T): a softmax or a sigmoid, divided by its
-  sum over the chosen or not, or equal weights. A softmax that is renormalised over the chosen *is* the softmax of the
-  chosen alone, so the order of softmax and choice shows only where nothing is renormalised;
+  sum over the chosen or not, equal weights, or the logits as they are. A softmax that is renormalised over the chosen
+  *is* the softmax of the chosen alone, so the order of softmax and choice shows only where nothing is renormalised;
 - moe.scale: s, by least squares;
 - moe.router_dtype: whether the law reproduces w better with the logits or the weights rounded to a narrow dtype.
 """
@@ -59,6 +59,7 @@ LAWS = (
     _Law(router="sigmoid", norm_topk=True, score=torch.sigmoid),
     _Law(router="sigmoid", norm_topk=False, score=torch.sigmoid),
     _Law(router="equal weights", norm_topk=True, score=torch.ones_like),
+    _Law(router="raw logits", norm_topk=False, score=torch.clone),
 )
 
 
