@@ -63,7 +63,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "residual": ("residual.", "pos_embed."), "attn_proj": ("weights.attn.o", "attention.o_bias"),
     "qkv": tuple(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias")),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,
-    "mlp": ("mlp.", "weights.mlp"), "logits": ("logits.",), "mlp.router_logits": ROUTER,
+    "mlp": ("mlp.", "weights.mlp", "residual.parallel"), "logits": ("logits.",), "mlp.router_logits": ROUTER,
     "mlp.router_weights": ("moe.", *ROUTER),  # one module makes both: its weights follow its own logits
 }  # fmt: skip
 SITE_OF = {

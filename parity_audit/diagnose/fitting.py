@@ -6,7 +6,7 @@ One file per knob family, each with its maths in the docstring and one function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.report import Finding
@@ -28,7 +28,9 @@ from parity_audit.diagnose.identify import (
     rotary,
     router,
 )
+from parity_audit.diagnose.identify.linear import NOT_STORED
 
+READ_BY_MLP = ("weights.mlp.gate", "weights.mlp.up")
 Identifier = Callable[[Evidence], "list[Outcome]"]
 ByLayer = Mapping["int | None", Evidence]
 
@@ -44,7 +46,7 @@ FAMILIES: dict[str, tuple[Identifier, frozenset[str]]] = {
     "experts": (experts.fit, frozenset({"mlp_out"})),
     "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),
     "router": (router.fit, frozenset({"mlp.router_logits", "mlp.router_weights"})),
-    "residual": (residual.fit, frozenset({"residual", "attn_out", "mlp_out", "norm"})),
+    "residual": (residual.fit, frozenset({"residual", "attn_out", "mlp_out", "norm", "mlp"})),
     "logits": (logits.fit, frozenset({"logits"})),
 }
 
@@ -63,8 +65,17 @@ def identify(
     candidate, gaps = fit_side(evidence_candidate_by_layer.values(), chosen.values())
     reference, more = fit_side(evidence_reference_by_layer.values(), chosen.values())
     knobs = next(iter(evidence_candidate_by_layer.values())).knobs if evidence_candidate_by_layer else {}
-    findings = merge(candidate, reference, knobs)
-    return findings, [*gaps, *more]
+    return without_echoes(merge(candidate, reference, knobs)), [*gaps, *more]
+
+
+def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
+    """Where the MLP reads another stream, nothing can be said of the weights that it is multiplied with."""
+    moved = [finding.layers for finding in findings if finding.knob == "residual.parallel"]
+    return [
+        finding
+        for finding in findings
+        if not (finding.knob in READ_BY_MLP and finding.candidate_value == NOT_STORED and finding.layers in moved)
+    ]
 
 
 def fit_side(layers: Iterable[Evidence], families: Iterable[Identifier]) -> tuple[list[KnobFit], list[NotTested]]:

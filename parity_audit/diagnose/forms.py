@@ -17,6 +17,7 @@ than `LEFT` of the difference; otherwise the component stays unexplained.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -183,6 +184,21 @@ def _ordered(pair: Pair) -> Form | None:
     return Form(kind="order", value=words, usual="as computed", left=pair.left(pair.true[:, permutation]))
 
 
+def _one_added(pair: Pair) -> Form | None:
+    """The true value plus a multiple of one site: of several that would do (they are multiples of each other), the one
+    whose factor is nearest to 1 or -1."""
+    found = []
+    for name, x in pair.others.items():
+        factor = float(((pair.own - pair.true) * x).sum() / x.square().sum().clamp_min(1e-300))
+        left = pair.left(pair.true + factor * x)
+        if left < LEFT and factor != 0.0:
+            found.append((abs(math.log(abs(factor))), f"the true value {'+' if factor > 0 else '-'} {abs(factor):.4g} {name}", left))
+    if not found:
+        return None
+    _, said, left = min(found)
+    return Form(kind="source", value=said, usual="as computed", left=left)
+
+
 def _summed(pair: Pair) -> Form | None:
     """Least squares over the true value and the sites before it; only what has a share of its own is named."""
     others = {name: x for name, x in pair.others.items() if float((x - pair.true).norm()) > SAME * float(x.norm())}
@@ -231,5 +247,5 @@ def _normed(pair: Pair) -> Form | None:
 
 
 MAKERS: tuple[Callable[[Pair], Form | None], ...] = (
-    _copied, _rounded, _scaled, _shifted, _clamped, _capped, _biased, _gained, _normed, _summed,
+    _copied, _rounded, _scaled, _shifted, _clamped, _capped, _biased, _one_added, _gained, _normed, _summed,
 )  # fmt: skip

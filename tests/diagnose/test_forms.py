@@ -106,7 +106,13 @@ def test_another_site_in_its_place_or_added(true):
     other = torch.randn(true.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(13))
     assert form(noisy(other), true, resid_pre=other).value == "equal to resid_pre"
     assert form(torch.zeros_like(true), true, resid_pre=other).value == "zero"
-    assert form(noisy(true - 0.25 * other), true, resid_pre=other).value == "1 the true value + -0.25 resid_pre"
+    assert form(noisy(true - 0.25 * other), true, resid_pre=other).value == "the true value - 0.25 resid_pre"
+
+
+def test_of_sites_that_are_multiples_of_each_other_the_plainest_is_named(true):
+    other = torch.randn(true.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(13))
+    found = form(noisy(true - other), true, attn_out=0.22 * other, attn_proj=other, resid_pre=true - 0.22 * other)
+    assert found.value == "the true value - 1 attn_proj"
 
 
 def test_only_some_channels_or_tokens(true):

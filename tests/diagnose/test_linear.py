@@ -80,6 +80,16 @@ def test_inputs_in_a_narrow_dtype_are_not_other_weights():
     }
 
 
+def test_a_product_of_another_site_is_that():
+    clean = block()[0]
+    sites = {site: clean.tensor("short", site) for site in ("ln1.out", "z", "attn_proj")}
+    stream = drawn(1, 48, D)
+    q = torch.nn.functional.linear(stream, WEIGHTS["attn.q"], BIAS["attn.q.bias"]).unflatten(-1, (HEADS, WIDTH))
+    candidate = loose({**sites, "resid_pre": stream, "q": q}, weights={**WEIGHTS, **BIAS}, probes=SHORT[:1])
+
+    assert found(candidate) == {"weights.attn.q": "the checkpoint's, of resid_pre"}
+
+
 def test_only_the_wrong_outputs_are_named():
     other = WEIGHTS["attn.o"].clone()
     other[5:9] *= 3
@@ -171,3 +181,22 @@ def test_a_multiplier_of_the_architecture_is_read_off_the_sums():
 
     assert fits["residual.scale"].value == pytest.approx(1.5, rel=1e-6)
     assert "residual.attn_out" not in fits
+
+
+@pytest.mark.parametrize("reads", ["parallel", "sequential"])
+def test_one_norm_for_both_sublayers(reads):
+    pre, attn_out = drawn(1, 48, D), drawn(1, 48, D)
+    gain, gate = torch.rand(D, generator=GENERATOR) + 0.5, drawn(MLP, D) / 8
+
+    def normed(x):
+        return gain * x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+    def side(reads):
+        x = normed(pre) if reads == "parallel" else normed(pre + attn_out)
+        sites = {"resid_pre": pre, "attn_out": attn_out, "ln1.out": normed(pre), "mlp.pre": x @ gate.T}
+        return loose(
+            sites, weights={"norm.ln1": gain, "mlp.gate": gate}, probes=SHORT[:1], norm__eps=1e-5, norm__kind="rms"
+        )
+
+    expected = {} if reads == "parallel" else {"residual.parallel": "sequential"}
+    assert {knob: item.candidate_value for knob, item in differ(side(reads), side("parallel")).items()} == expected

@@ -4,6 +4,7 @@ With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W
 
 - bias: y - p is one vector for all tokens (added, missing, a multiple of the checkpoint's);
 - scale: y = s p, s by least squares, for the whole tensor or head by head (0: a head that is gone);
+- another input: y = x' W^T for another site x' of the block;
 - another tensor: y = x V^T for another checkpoint tensor V of that shape in this block;
 - transposed: y = x W, where W is square;
 - permuted: every output of y equals another output of p (found by correlation, then checked);
@@ -27,7 +28,7 @@ from torch import Tensor
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, real, relative_rms
 
-AS_STORED = "the checkpoint's"
+AS_STORED, NOT_STORED = "the checkpoint's", "not the checkpoint's"
 CLEAN = 2e-5  # what float32 rounding may leave of a projection, relative
 LOW = ((torch.bfloat16, 1e-2), (torch.float16, 1.3e-3))  # and what smaller formats may: a few units in the last place
 EXPLAINS = 0.2  # a cause must leave less than this share of what no cause leaves
@@ -55,6 +56,7 @@ PROJECTIONS = (
     Projection(role="mlp.down", inputs=("mlp.post",), output="mlp_proj"),
     Projection(role="moe.router", inputs=("ln2.out", "ln1.out"), output="mlp.router_logits"),
 )
+OTHER_INPUTS = ("resid_pre", "resid_mid", "attn_out", "ln1.out", "ln2.out", "ln1_post.out")
 SQUARES = {"attn.q": ("attn.o",), "attn.o": ("attn.q",), "attn.k": ("attn.v",), "attn.v": ("attn.k",),
            "mlp.gate": ("mlp.up",), "mlp.up": ("mlp.gate",)}  # fmt: skip
 
@@ -132,7 +134,7 @@ def _explained(sample: _Sample, projection: Projection, evidence: Evidence) -> _
     left = relative_rms(sample.rest, sample.y)
     if left <= _rounding(sample.y):
         return _Answer(left=left)
-    for cause in (_bias, _scale, _head_scales, _other_tensor, _transposed, _permuted, _shifted, _rounded):
+    for cause in (_bias, _scale, _head_scales, _other_input, _other_tensor, _transposed, _permuted, _shifted, _rounded):
         answer: _Answer | None = cause(sample, projection, evidence)
         if answer is not None and answer.left <= max(EXPLAINS * left, CLEAN):
             return answer
@@ -193,6 +195,18 @@ def _head_scales(sample: _Sample, projection: Projection, evidence: Evidence) ->
     left = relative_rms(y - factors[None, :, None] * full, y)
     odd = {head: float(f"{float(factor):.5g}") for head, factor in enumerate(factors) if abs(float(factor) - 1) > 1e-3}
     return _Answer(weight=f"heads scaled: {odd}", left=left)
+
+
+def _other_input(sample: _Sample, projection: Projection, evidence: Evidence) -> _Answer | None:
+    """The product of another site of the block."""
+    for name in OTHER_INPUTS if projection.output != "attn_proj" else ():
+        xy = _tokens(evidence, name, projection.output)
+        if xy is None or xy[0].shape != sample.x.shape or torch.equal(xy[0], sample.x):
+            continue
+        left = relative_rms(sample.y - xy[0] @ sample.weight.T - (0.0 if sample.bias is None else sample.bias), sample.y)
+        if left <= EXPLAINS * relative_rms(sample.rest, sample.y):
+            return _Answer(weight=f"the checkpoint's, of {name}", left=left)
+    return None
 
 
 def _other_tensor(sample: _Sample, projection: Projection, evidence: Evidence) -> _Answer | None:
@@ -287,7 +301,7 @@ def _different(sample: _Sample, left: float) -> _Answer:
     share = sample.rest.norm(dim=0) / sample.y.norm(dim=0).clamp_min(1e-300)
     wrong = (share > max(WHOLE, 10 * CLEAN)).nonzero().flatten().tolist()
     where = "all outputs" if len(wrong) == len(share) else f"outputs {_ranges(wrong)}"
-    return _Answer(weight="not the checkpoint's", left=left, facts={"differs": f"{left:.3g} of the output, in {where}"})
+    return _Answer(weight=NOT_STORED, left=left, facts={"differs": f"{left:.3g} of the output, in {where}"})
 
 
 def _ranges(numbers: list[int]) -> str:

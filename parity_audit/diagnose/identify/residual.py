@@ -77,7 +77,9 @@ def _read(evidence: Evidence) -> KnobFit | None:
     sites = _sites(evidence, "ln2.out", "resid_mid", "resid_pre")
     if sites is None and (parts := _sites(evidence, "ln2.out", "resid_pre", "attn_out")) is not None:
         sites = [parts[0], parts[1] + parts[2], parts[1]]  # a parallel block shows no resid_mid
-    if sites is None or weight is None:
+    if weight is None:
+        return _read_by_mlp(evidence)
+    if sites is None:
         return None
     gain = f64(weight) + evidence.spec_number("norm.offset", 0.0)
     bias = evidence.weight("norm.ln2.bias")
@@ -97,6 +99,32 @@ def _read(evidence: Evidence) -> KnobFit | None:
     return KnobFit(
         knob="residual.parallel", layer=evidence.layer, value=value, stderr=None, residual=1 - likeness[best],
         n=len(out), site="ln2.out",
+    )  # fmt: skip
+
+
+def _read_by_mlp(evidence: Evidence) -> KnobFit | None:
+    """A block with one norm for both sublayers: the MLP's first product is of the norm's output, or of the norm of the
+    stream after attention, made again with the checkpoint's weight."""
+    role = "mlp.gate" if evidence.weight("mlp.gate") is not None else "mlp.up"
+    product, norm = evidence.weight(role), evidence.weight("norm.ln1")
+    sites = _sites(evidence, "mlp.pre", "ln1.out", "resid_pre", "attn_out")
+    if sites is None or product is None or norm is None or product.ndim != 2:
+        return None
+    made, once, stream = sites[0].flatten(1), sites[1], sites[2] + sites[3]
+    bias, shift = evidence.weight(f"{role}.bias"), evidence.weight("norm.ln1.bias")
+    centred = stream - stream.mean(-1, keepdim=True) if evidence.spec_value("norm.kind") == "layer" else stream
+    root = (centred.square().mean(-1, keepdim=True) + evidence.spec_number("norm.eps", 0.0)).rsqrt()
+    again = centred * root * (f64(norm) + evidence.spec_number("norm.offset", 0.0)) + (0.0 if shift is None else f64(shift))
+    left = {
+        name: relative_rms(x @ f64(product).T + (0.0 if bias is None else f64(bias)) - made, made)
+        for name, x in (("parallel", once), ("sequential", again))
+    }
+    best = min(left, key=lambda name: left[name])
+    if left[best] > EXPLAINED:
+        return None
+    return KnobFit(
+        knob="residual.parallel", layer=evidence.layer, value=best, stderr=None, residual=left[best], n=len(made),
+        site="mlp.pre",
     )  # fmt: skip
 
 
