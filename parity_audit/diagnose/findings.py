@@ -37,6 +37,7 @@ NEARER = 0.25
 MASKS = ("attention.window", "attention.mask")
 USUAL: dict[str, KnobValue] = {
     "attention.mask": "causal", "mlp.gate_up": "gate activated", "logits.shift": 0.0, "logits.scale": 1.0, "logits.dtype": "full",
+    "logits.bias": "the checkpoint's",
     "norm.kind": "rms", "rope.offset": 0.0, "embed.scale": 1.0,
     "pos_embed.offset": 0, "pos_embed.scale": 1.0,
     "norm.weight": "the checkpoint's", "norm.bias": "the checkpoint's", "norm.eps_place": "inside the root",

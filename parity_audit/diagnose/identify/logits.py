@@ -1,6 +1,6 @@
 """Logits from the final norm: scale, soft-cap, and a shift that is constant over the vocabulary.
 
-    logits = g(scale * y, 1/cap^2),   y = h W_U^T   or, centred,   y = h W_U^T - mean over the vocabulary
+    logits = g(scale * y, 1/cap^2),   y = h W_U^T + b   or, centred,   y minus its mean over the vocabulary
 
 `saturation.fit_curve` on (y, logits) with and without centring. A cap bends, a centring shifts each token by its
 own constant, a scale multiplies: three different shapes, so they can be fitted together. logits.dtype: where logits are the
@@ -18,7 +18,8 @@ from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, be
 from parity_audit.diagnose.identify.saturation import cap_fit, fit_curve
 
 SCALE, CAP, SHIFT, DTYPE = "logits.scale", "logits.softcap", "logits.shift", "logits.dtype"
-PLAIN, CENTRED = 0.0, "centred"
+PLAIN, CENTRED, WITHOUT = 0.0, "centred", "without its bias"
+BIAS, AS_STORED, MISSING = "logits.bias", "the checkpoint's", "missing"
 TOKENS, COLUMNS, MEAN_ROWS = 64, 2048, 16384
 EXPLAINED, NARROWEST, ATANH = 0.05, 0.03, 1e-12
 CLEAR = 3.0
@@ -36,28 +37,36 @@ def fit(evidence: Evidence) -> list[Outcome]:
     if tokens is None:
         return [gap(evidence, knob, "the final norm or the logits are not visible") for knob in (SCALE, CAP)]
     hidden, logits = tokens
-    plain = hidden @ f64(unembed[columns]).T
-    centred = plain - (hidden @ mean_row(unembed))[:, None]
+    stored = evidence.weight("unembed.bias")
+    bias = torch.zeros(unembed.shape[0], dtype=torch.float64) if stored is None else f64(stored).flatten()
+    bare = hidden @ f64(unembed[columns]).T
+    plain = bare + bias[columns]
+    centred = plain - (hidden @ mean_row(unembed))[:, None] - bias.mean()
     everything = torch.ones_like(plain, dtype=torch.bool)
-    fits: dict[str | float, Estimate | None] = {
-        name: fit_curve([(y, logits, everything)]) for name, y in ((PLAIN, plain), (CENTRED, centred))
-    }
+    made: dict[str | float, Tensor] = {PLAIN: plain, CENTRED: centred}
+    if stored is not None:
+        made[WITHOUT] = bare
+    fits = {name: fit_curve([(y, logits, everything)]) for name, y in made.items()}
     usable = {name: found for name, found in fits.items() if found is not None}
     if not usable:
         return [gap(evidence, knob, "all logits are zero") for knob in (SCALE, CAP)]
-    return [*_knobs(evidence, usable, float(logits.norm())), *_dtype(evidence, hidden, f64(unembed[columns]), logits)]
+    said = _knobs(evidence, usable, float(logits.norm()), biased=stored is not None)
+    return [*said, *_dtype(evidence, hidden, f64(unembed[columns]), bias[columns], logits)]
 
 
-def _dtype(evidence: Evidence, hidden: Tensor, unembed: Tensor, logits: Tensor) -> list[Outcome]:
+def _dtype(evidence: Evidence, hidden: Tensor, unembed: Tensor, bias: Tensor, logits: Tensor) -> list[Outcome]:
     """Whether a narrow dtype stands in the product: only of plain ones, and of runs that are not in such a dtype anyway."""
-    exact, logits = hidden @ unembed.T, _undone(evidence, logits)
+    exact, logits = hidden @ unembed.T + bias, _undone(evidence, logits)
     if any_narrow(hidden) or relative_rms(logits - exact, logits) > NARROWEST:
         return []
     variants = {FULL: exact}
     for name, dtype in NARROW.items():
-        x, w = rounded(hidden, dtype), rounded(unembed, dtype)
-        variants |= {f"{name} weights": hidden @ w.T, f"{name} inputs": x @ unembed.T, f"{name} inputs and weights": x @ w.T}
-        variants |= {f"{name} logits": rounded(exact, dtype), f"{name} throughout": rounded(x @ w.T, dtype)}
+        x, w, b = (rounded(value, dtype) for value in (hidden, unembed, bias))
+        variants |= {
+            f"{name} weights": hidden @ w.T + bias, f"{name} inputs": x @ unembed.T + bias,
+            f"{name} inputs and weights": x @ w.T + bias, f"{name} logits": rounded(exact, dtype),
+            f"{name} throughout": rounded(x @ w.T + b, dtype),
+        }  # fmt: skip
     value, left = best_of(logits, variants)
     shown = dict(sorted(left.items(), key=lambda item: item[1])[:3])
     return [KnobFit(
@@ -94,7 +103,7 @@ def mean_row(unembed: Tensor) -> Tensor:
     return torch.stack([f64(block).sum(0) for block in torch.split(unembed, MEAN_ROWS)]).sum(0) / unembed.shape[0]
 
 
-def _knobs(evidence: Evidence, fits: dict[str | float, Estimate], size: float) -> list[Outcome]:
+def _knobs(evidence: Evidence, fits: dict[str | float, Estimate], size: float, *, biased: bool) -> list[Outcome]:
     left = {name: found.squares**0.5 / max(size, 1e-300) for name, found in fits.items()}
     best = min(left, key=lambda name: left[name])
     if left[best] > EXPLAINED:
@@ -108,8 +117,16 @@ def _knobs(evidence: Evidence, fits: dict[str | float, Estimate], size: float) -
     )]  # fmt: skip
     cap = cap_fit(CAP, None, estimate, residual=left[best], site="logits", spec_cap=evidence.spec_value(CAP))
     outcomes.append(gap(evidence, CAP, cap) if isinstance(cap, str) else cap)
+    facts = {"left_over": {str(name): rest for name, rest in left.items()}, "tied_with": tied}
+    if biased:
+        outcomes.append(KnobFit(
+            knob=BIAS, layer=None, value=MISSING if best == WITHOUT else AS_STORED, stderr=None, residual=left[best],
+            n=estimate.n, site="logits", evidence={"left_over": facts["left_over"]},
+        ))  # fmt: skip
+    if best == WITHOUT:
+        return outcomes
     outcomes.append(KnobFit(
         knob=SHIFT, layer=None, value=best, stderr=None, residual=left[best], n=estimate.n, site="logits",
-        evidence={"left_over": {str(name): rest for name, rest in left.items()}, "tied_with": tied},
+        evidence=facts,
     ))  # fmt: skip
     return outcomes
