@@ -20,6 +20,7 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms import Form, Pair, described
+from parity_audit.diagnose.identify.linear import NOT_STORED
 from parity_audit.diagnose.localise import component_of
 
 MOST_TOKENS = 512
@@ -46,10 +47,22 @@ def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> list[Find
     """The findings, those that say only "unexplained" replaced by what can be said, layer by layer."""
     out: list[Finding] = []
     for finding in findings:
-        out += [finding] if finding.kind != "unexplained" else _explained(finding, sides)
+        if finding.kind == "unexplained":
+            out += _explained(finding, sides)
+        else:
+            out += _better(finding, sides) if finding.candidate_value == NOT_STORED else [finding]
     # A pattern that is replayed from such scores cannot be right.
     copied = {layer for finding in out if finding.candidate_value == COPIED for layer in finding.layers or ()}
     return [finding for finding in out if not _follows_from(finding, copied)]
+
+
+def _better(finding: Finding, sides: Replayed) -> list[Finding]:
+    """A projection that is simply not the checkpoint's may be the checkpoint's, clamped or rounded: if so, that."""
+    asked = dataclasses.replace(
+        finding, kind="unexplained", evidence={**finding.evidence, "component": component_of(finding.site)}
+    )
+    found = _explained(asked, sides)
+    return [finding] if any(item.kind == "unexplained" for item in found) else found
 
 
 def _follows_from(finding: Finding, copied: set[int]) -> bool:

@@ -89,8 +89,8 @@ def diagnose(case: Case) -> Diagnosis:
     sides = Replayed(
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
     )  # fmt: skip
-    puzzles = with_descriptions(unexplained(found, findings), sides)
-    placed = with_extents([*findings, *puzzles], own.candidate, replayed, case.dtype)
+    told = with_descriptions([*findings, *unexplained(found, findings)], sides)
+    placed = with_extents(told, own.candidate, replayed, case.dtype)
     findings = [*([coarse] if coarse else []), *placed]
     return Diagnosis(findings=tuple(findings), introduced=ratios, not_tested=tuple(gaps))
 

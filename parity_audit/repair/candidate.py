@@ -33,6 +33,7 @@ UNSTEADY = "no setting is known for it: put the model into eval mode, and look f
 WIDTH = "no setting is known for it: cut what is beyond the vocabulary, or give it -inf"
 IDLE = "its setting has the right value already: what this port computes does not come from there"
 A_PATCH = "a patch for "
+STUCK = "its setting was changed and read back, and the activations still say the same: this port's code does not use it"
 PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"
 
 
@@ -43,6 +44,7 @@ class _State:
     findings: list[Finding] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
     gaps: list[NotTested] = field(default_factory=list)
+    stuck: set[str] = field(default_factory=set)
     verified: Verified | None = None
 
 
@@ -143,6 +145,8 @@ def _peel(session: Session, reference: Reference, bench: Bench, state: _State, o
         )
         known = {(finding.knob, finding.layers) for finding in state.findings}
         new = [finding for finding in left.findings if (finding.knob, finding.layers) not in known]
+        patched = {proposal.knob for proposal in state.proposals}
+        state.stuck = {item.knob for item in left.findings if (item.knob, item.layers) in known} & patched
         state.findings = _still_true(state.findings, left.findings) + new
 
 
@@ -181,8 +185,10 @@ def _with_repair(result: Candidate, state: _State) -> Candidate:
             result, findings=tuple(state.findings), not_tested=(*result.not_tested, *state.gaps)
         )
     idle = [patch for patch in verified.patches if changes_nothing(patch)]
+    stuck = [patch for patch in verified.patches if patch.knob in state.stuck and patch not in idle]
     gaps = [NotTested(what=f"{A_PATCH}{patch.knob}", why=IDLE) for patch in idle]
-    patches = merge_fixes([patch for patch in verified.patches if patch not in idle])
+    gaps += [NotTested(what=f"{A_PATCH}{patch.knob}", why=STUCK) for patch in stuck]
+    patches = merge_fixes([patch for patch in verified.patches if patch not in idle and patch not in stuck])
     return dataclasses.replace(
         result, findings=tuple(state.findings), patches=patches, patched=verified.patched if patches else None,
         not_tested=(*result.not_tested, *state.gaps, *gaps),
