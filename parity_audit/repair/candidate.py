@@ -10,29 +10,24 @@ from pathlib import Path
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.compare.deltas import Comparison
-from parity_audit.compare.processing import Allowance, allowance
-from parity_audit.compare.verdict import first_divergence, judge_comparison
+from parity_audit.compare.processing import allowance
+from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
-from parity_audit.diagnose.identities import hook_warnings
-from parity_audit.diagnose.interventions import Sides, hook_edits
-from parity_audit.diagnose.limits import detection_limits
 from parity_audit.diagnose.localise import with_introduced
-from parity_audit.diagnose.preflight import config_warnings, token_findings, vocabulary_finding, weight_findings
 from parity_audit.diagnose.repeat import repeat_finding
-from parity_audit.diagnose.weights import grouped, with_origins, without_consequences
+from parity_audit.diagnose.weights import grouped, without_consequences
 from parity_audit.repair.choose import Proposal, propose
+from parity_audit.repair.first_look import A_PATCH, first_look, no_patch, with_hooks, with_limits
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
 from parity_audit.repair.verify import Bench, Verified, changes_nothing, merge_fixes, needed, run_patched
-from parity_audit.specs.view import dims, effective_values, knob_values, roles, spec_values
+from parity_audit.specs.view import dims, knob_values, roles
 
 MAX_ROUNDS = 3
 UNSTEADY = "no setting is known for it: put the model into eval mode, and look for what draws random numbers"
-WIDTH = "no setting is known for it: cut what is beyond the vocabulary, or give it -inf"
 IDLE = "its setting has the right value already: what this port computes does not come from there"
-A_PATCH = "a patch for "
 STUCK = "its setting was changed and read back, and the activations still say the same: this port's code does not use it"
 PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"
 
@@ -69,15 +64,15 @@ def _audited(
     allowed = allowance(session.description().processing, knob_values(plan.spec, plan.config))
     comparison = reference.compared(capture, allowed)
     verdict, why = judge_comparison(comparison)
-    result = _with_limits(_base(session, capture, comparison, verdict, why, reference, allowed), comparison, reference)
+    result = with_limits(first_look(session, capture, comparison, verdict, why, reference, allowed), comparison, reference)
     if allowed is not None and verdict is Verdict.MISMATCH:
         return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=PROCESSED)))
     if verdict is not Verdict.MISMATCH:
-        return _with_hooks(result, session, capture, reference, out / "hooks") if hooks else result
+        return with_hooks(result, session, capture, reference, out / "hooks") if hooks else result
     try:
         unsteady = repeat_finding(session, capture, plan.dtype, out / "again")
         if unsteady is not None:
-            gaps = (NotTested(what="causes", why="two runs of the same tokens differ"), _no_patch(unsteady, UNSTEADY))
+            gaps = (NotTested(what="causes", why="two runs of the same tokens differ"), no_patch(unsteady, UNSTEADY))
             return dataclasses.replace(
                 result, findings=(*result.findings, unsteady), why=unsteady.message, not_tested=(*result.not_tested, *gaps)
             )
@@ -102,10 +97,6 @@ def _audited(
     except Exception as error:
         result = _broken_off(result, "repair", error, session)
     return _with_proof(_with_repair(result, state), session, capture, reference, state, out)
-
-
-def _no_patch(finding: Finding, why: str) -> NotTested:
-    return NotTested(what=f"{A_PATCH}{finding.knob}", why=why)
 
 
 def _broken_off(result: Candidate, stage: str, error: Exception, session: Session) -> Candidate:
@@ -221,69 +212,6 @@ def _with_proof(
 def _who(reference: Reference) -> str:
     """Whom a proof gives the candidate's constants to."""
     return "the reference" if reference.judging is reference.session else f"the judge ({reference.judging.label})"
-
-
-def _base(
-    session: Session, capture: Capture, comparison: Comparison, verdict: Verdict, why: str, reference: Reference,
-    allowed: Allowance | None,
-) -> Candidate:  # fmt: skip
-    plan, about = session.plan, session.description()
-    warnings, gaps = token_findings(reference.session.description(), about)
-    weights, unseen = _weights(reference, capture, plan.dtype, allowed)
-    width = vocabulary_finding(reference.capture, capture)
-    if width is not None:
-        weights, gaps = [*weights, width], [*gaps, _no_patch(width, WIDTH)]
-    warnings += [] if allowed is None else [allowed.words()]
-    live = effective_values(plan.spec, plan.backend_key, about, plan.config)
-    warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
-    warnings += hook_warnings(capture, session.label, plan.dtype)
-    first = first_divergence(comparison)
-    return Candidate(
-        backend=plan.ref.name, package=about.package, version=about.version, settings=about.settings,
-        dtype=plan.dtype, device=plan.device, verdict=Verdict.MISMATCH if weights else verdict,
-        why=weights[0].message if weights else why, logits=comparison.logits, sites=comparison.sites,
-        first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
-        findings=tuple(weights), warnings=tuple(warnings), not_visible=capture.manifest.not_visible,
-        not_tested=(*comparison.not_tested, *capture.manifest.not_tested, *gaps, *unseen),
-    )  # fmt: skip
-
-
-def _weights(
-    reference: Reference, capture: Capture, dtype: str, allowed: Allowance | None
-) -> tuple[list[Finding], list[NotTested]]:
-    """Tensor by tensor, where they are supposed to be the checkpoint's."""
-    if allowed is not None:
-        return [], allowed.gaps()
-    prints = reference.capture.manifest.weights, capture.manifest.weights
-    weights, unseen = weight_findings(*prints, dtype)
-    return with_origins(weights, *prints, dtype), unseen
-
-
-def _with_hooks(result: Candidate, session: Session, capture: Capture, reference: Reference, out: Path) -> Candidate:
-    """A port whose hooks do something else is no port of what it says it is, although its outputs agree."""
-    if reference.judge is None or session.description().processing:
-        gap = NotTested(what="hook edits", why="they need a float64 judge and weights that are not processed")
-        return dataclasses.replace(result, not_tested=(*result.not_tested, gap))
-    sides = Sides(
-        candidate=session, judging=reference.judging, judge=reference.judge, shown=capture, dtype=reference.dtype, out=out
-    )
-    edits, gaps = hook_edits(sides)
-    result = dataclasses.replace(result, hook_edits=tuple(edits), not_tested=(*result.not_tested, *gaps))
-    wrong = [edit for edit in edits if not edit.same]
-    if not wrong or result.verdict not in (Verdict.PARITY, Verdict.EXACT):
-        return result
-    why = f"outputs agree, but editing {wrong[0].site} does not do what it does in the reference: {wrong[0].says}"
-    return dataclasses.replace(result, verdict=Verdict.MISMATCH, why=why)
-
-
-def _with_limits(result: Candidate, comparison: Comparison, reference: Reference) -> Candidate:
-    if reference.sensitivity is None:
-        return result
-    limits, gaps = detection_limits(reference.sensitivity, comparison)
-    return dataclasses.replace(
-        result, detection=limits, detection_limits={item.knob: item.limit for item in limits},
-        not_tested=(*result.not_tested, *gaps),
-    )  # fmt: skip
 
 
 def _with_diagnosis(result: Candidate, comparison: Comparison, diagnosis: Diagnosis, plan: SidePlan) -> Candidate:

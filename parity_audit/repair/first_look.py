@@ -1,0 +1,95 @@
+"""What is known of a candidate before anything is searched for: its comparison, tokens, weights, settings and limits; and
+its hooks, where its outputs agree."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture
+from parity_audit.compare.deltas import Comparison
+from parity_audit.compare.processing import Allowance
+from parity_audit.compare.verdict import first_divergence
+from parity_audit.core.report import Candidate, Finding, Verdict
+from parity_audit.core.types import NotTested
+from parity_audit.diagnose.identities import hook_warnings
+from parity_audit.diagnose.interventions import Sides, hook_edits
+from parity_audit.diagnose.limits import detection_limits
+from parity_audit.diagnose.preflight import config_warnings, token_findings, vocabulary_finding, weight_findings
+from parity_audit.diagnose.weights import with_origins
+from parity_audit.repair.reference import Reference
+from parity_audit.specs.view import effective_values, spec_values
+
+A_PATCH = "a patch for "
+WIDTH = "no setting is known for it: cut what is beyond the vocabulary, or give it -inf"
+
+
+def first_look(
+    session: Session, capture: Capture, comparison: Comparison, verdict: Verdict, why: str, reference: Reference,
+    allowed: Allowance | None,
+) -> Candidate:  # fmt: skip
+    """The verdict on the outputs, with everything that can be said without another run."""
+    plan, about = session.plan, session.description()
+    warnings, gaps = token_findings(reference.session.description(), about)
+    weights, unseen = _weights(reference, capture, plan.dtype, allowed)
+    width = vocabulary_finding(reference.capture, capture)
+    if width is not None:
+        weights, gaps = [*weights, width], [*gaps, no_patch(width, WIDTH)]
+    warnings += [] if allowed is None else [allowed.words()]
+    live = effective_values(plan.spec, plan.backend_key, about, plan.config)
+    warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
+    warnings += hook_warnings(capture, session.label, plan.dtype)
+    first = first_divergence(comparison)
+    return Candidate(
+        backend=plan.ref.name, package=about.package, version=about.version, settings=about.settings,
+        dtype=plan.dtype, device=plan.device, verdict=Verdict.MISMATCH if weights else verdict,
+        why=weights[0].message if weights else why, logits=comparison.logits, sites=comparison.sites,
+        first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
+        findings=tuple(weights), warnings=tuple(warnings), not_visible=capture.manifest.not_visible,
+        not_tested=(*comparison.not_tested, *capture.manifest.not_tested, *gaps, *unseen),
+    )  # fmt: skip
+
+
+def with_limits(result: Candidate, comparison: Comparison, reference: Reference) -> Candidate:
+    """The smallest errors that this comparison could have seen."""
+    if reference.sensitivity is None:
+        return result
+    limits, gaps = detection_limits(reference.sensitivity, comparison)
+    return dataclasses.replace(
+        result, detection=limits, detection_limits={item.knob: item.limit for item in limits},
+        not_tested=(*result.not_tested, *gaps),
+    )  # fmt: skip
+
+
+def with_hooks(result: Candidate, session: Session, capture: Capture, reference: Reference, out: Path) -> Candidate:
+    """A port whose hooks do something else is no port of what it says it is, although its outputs agree."""
+    if reference.judge is None or session.description().processing:
+        gap = NotTested(what="hook edits", why="they need a float64 judge and weights that are not processed")
+        return dataclasses.replace(result, not_tested=(*result.not_tested, gap))
+    sides = Sides(
+        candidate=session, judging=reference.judging, judge=reference.judge, shown=capture, dtype=reference.dtype, out=out
+    )
+    edits, gaps = hook_edits(sides)
+    result = dataclasses.replace(result, hook_edits=tuple(edits), not_tested=(*result.not_tested, *gaps))
+    wrong = [edit for edit in edits if not edit.same]
+    if not wrong or result.verdict not in (Verdict.PARITY, Verdict.EXACT):
+        return result
+    why = f"outputs agree, but editing {wrong[0].site} does not do what it does in the reference: {wrong[0].says}"
+    return dataclasses.replace(result, verdict=Verdict.MISMATCH, why=why)
+
+
+def _weights(
+    reference: Reference, capture: Capture, dtype: str, allowed: Allowance | None
+) -> tuple[list[Finding], list[NotTested]]:
+    """Tensor by tensor, where they are supposed to be the checkpoint's."""
+    if allowed is not None:
+        return [], allowed.gaps()
+    prints = reference.capture.manifest.weights, capture.manifest.weights
+    weights, unseen = weight_findings(*prints, dtype)
+    return with_origins(weights, *prints, dtype), unseen
+
+
+def no_patch(finding: Finding, why: str) -> NotTested:
+    """That nothing is offered for a finding, and why."""
+    return NotTested(what=f"{A_PATCH}{finding.knob}", why=why)
