@@ -74,12 +74,11 @@ def hook_edits(sides: Sides) -> tuple[list[HookEdit], list[NotTested]]:
 
 def _sites(sides: Sides, probe: Probe) -> Iterator[str]:
     shared = sides.judge.sites(probe.name) & sides.shown.sites(probe.name)
-    own = sides.candidate.description().section or sides.candidate.plan.backend_key
     blocks = [int(site.split(".")[1]) for site in shared if site.startswith("blocks.")]
     middle = f"blocks.{max(blocks, default=0) // 2}."
     for site in sorted(shared, key=site_order):
         here = site.startswith(middle) or not site.startswith("blocks.")
-        nowhere = local_name(site) == MID and own == "hf"
+        nowhere = local_name(site) == MID and sides.candidate.plan.backend_key == "hf"
         if here and not nowhere and local_name(site) not in NOT_EDITED:
             yield site
 
