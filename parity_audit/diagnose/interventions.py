@@ -22,18 +22,18 @@ from torch import Tensor
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
+from parity_audit.compare.deltas import ATTENTION_SITES
 from parity_audit.compare.floor import noise_ratio
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import HookEdit
-from parity_audit.core.sites import LOGITS, local_name, site_order
+from parity_audit.core.sites import LOGITS, layer_of, local_name, site_order
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import FLOAT64, NATIVE, RunRequest
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.limits import chosen_probe
 from parity_audit.specs.view import taps
 
-MATRICES = ("attn_scores", "pattern")
 NOT_EDITED = (LOGITS, "mlp.router_logits", "mlp.router_weights")
 EXCITED = 100.0
 """Floors that an edit has to move the judge's logits by."""
@@ -74,10 +74,9 @@ def hook_edits(sides: Sides) -> tuple[list[HookEdit], list[NotTested]]:
 
 def _sites(sides: Sides, probe: Probe) -> Iterator[str]:
     shared = sides.judge.sites(probe.name) & sides.shown.sites(probe.name)
-    blocks = [int(site.split(".")[1]) for site in shared if site.startswith("blocks.")]
-    middle = f"blocks.{max(blocks, default=0) // 2}."
+    middle = max((layer for site in shared if (layer := layer_of(site)) is not None), default=0) // 2
     for site in sorted(shared, key=site_order):
-        here = site.startswith(middle) or not site.startswith("blocks.")
+        here = layer_of(site) in (None, middle)
         nowhere = local_name(site) == MID and sides.candidate.plan.backend_key == "hf"
         if here and not nowhere and local_name(site) not in NOT_EDITED:
             yield site
@@ -134,7 +133,7 @@ def _edited(sides: Sides, probe: Probe, plain: _Logits, site: str) -> HookEdit |
 def edited(value: Tensor, site: str) -> Tensor:
     """The tensor that is put in place of a site's own."""
     value = value.clone()
-    if local_name(site) in MATRICES:
+    if site.endswith(ATTENTION_SITES):
         value[:, :, 1::2] *= MATRIX_TIMES  # axis 2 is the query; what is masked stays masked
     else:
         value[:, 1::2] = value[:, 1::2].flip(-1)

@@ -18,8 +18,8 @@ from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
 from parity_audit.diagnose.localise import with_introduced
 from parity_audit.diagnose.repeat import repeat_finding
 from parity_audit.diagnose.weights import grouped, without_consequences
-from parity_audit.repair.choose import Proposal, propose
-from parity_audit.repair.first_look import A_PATCH, first_look, no_patch, with_hooks, with_limits
+from parity_audit.repair.choose import Proposal, no_patch, propose
+from parity_audit.repair.first_look import first_look, with_hooks, with_limits
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
 from parity_audit.repair.verify import Bench, Verified, changes_nothing, merge_fixes, needed, run_patched
@@ -72,7 +72,7 @@ def _audited(
     try:
         unsteady = repeat_finding(session, capture, plan.dtype, out / "again")
         if unsteady is not None:
-            gaps = (NotTested(what="causes", why="two runs of the same tokens differ"), no_patch(unsteady, UNSTEADY))
+            gaps = (NotTested(what="causes", why="two runs of the same tokens differ"), no_patch(unsteady.knob, UNSTEADY))
             return dataclasses.replace(
                 result, findings=(*result.findings, unsteady), why=unsteady.message, not_tested=(*result.not_tested, *gaps)
             )
@@ -177,8 +177,7 @@ def _with_repair(result: Candidate, state: _State) -> Candidate:
         )
     idle = [patch for patch in verified.patches if changes_nothing(patch)]
     stuck = [patch for patch in verified.patches if patch.knob in state.stuck and patch not in idle]
-    gaps = [NotTested(what=f"{A_PATCH}{patch.knob}", why=IDLE) for patch in idle]
-    gaps += [NotTested(what=f"{A_PATCH}{patch.knob}", why=STUCK) for patch in stuck]
+    gaps = [no_patch(patch.knob, IDLE) for patch in idle] + [no_patch(patch.knob, STUCK) for patch in stuck]
     patches = merge_fixes([patch for patch in verified.patches if patch not in idle and patch not in stuck])
     return dataclasses.replace(
         result, findings=tuple(state.findings), patches=patches, patched=verified.patched if patches else None,

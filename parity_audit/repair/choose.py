@@ -13,6 +13,7 @@ from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_path, roles
 
 NO_PATCH_KINDS = ("unexplained", "weights")
+A_PATCH = "a patch for "
 SAME_VALUE = 1e-3
 BY_LAYER = ("attention.window",)
 """Knobs that differ from layer to layer by design: one layer's value is no other's."""
@@ -46,20 +47,25 @@ def propose(
     gaps: list[NotTested] = []
     for finding in findings:
         if finding.kind in NO_PATCH_KINDS:
-            gaps.append(NotTested(what=f"a patch for {finding.knob}", why=f"{finding.kind}: no setting repairs it"))
+            gaps.append(no_patch(finding.knob, f"{finding.kind}: no setting repairs it"))
             continue
         target = whole_value(target_value(finding), finding, plan)
         causes = [other for other in known if other.kind not in NO_PATCH_KINDS]
         targets = {other.knob: whole_value(target_value(other), other, plan) for other in causes}
         found = _found(finding, plan, version, target, targets)
         if isinstance(found, str):
-            gaps.append(NotTested(what=f"a patch for {finding.knob}", why=found))
+            gaps.append(no_patch(finding.knob, found))
             continue
         note = edit_note(plan.spec, plan.backend_key, finding.knob, version)
         proposals.append(
             Proposal(knob=finding.knob, backend=str(plan.ref), value=target, edits=found, note=note)
         )  # fmt: skip
     return proposals, gaps
+
+
+def no_patch(knob: str, why: str) -> NotTested:
+    """That nothing is offered for a knob, and why."""
+    return NotTested(what=f"{A_PATCH}{knob}", why=why)
 
 
 def _found(

@@ -18,10 +18,10 @@ from parity_audit.diagnose.interventions import Sides, hook_edits
 from parity_audit.diagnose.limits import detection_limits
 from parity_audit.diagnose.preflight import config_warnings, token_findings, vocabulary_finding, weight_findings
 from parity_audit.diagnose.weights import with_origins
+from parity_audit.repair.choose import no_patch
 from parity_audit.repair.reference import Reference
 from parity_audit.specs.view import effective_values, spec_values
 
-A_PATCH = "a patch for "
 WIDTH = "no setting is known for it: cut what is beyond the vocabulary, or give it -inf"
 
 
@@ -35,7 +35,7 @@ def first_look(
     weights, unseen = _weights(reference, capture, plan.dtype, allowed)
     width = vocabulary_finding(reference.capture, capture)
     if width is not None:
-        weights, gaps = [*weights, width], [*gaps, no_patch(width, WIDTH)]
+        weights, gaps = [*weights, width], [*gaps, no_patch(width.knob, WIDTH)]
     warnings += [] if allowed is None else [allowed.words()]
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
@@ -88,8 +88,3 @@ def _weights(
     prints = reference.capture.manifest.weights, capture.manifest.weights
     weights, unseen = weight_findings(*prints, dtype)
     return with_origins(weights, *prints, dtype), unseen
-
-
-def no_patch(finding: Finding, why: str) -> NotTested:
-    """That nothing is offered for a finding, and why."""
-    return NotTested(what=f"{A_PATCH}{finding.knob}", why=why)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import KnobValue
+from parity_audit.repair.choose import A_PATCH
 from parity_audit.selftest.corpus import Fault
 
 VALUE_WITHIN = 0.01
-NO_PATCH = "a patch for "
 NOTHING = 1e-4
 WRONG = (Verdict.MISMATCH,)
 REPAIRED = (Verdict.PARITY, Verdict.EXACT)
@@ -96,7 +96,7 @@ def _recognised(candidate: Candidate, fault: Fault) -> bool | None:
         return None
     if candidate.proof is not None and candidate.proof.proven:
         return True
-    said = {gap.what.removeprefix(NO_PATCH) for gap in candidate.not_tested if gap.what.startswith(NO_PATCH)}
+    said = {gap.what.removeprefix(A_PATCH) for gap in candidate.not_tested if gap.what.startswith(A_PATCH)}
     return any(knob in fault.knobs or knob.startswith(tuple(fault.any_knob) or ("\0",)) for knob in said)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.identify.norm_shape import Norm, centred
+from parity_audit.diagnose.identify.norm_shape import Norm, centred, normed
 from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, like_rounding, rounded
 
 
@@ -22,7 +22,7 @@ def arithmetic(norm: Norm, kind: str, weight: Tensor, bias: Tensor | None, eps: 
     """
     if any_narrow(norm.x):
         raise ValueError("the inputs are in a narrow dtype themselves")
-    exact = _norm(norm.x, kind, eps) * weight + _or_zero(bias)
+    exact = normed(norm.x, kind, eps) * weight + _or_zero(bias)
     variants = {FULL: exact}
     for name, dtype in NARROW.items():
         variants |= {f"{name} {place}": value for place, value in _places(norm, kind, weight, bias, eps, dtype).items()}
@@ -38,7 +38,7 @@ def _places(
         return rounded(x, dtype)
 
     shift = _or_zero(bias)
-    exact, coarse_in = _norm(norm.x, kind, eps), _norm(low(norm.x), kind, eps)
+    exact, coarse_in = normed(norm.x, kind, eps), normed(low(norm.x), kind, eps)
     centre = low(centred(low(norm.x), kind))
     root = low(low(low(centre.square()).mean(-1, keepdim=True) + eps).rsqrt())
     return {
@@ -50,11 +50,6 @@ def _places(
         "but for the reductions": low(low(low(coarse_in) * low(weight)) + low(shift)),
         "throughout": low(low(low(centre * root) * low(weight)) + low(shift)),
     }
-
-
-def _norm(x: Tensor, kind: str, eps: float) -> Tensor:
-    x = centred(x, kind)
-    return x * (x.square().mean(-1, keepdim=True) + max(eps, 0.0)).rsqrt()
 
 
 def _or_zero(bias: Tensor | None) -> Tensor:

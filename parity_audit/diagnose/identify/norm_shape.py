@@ -55,6 +55,12 @@ def centred(x: Tensor, kind: str) -> Tensor:
     return x - x.mean(-1, keepdim=True) if kind == "layer" else x
 
 
+def normed(x: Tensor, kind: str, eps: float) -> Tensor:
+    """x over its size, eps inside the root, before any weight."""
+    x = centred(x, kind)
+    return x * (x.square().mean(-1, keepdim=True) + max(eps, 0.0)).rsqrt()
+
+
 def best_shape(norm: Norm) -> tuple[Shape, bool]:
     """The simplest shape that leaves about as little as the best, and whether the other kind leaves clearly more."""
     shapes = [shape_of(norm, kind, with_bias=False) for kind in KINDS]

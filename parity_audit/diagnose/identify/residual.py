@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, real, relative_rms
+from parity_audit.diagnose.identify.norm_shape import normed
 
 EXPLAINED = 1e-3
 PARALLEL = 0.9999
@@ -112,9 +113,8 @@ def _read_by_mlp(evidence: Evidence) -> KnobFit | None:
         return None
     made, once, stream = sites[0].flatten(1), sites[1], sites[2] + sites[3]
     bias, shift = evidence.weight(f"{role}.bias"), evidence.weight("norm.ln1.bias")
-    centred = stream - stream.mean(-1, keepdim=True) if evidence.spec_value("norm.kind") == "layer" else stream
-    root = (centred.square().mean(-1, keepdim=True) + evidence.spec_number("norm.eps", 0.0)).rsqrt()
-    again = centred * root * (f64(norm) + evidence.spec_number("norm.offset", 0.0)) + (0.0 if shift is None else f64(shift))
+    unit = normed(stream, str(evidence.spec_value("norm.kind")), evidence.spec_number("norm.eps", 0.0))
+    again = unit * (f64(norm) + evidence.spec_number("norm.offset", 0.0)) + (0.0 if shift is None else f64(shift))
     left = {
         name: relative_rms(x @ f64(product).T + (0.0 if bias is None else f64(bias)) - made, made)
         for name, x in (("parallel", once), ("sequential", again))
