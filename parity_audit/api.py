@@ -64,7 +64,8 @@ class _Run:
         if self.tf32:
             ref = BackendRef(name=ref.name, version=ref.version, settings={**ref.settings, "tf32": True})
         plan = side_plan(self.plan, ref, install=self.install, progress=self.progress)
-        return Session(plan=plan, log=self.workspace.log(f"{role}-{ref}"), progress=self.progress)
+        decodes = role not in ("reference", "judge")
+        return Session(plan=plan, log=self.workspace.log(f"{role}-{ref}"), decodes=decodes, progress=self.progress)
 
 
 def audit(

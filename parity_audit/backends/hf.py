@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 from parity_audit.backends import positions
 from parity_audit.backends.attention import watched
 from parity_audit.backends.base import Tell
+from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.float64 import promoted
@@ -76,7 +77,9 @@ class HfBackend:
         return fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One forward pass, natively or as the judge."""
+        """One forward pass, natively or as the judge, or one per token where the cache is asked for."""
+        if request.cached:
+            return decode(request, self.model, self._cached(), self.request.device)
         recorder = Recorder(request)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -95,6 +98,16 @@ class HfBackend:
         return recorder.reply()
 
     replay = run
+
+    def _cached(self) -> Step:
+        """Goes on from the cache that the model made itself."""
+        cache: Any = None
+
+        def step(tokens: Tensor) -> None:
+            nonlocal cache
+            cache = self.model(input_ids=tokens, past_key_values=cache, use_cache=True).past_key_values
+
+        return step
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits; `attn_implementation` is a load setting."""

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
+from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.loading import load_name
@@ -91,6 +92,8 @@ class HookedTransformerBackend:
         Releases before 2.4 ignore `attention_mask` for token input and look for the tokenizer's pad id instead,
         so padded rows carry both.
         """
+        if request.cached:
+            return decode(request, self.model, self._cached(), self.request.device)
         probe, gaps = positions.clipped(request.probe, self.model.cfg.n_ctx)
         recorder = Recorder(dataclasses.replace(request, probe=probe), not_tested=gaps)
         tokens, mask = positions.tokens(probe, self.request.device), positions.mask(probe, self.request.device)
@@ -103,6 +106,16 @@ class HookedTransformerBackend:
                 self.model(tokens, return_type="logits", padding_side=side, attention_mask=mask)
         return recorder.reply()
 
+    def _cached(self) -> Step:
+        """Goes on from a cache of the release's own kind."""
+        model = self.model
+        cache = _cache_class().init_cache(model.cfg, self.request.device, batch_size=1)
+
+        def step(tokens: Tensor) -> None:
+            model(tokens, return_type="logits", past_kv_cache=cache)
+
+        return step
+
     def replay(self, request: RunRequest, tell: Tell) -> RunReply:
         """Hook points take replacements like any module; true float64 is the transformers backend's."""
         return self.run(request, tell)
@@ -110,6 +123,17 @@ class HookedTransformerBackend:
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits. `cfg` is shared by all blocks, but scales, masks and rotary tables are copies in each."""
         return self.edits.bring_to(self.model, request.edits)
+
+
+def _cache_class() -> Any:
+    """The release's key-value cache: a class of 2.x that 3.x renamed."""
+    try:
+        from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+    except ImportError:
+        from transformer_lens.past_key_value_caching import HookedTransformerKeyValueCache
+
+        return HookedTransformerKeyValueCache
+    return TransformerLensKeyValueCache
 
 
 def tokenization(model: Any, texts: tuple[str, ...]) -> dict[str, list[int]]:

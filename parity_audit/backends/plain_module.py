@@ -47,6 +47,11 @@ class PlainModule:
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass. A padded batch is not run by a module that cannot be told of the padding."""
+        if request.cached:
+            why = "no cache is known of a plain module"
+            return RunReply(
+                entries=(), not_tested=(NotTested(what=f"cached decoding (probe {request.probe.name})", why=why),)
+            )
         recorder = Recorder(request)
         device = self.request.device
         padding = {

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from parity_audit.backends.paths import get
 from parity_audit.backends.sink import read_input, write_site
 from parity_audit.core.manifest import Entry
+from parity_audit.core.sites import ATTENTION_SITES
 from parity_audit.core.types import NotTested, NotVisible, SiteTap
 from parity_audit.core.wire import FLOAT64, RunReply, RunRequest
 
 ATTENTION = "attention:"
-ATTENTION_MATRICES = (".attn_scores", ".pattern")
 TOKENS = "(b p"
 SCATTER = "output_scatter"
 
@@ -52,19 +52,23 @@ class Recorder:
             batch, positions = self.request.probe.shape
             tap = replace(tap, sizes={**tap.sizes, "b": batch, "p": positions})
         canonical = to_canonical(native, tap)
-        if tap.site not in self.entries:
-            dtype = torch.float64 if self.request.precision == FLOAT64 else torch.float32
-            self.entries[tap.site] = write_site(self.request, tap.site, canonical, dtype)
+        self.keep(tap.site, canonical)
         path = self.request.inputs.get(tap.site)
         if path is None:
             return None
         given = self._only_real(tap.site, read_input(path).to(canonical), canonical)
         return from_canonical(given, native, tap)
 
+    def keep(self, site: str, canonical: Tensor) -> None:
+        """Write what a site showed first."""
+        if site not in self.entries:
+            dtype = torch.float64 if self.request.precision == FLOAT64 else torch.float32
+            self.entries[site] = write_site(self.request, site, canonical, dtype)
+
     def _only_real(self, site: str, given: Tensor, computed: Tensor) -> Tensor:
         """Padded positions keep what this model computed: what others leave there has no meaning."""
         mask = torch.tensor(self.request.probe.mask, dtype=torch.bool, device=computed.device)
-        if site.endswith(ATTENTION_MATRICES):
+        if site.endswith(ATTENTION_SITES):
             real = mask[:, None, :, None] & mask[:, None, None, :]
         else:
             real = mask.reshape(*mask.shape, *[1] * (computed.ndim - 2))

@@ -7,9 +7,11 @@ import importlib.metadata
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
+from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.hooked_transformer import (
     HARNESS_SETTINGS,
@@ -77,7 +79,9 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         return fingerprints({name.replace(WRAPPER, ""): value for name, value in named}, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One forward pass."""
+        """One forward pass, or one per token where the cache is asked for."""
+        if request.cached:
+            return decode(request, self.model, self._cached(), self.request.device)
         recorder = Recorder(request)
         device = self.request.device
         tokens, mask = positions.tokens(request.probe, device), positions.mask(request.probe, device)
@@ -87,3 +91,14 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         with torch.no_grad(), hooked(self.model, recorder):
             self.model(tokens, return_type="logits", **padding)
         return recorder.reply()
+
+    def _cached(self) -> Step:
+        """The bridge goes on from a cache of transformers."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+
+        def step(tokens: Tensor) -> None:
+            self.model(tokens, return_type="logits", past_key_values=cache)
+
+        return step

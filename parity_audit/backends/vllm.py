@@ -100,7 +100,9 @@ class VllmBackend:
             hook = self.model.register_forward_pre_hook(gatherer.before_step, with_kwargs=True)
             stack.callback(hook.remove)
             stack.enter_context(hooked(self.model, gatherer))
-            self._generate(gatherer.rows)
+            if request.cached:
+                stack.enter_context(gatherer.next_tokens_forced(self.model))
+            self._generate(gatherer.rows, request.probe.decode_from if request.cached else None)
         with torch.no_grad():
             gatherer.finish(self.model)
         return recorder.reply()
@@ -115,12 +117,14 @@ class VllmBackend:
         recorder.not_visible += [NotVisible(site=tap.site, why=COMPILED) for tap in inside]
         return replace(request, taps=tuple(tap for tap in request.taps if not tap.module))
 
-    def _generate(self, rows: list[list[int]]) -> None:
+    def _generate(self, rows: list[list[int]], prompt: int | None) -> None:
+        """Run the rows as prompts; of a decoded probe the first `prompt` tokens, and then token by token."""
         from vllm import SamplingParams
 
         self.llm.reset_prefix_cache()
-        sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, ignore_eos=True)
-        self.llm.generate([{"prompt_token_ids": row} for row in rows], sampling, use_tqdm=False)
+        more = 1 if prompt is None else len(rows[0]) - prompt + 1
+        sampling = SamplingParams(max_tokens=more, temperature=0.0, detokenize=False, ignore_eos=True)
+        self.llm.generate([{"prompt_token_ids": row[:prompt]} for row in rows], sampling, use_tqdm=False)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits; `load` edits (`hf_overrides`) need a fresh engine, which the parent starts."""

@@ -7,7 +7,8 @@ find the row and column of every one of them, whatever the scheduler does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from parity_audit.core.wire import RunRequest
 
 COMPUTE_LOGITS = "compute_logits"
 LOGITS_ROWS = 1024
+FORBIDDEN = -1e4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,24 @@ class Gatherer:
             self.pending.append(tap)
         else:
             self.inner.see(tap, self.parts.pop(tap.site))
+
+    @contextmanager
+    def next_tokens_forced(self, model: Any) -> Iterator[None]:
+        """While a single row is decoded, the engine samples the probe's own next token, whatever its logits say."""
+
+        def compute_logits(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            out: Tensor = original(hidden, *args, **kwargs)
+            done = self.done[0]
+            forced = torch.full_like(out, FORBIDDEN)
+            forced[..., self.rows[0][done] if done < len(self.rows[0]) else 0] = 0.0
+            return forced
+
+        original = model.compute_logits
+        model.compute_logits = compute_logits
+        try:
+            yield
+        finally:
+            del model.compute_logits
 
     def finish(self, model: Any) -> None:
         """Record what needs the engine at rest: logits at every position, in slices so that they exist only once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from parity_audit.core.types import Probe
@@ -11,6 +12,7 @@ from parity_audit.core.types import Probe
 PAST_THRESHOLD = 64
 FIRST_ORDINARY_ID = 8
 SHORT, REPEATED = 48, 32
+PROMPT, DECODED = 20, 8
 RAGGED = (40, 23, 9)
 
 
@@ -28,6 +30,10 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0) -> tuple[Probe, ...
         _probe("ragged", "a batch of different lengths, padded on the right", [_tokens(draw, n, **rows) for n in RAGGED]),
         _probe("left_padded", "padding on the left must shift nothing", [_tokens(draw, n, **rows) for n in RAGGED], left=True),
     ]  # fmt: skip
+    decoded = _probe(
+        "decode", "a prompt, then one token at a time from the cache", [_tokens(draw, PROMPT + DECODED, **rows)]
+    )
+    probes.append(replace(decoded, decode_from=PROMPT))
     length = long_length(config)
     if length > SHORT:
         what = f"past the window or original context of {length - PAST_THRESHOLD} tokens"

@@ -48,10 +48,14 @@ class SidePlan:
 
 @dataclass
 class Session:
-    """A backend that answers; see the module docstring for when it is loaded."""
+    """A backend that answers; see the module docstring for when it is loaded.
+
+    `decodes`: probes that say so are run through its cache (a candidate), and not whole (a reference).
+    """
 
     plan: SidePlan
     log: Path
+    decodes: bool = False
     progress: Progress = SILENT
     load_settings: dict[str, Any] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()

@@ -13,6 +13,7 @@ from parity_audit.capture.store import Capture, open_capture, write_manifest
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
+from parity_audit.core.sites import ATTENTION_SITES
 from parity_audit.core.types import NotTested, NotVisible, Probe, SiteTap
 from parity_audit.core.wire import NATIVE, RunRequest
 from parity_audit.specs.view import not_visible, taps
@@ -23,6 +24,11 @@ RESIDUAL_SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 def wanted(tap: SiteTap, probe: Probe) -> bool:
     """Whether a probe captures a site: all of them, or the residual stream where the rest would not fit."""
     return probe.sites == "all" or not tap.site.startswith("blocks.") or tap.site.endswith(RESIDUAL_SITES)
+
+
+def whole_in_steps(tap: SiteTap, probe: Probe) -> bool:
+    """Whether a site of a decoded probe is the joined parts of its steps: attention matrices grow with every step."""
+    return probe.decode_from is None or not tap.site.endswith(ATTENTION_SITES)
 
 
 def take_capture(
@@ -53,10 +59,12 @@ def take_capture(
     seconds: dict[str, float] = {}
     for number, probe in enumerate(probes):
         session.progress.update("capture", f"{session.label}: {probe.name}", number, len(probes))
-        chosen = tuple(tap for tap in every_tap if choose(tap, probe))
+        chosen = tuple(tap for tap in every_tap if choose(tap, probe) and whole_in_steps(tap, probe))
+        cached = session.decodes and probe.decode_from is not None and precision == NATIVE and forced_by is None
         request = RunRequest(
-            probe=probe, taps=chosen, out=str(out), precision=precision, inputs=_inputs(forced_by, probe, chosen)
-        )
+            probe=probe, taps=chosen, out=str(out), precision=precision, inputs=_inputs(forced_by, probe, chosen),
+            cached=cached,
+        )  # fmt: skip
         started = time.perf_counter()
         reply = session.run(request) if forced_by is None else session.replay(request)
         seconds[probe.name] = time.perf_counter() - started
@@ -105,7 +113,7 @@ def plan_key(session: Session, probes: Sequence[Probe], precision: str) -> str:
         "version": plan.environment.version,
         "weights": plan.checkpoint.path,
         "settings": [plan.ref.settings, session.load_settings, session.edits],
-        "run": [plan.dtype, plan.device, precision],
+        "run": [plan.dtype, plan.device, precision, session.decodes],
         "probes": list(probes),
         "spec": plan.spec.fingerprint,
     }

@@ -17,12 +17,11 @@ from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import LogitsDelta, SiteDelta
-from parity_audit.core.sites import LOGITS, layer_of, site_order
+from parity_audit.core.sites import ATTENTION_SITES, LOGITS, layer_of, site_order
 from parity_audit.core.types import NotTested, Probe
 
 CHUNK_ENTRIES = 1 << 17
 """1 MiB in float64: what stays in a processor's cache."""
-ATTENTION_SITES = (".attn_scores", ".pattern")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 LOGITS = "logits"
+ATTENTION_SITES = (".attn_scores", ".pattern")
+"""Matrices `[batch head query_pos key_pos]`; every other site is `[batch pos ...]`."""
 BEFORE_BLOCKS = ("embed", "pos_embed", "embed_ln.out")
 BLOCK_ORDER = (
     "resid_pre", "ln1.out", "q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 Scalar = Union[float, int, str, bool, None]
@@ -66,7 +66,8 @@ class Probe:
 
     `token_ids` and `mask` are `[batch, pos]`; mask 0 marks padding, which no backend may attend to and
     no comparison may look at. `sites` names what to capture: "all", or "residual" (embed, resid_*, norms
-    out of blocks, logits) for probes whose attention matrices would not fit.
+    out of blocks, logits) for probes whose attention matrices would not fit. `decode_from` is the position from which
+    candidates are given one token at a time, with their cache; the reference and the judge run every probe whole.
     """
 
     name: str
@@ -74,10 +75,16 @@ class Probe:
     token_ids: tuple[tuple[int, ...], ...]
     mask: tuple[tuple[int, ...], ...]
     sites: str = "all"
+    decode_from: int | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.token_ids), len(self.token_ids[0])
+
+    def columns(self, start: int, stop: int | None) -> Probe:
+        """The same rows from position `start` up to `stop`."""
+        ids, mask = (tuple(row[start:stop] for row in rows) for rows in (self.token_ids, self.mask))
+        return replace(self, token_ids=ids, mask=mask)
 
 
 @dataclass(frozen=True, kw_only=True)

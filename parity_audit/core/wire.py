@@ -51,7 +51,7 @@ class RunRequest:
     `inputs` maps a site to a safetensors file. Such a site is first recorded as computed, then replaced
     by the file's tensor before the model goes on. With every visible site of a capture given, each
     recorded tensor is what this model makes of that capture's own immediate inputs: the error that a
-    component introduces, free of what it inherits.
+    component introduces, free of what it inherits. `cached`: from `probe.decode_from` on, one token at a time.
     """
 
     probe: Probe
@@ -59,6 +59,7 @@ class RunRequest:
     out: str
     precision: str = NATIVE
     inputs: dict[str, str] = field(default_factory=dict)
+    cached: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,10 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.capture.store import Capture
-from parity_audit.compare.deltas import ATTENTION_SITES
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import layer_of, local_name, site_order
+from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name, site_order
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
@@ -79,7 +78,9 @@ def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
             left += [] if layer is None else [layer]
             continue
         site, form = found
-        home = next((group for group in groups if _alike(group[0], form) and local_name(group[1]) == local_name(site)), None)
+        home = next(
+            (group for group in groups if _alike(group[0], form) and local_name(group[1]) == local_name(site)), None
+        )
         if home is None:
             groups.append((form, site, [layer]))
         else:

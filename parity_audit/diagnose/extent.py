@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from parity_audit.capture.store import Capture
-from parity_audit.compare.deltas import ATTENTION_SITES
 from parity_audit.compare.floor import dtype_eps
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.report import Finding
+from parity_audit.core.sites import ATTENTION_SITES
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 
+DECODED = "in tokens decoded from the cache"
 DTYPE = "float32"
 """In coarser ones a single token says little."""
 TIMES, STRAYS = 64.0, 0.01
@@ -30,8 +31,8 @@ FIRST_TOLD = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Every real token of every probe: its position, its column (padding counted), its row, how that is padded, and
-    whether the token is wrong."""
+    """Every real token of every probe: its position, its column (padding counted), its row, how that is padded, whether
+    it was decoded from the cache, and whether the token is wrong."""
 
     position: Tensor
     column: Tensor
@@ -39,6 +40,7 @@ class Tokens:
     in_batch: Tensor
     padded_left: Tensor
     padded_right: Tensor
+    decoded: Tensor
     wrong: Tensor
 
     def is_where(self, rule: Tensor) -> bool:
@@ -76,6 +78,7 @@ def extent(tokens: Tokens) -> str | None:
 
 
 def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
+    yield DECODED, tokens.decoded
     yield "in rows that are padded on the left", tokens.padded_left
     yield "in rows that are padded on the right", tokens.padded_right
     yield "in batches of more than one row", tokens.in_batch
@@ -108,10 +111,11 @@ def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
     apart, size = (_by_token(value, site) for value in (_difference(own, true), f64(true).nan_to_num(0.0, 0.0, 0.0)))
     wrong = apart > TIMES * dtype_eps(DTYPE) * size
     row, column = torch.arange(keep.shape[0])[:, None].expand_as(keep), torch.arange(keep.shape[1]).expand_as(keep)
+    decoded = column >= (keep.shape[1] if probe.decode_from is None else probe.decode_from)
     left, right = ~keep[:, :1].expand_as(keep), ~keep[:, -1:].expand_as(keep)
     return Tokens(
         position=(keep.cumsum(1) - 1)[keep], column=column[keep], row=row[keep], wrong=wrong[keep], padded_left=left[keep],
-        padded_right=right[keep], in_batch=torch.full_like(keep, keep.shape[0] > 1)[keep],
+        padded_right=right[keep], decoded=decoded[keep], in_batch=torch.full_like(keep, keep.shape[0] > 1)[keep],
     )  # fmt: skip
 
 

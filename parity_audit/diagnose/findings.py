@@ -47,6 +47,7 @@ USUAL: dict[str, KnobValue] = {
     "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
     "attention.heads": "as attended",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
+    "cache.keys": "every key", "cache.dtype": "full",
     "moe.weighted": "outputs", "moe.choice": "largest logits", "moe.scale": 1.0, "moe.temperature": 1.0, "moe.router_dtype": "full",
     "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},
@@ -57,7 +58,7 @@ IF_THERE: dict[str, KnobValue] = {
     "residual.parallel": "parallel", "attention.sinks": "the checkpoint's", "attention.alibi": 1.0
 }  # fmt: skip
 ROUTER = ("weights.moe.router", "moe.router_bias")
-NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads")
+NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads", "cache.")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
     "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted"),

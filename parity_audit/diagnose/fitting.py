@@ -34,7 +34,9 @@ READ_BY_MLP = ("weights.mlp.gate", "weights.mlp.up")
 Identifier = Callable[[Evidence], "list[Outcome]"]
 ByLayer = Mapping["int | None", Evidence]
 
-FAMILIES: dict[str, tuple[Identifier, frozenset[str]]] = {
+Families = Mapping[str, "tuple[Identifier, frozenset[str]]"]
+
+FAMILIES: Families = {
     "embedding": (embedding.fit, frozenset({"embed"})),
     "positions": (positions.fit, frozenset({"pos_embed", "residual"})),
     "norm": (norm.fit, frozenset({"norm", "final_norm", "attn_out", "mlp_out"})),
@@ -52,7 +54,10 @@ FAMILIES: dict[str, tuple[Identifier, frozenset[str]]] = {
 
 
 def identify(
-    evidence_candidate_by_layer: ByLayer, evidence_reference_by_layer: ByLayer, suspects: Collection[str] | None
+    evidence_candidate_by_layer: ByLayer,
+    evidence_reference_by_layer: ByLayer,
+    suspects: Collection[str] | None,
+    families: Families = FAMILIES,
 ) -> tuple[list[Finding], list[NotTested]]:
     """Findings and what could not be read.
 
@@ -60,7 +65,7 @@ def identify(
     final_norm, logits, ...); None fits everything. Where both sides say the same, nothing is found: a suspect
     component without a finding is listed as not explained.
     """
-    chosen = {name: family for name, (family, components) in FAMILIES.items()
+    chosen = {name: family for name, (family, components) in families.items()
               if suspects is None or components & set(suspects)}  # fmt: skip
     candidate, gaps = fit_side(evidence_candidate_by_layer.values(), chosen.values())
     reference, more = fit_side(evidence_reference_by_layer.values(), chosen.values())

@@ -192,7 +192,13 @@ def _one_added(pair: Pair) -> Form | None:
         factor = float(((pair.own - pair.true) * x).sum() / x.square().sum().clamp_min(1e-300))
         left = pair.left(pair.true + factor * x)
         if left < LEFT and factor != 0.0:
-            found.append((abs(math.log(abs(factor))), f"the true value {'+' if factor > 0 else '-'} {abs(factor):.4g} {name}", left))
+            found.append(
+                (
+                    abs(math.log(abs(factor))),
+                    f"the true value {'+' if factor > 0 else '-'} {abs(factor):.4g} {name}",
+                    left,
+                )
+            )
     if not found:
         return None
     _, said, left = min(found)

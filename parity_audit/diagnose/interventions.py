@@ -22,12 +22,11 @@ from torch import Tensor
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
-from parity_audit.compare.deltas import ATTENTION_SITES
 from parity_audit.compare.floor import noise_ratio
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import HookEdit
-from parity_audit.core.sites import LOGITS, layer_of, local_name, site_order
+from parity_audit.core.sites import ATTENTION_SITES, LOGITS, layer_of, local_name, site_order
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import FLOAT64, NATIVE, RunRequest
 from parity_audit.diagnose.evidence import f64, real

@@ -28,7 +28,9 @@ from parity_audit.specs.view import dims, knob_values, roles
 MAX_ROUNDS = 3
 UNSTEADY = "no setting is known for it: put the model into eval mode, and look for what draws random numbers"
 IDLE = "its setting has the right value already: what this port computes does not come from there"
-STUCK = "its setting was changed and read back, and the activations still say the same: this port's code does not use it"
+STUCK = (
+    "its setting was changed and read back, and the activations still say the same: this port's code does not use it"
+)
 PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"
 
 
@@ -64,7 +66,9 @@ def _audited(
     allowed = allowance(session.description().processing, knob_values(plan.spec, plan.config))
     comparison = reference.compared(capture, allowed)
     verdict, why = judge_comparison(comparison)
-    result = with_limits(first_look(session, capture, comparison, verdict, why, reference, allowed), comparison, reference)
+    result = with_limits(
+        first_look(session, capture, comparison, verdict, why, reference, allowed), comparison, reference
+    )
     if allowed is not None and verdict is Verdict.MISMATCH:
         return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=PROCESSED)))
     if verdict is not Verdict.MISMATCH:
@@ -72,9 +76,15 @@ def _audited(
     try:
         unsteady = repeat_finding(session, capture, plan.dtype, out / "again")
         if unsteady is not None:
-            gaps = (NotTested(what="causes", why="two runs of the same tokens differ"), no_patch(unsteady.knob, UNSTEADY))
+            gaps = (
+                NotTested(what="causes", why="two runs of the same tokens differ"),
+                no_patch(unsteady.knob, UNSTEADY),
+            )
             return dataclasses.replace(
-                result, findings=(*result.findings, unsteady), why=unsteady.message, not_tested=(*result.not_tested, *gaps)
+                result,
+                findings=(*result.findings, unsteady),
+                why=unsteady.message,
+                not_tested=(*result.not_tested, *gaps),
             )
         diagnosis = _diagnose(session, reference, capture, comparison, out / "diagnosis-0")
     except Exception as error:
@@ -172,9 +182,7 @@ def _shrink(session: Session, bench: Bench, state: _State, out: Path) -> None:
 def _with_repair(result: Candidate, state: _State) -> Candidate:
     verified = state.verified
     if verified is None:
-        return dataclasses.replace(
-            result, findings=tuple(state.findings), not_tested=(*result.not_tested, *state.gaps)
-        )
+        return dataclasses.replace(result, findings=tuple(state.findings), not_tested=(*result.not_tested, *state.gaps))
     idle = [patch for patch in verified.patches if changes_nothing(patch)]
     stuck = [patch for patch in verified.patches if patch.knob in state.stuck and patch not in idle]
     gaps = [no_patch(patch.knob, IDLE) for patch in idle] + [no_patch(patch.knob, STUCK) for patch in stuck]

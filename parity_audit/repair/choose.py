@@ -9,6 +9,7 @@ from parity_audit.capture.session import SidePlan
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
+from parity_audit.diagnose.extent import DECODED
 from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_path, roles
 
@@ -48,6 +49,9 @@ def propose(
     for finding in findings:
         if finding.kind in NO_PATCH_KINDS:
             gaps.append(no_patch(finding.knob, f"{finding.kind}: no setting repairs it"))
+            continue
+        if finding.evidence.get("extent") == DECODED:
+            gaps.append(no_patch(finding.knob, "a whole run is right: cached decoding has no setting of its own"))
             continue
         target = whole_value(target_value(finding), finding, plan)
         causes = [other for other in known if other.kind not in NO_PATCH_KINDS]
@@ -109,7 +113,9 @@ def target_value(finding: Finding) -> KnobValue:
 
 def _stderr(finding: Finding) -> float:
     """The standard error of the reference's value: an eps is known well only where activations are small."""
-    return max((float(fact["stderr"]) for fact in finding.evidence.get("reference", []) if fact.get("stderr")), default=0.0)
+    return max(
+        (float(fact["stderr"]) for fact in finding.evidence.get("reference", []) if fact.get("stderr")), default=0.0
+    )
 
 
 def nearest(fitted: KnobValue, spec: KnobValue, error: float = 0.0) -> KnobValue:

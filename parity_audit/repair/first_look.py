@@ -68,7 +68,12 @@ def with_hooks(result: Candidate, session: Session, capture: Capture, reference:
         gap = NotTested(what="hook edits", why="they need a float64 judge and weights that are not processed")
         return dataclasses.replace(result, not_tested=(*result.not_tested, gap))
     sides = Sides(
-        candidate=session, judging=reference.judging, judge=reference.judge, shown=capture, dtype=reference.dtype, out=out
+        candidate=session,
+        judging=reference.judging,
+        judge=reference.judge,
+        shown=capture,
+        dtype=reference.dtype,
+        out=out,
     )
     edits, gaps = hook_edits(sides)
     result = dataclasses.replace(result, hook_edits=tuple(edits), not_tested=(*result.not_tested, *gaps))

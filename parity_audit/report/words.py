@@ -115,7 +115,11 @@ def proof_rows(proof: Proof) -> list[tuple[str, str]]:
 
 def hook_rows(candidate: Candidate) -> list[tuple[str, str]]:
     """Hooks that do something else when they are edited, and how many do what they should."""
-    wrong = [(edit.site, f"{edit.says} ({ratio(edit.noise_ratio)} the floor)") for edit in candidate.hook_edits if not edit.same]
+    wrong = [
+        (edit.site, f"{edit.says} ({ratio(edit.noise_ratio)} the floor)")
+        for edit in candidate.hook_edits
+        if not edit.same
+    ]
     right = [edit.site for edit in candidate.hook_edits if edit.same]
     return [*wrong, *([(f"{len(right)} as in the reference", ", ".join(right))] if right else [])]
 

@@ -18,7 +18,7 @@ from parity_audit.specs.resolve import resolve_model
 
 CLEAN = Fault(id="clean", plant=[], knob="", harmless=True)
 AT_ONCE = 12
-SHORT_PROBES = ("short", "repeated", "ragged", "left_padded")
+SHORT_PROBES = ("short", "repeated", "ragged", "left_padded", "decode")
 
 
 @dataclass(frozen=True, kw_only=True)

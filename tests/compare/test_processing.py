@@ -31,7 +31,11 @@ def side(*, centre_unembed=False, centre_stream=False, times=1.0, precise=False)
     unembed = UNEMBED - UNEMBED.mean(0) if centre_unembed else UNEMBED
     stream = STREAM - STREAM.mean(-1, keepdim=True) if centre_stream else STREAM
     dtype = torch.float64 if precise else torch.float32
-    tensors = {"blocks.0.resid_post": stream * times, "ln_final.out": 3 * HIDDEN, "logits": HIDDEN @ (times * unembed.T)}
+    tensors = {
+        "blocks.0.resid_post": stream * times,
+        "ln_final.out": 3 * HIDDEN,
+        "logits": HIDDEN @ (times * unembed.T),
+    }
     return Held(PROBE, {name: value.to(dtype) for name, value in tensors.items()})
 
 

@@ -59,7 +59,9 @@ def test_edited_hooks_are_told_from_hooks_that_nothing_reads(tmp_path):
     assert good.verdict in (Verdict.EXACT, Verdict.PARITY)
     assert {edit.site for edit in good.hook_edits} >= {"blocks.1.resid_mid", "blocks.1.pattern", "blocks.1.q", "embed"}
     assert all(edit.same for edit in good.hook_edits)
-    assert wrong_hooks(dead) == {"blocks.1.mlp_out": "the edit has no effect: the hook shows a tensor that nothing reads"}
+    assert wrong_hooks(dead) == {
+        "blocks.1.mlp_out": "the edit has no effect: the hook shows a tensor that nothing reads"
+    }
     # The bridge's hook stands before the norm: the residual stream goes past it.
     assert wrong_hooks(bridge) == {
         "blocks.1.resid_mid": "the edit reaches the norm after it, and not the residual stream"

@@ -253,7 +253,10 @@ class _LowSoftmax(TorchFunctionMode):
 
 
 def change_attention(model: nn.Module, plant: Plant) -> None:
-    """The additive mask `[b 1 query key]` is rewritten, or softmax runs in a low dtype, around the model's own code."""
+    """The additive mask `[b 1 query key]` is rewritten, or softmax runs in a low dtype, around the model's own code.
+
+    With `decoded`, only where queries go on from a cache.
+    """
     modules = _modules(model, plant)
     source = sys.modules[type(modules[0]).__module__]
     if not hasattr(source, "eager_attention_forward"):  # older code: the arithmetic is a method
@@ -284,7 +287,15 @@ def _attend(
     **more: Any,
 ) -> Any:
     """The model's own attention, given a broken mask, the wrong keys and values, or a low dtype for its softmax."""
+    if plant.get("decoded") and query.shape[2] == key.shape[2]:
+        return attention(query, key, value, mask, *rest, **more)
     mask = _masked(mask, query, key, plant)
+    if "dtype" in plant:
+        key, value = (x.to(DTYPES[plant["dtype"]]).to(x.dtype) for x in (key, value))
+    if "values" in plant:
+        value = value.roll(plant["values"], dims=2)
+    if "times" in plant:
+        query = query * plant["times"]
     if "repeat" in plant:  # groups dealt out the wrong way round
         key, value = key.roll(plant["repeat"], dims=1), value.roll(plant["repeat"], dims=1)
     if "softmax" in plant:
@@ -296,7 +307,7 @@ def _attend(
 def _masked(mask: Tensor | None, query: Tensor, key: Tensor, plant: Plant) -> Tensor:
     low = torch.finfo(query.dtype).min
     queries, keys = query.shape[2], key.shape[2]
-    i, j = torch.arange(queries)[:, None], torch.arange(keys)[None, :]
+    i, j = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)[None, :]
     if mask is None:
         mask = torch.where(j <= i, 0.0, low).expand(query.shape[0], 1, queries, keys)
     seen = mask > low / 2
@@ -311,6 +322,8 @@ def _masked(mask: Tensor | None, query: Tensor, key: Tensor, plant: Plant) -> Te
         seen = seen & ((j != i) | (i == 0))
     if "window" in plant:
         seen = real & (j <= i) & (j > i - plant["window"])
+    if "forget" in plant:
+        seen = seen & (j >= plant["forget"])
     out = torch.where(seen, 0.0, low).to(query.dtype)
     if "alibi" in plant:
         slopes = torch.tensor([2.0 ** (-8 * (h + 1) / query.shape[1]) for h in range(query.shape[1])]) * plant["alibi"]
@@ -361,12 +374,18 @@ def _every_two(x: Tensor) -> Tensor:
 
 
 def change_positions(model: nn.Module, plant: Plant) -> None:
-    """Position ids shifted, or counted from the padding."""
+    """Position ids shifted, or counted from the padding; with `decoded`, only those of tokens decoded from the cache."""
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
         tokens = kwargs.get("input_ids", args[0] if args else None)
         own = kwargs.get("position_ids")
-        usual = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        cache = kwargs.get("past_key_values")
+        past = 0 if cache is None else cache.get_seq_length()
+        if plant.get("decoded") and not past:
+            return None
+        usual = torch.arange(past, past + tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        if "value" in plant:
+            return args, {**kwargs, "position_ids": torch.full_like(usual, plant["value"])}
         ids = usual if own is None or plant.get("from_padding") else own
         return args, {**kwargs, "position_ids": ids + plant.get("shift", 0)}
 
@@ -442,8 +461,11 @@ def use_einsum(model: nn.Module, plant: Plant) -> None:
     """Every matrix product by another kernel: the same function, rounded otherwise."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.forward = lambda x, m=module: torch.einsum("...i,oi->...o", x, m.weight.clone()) + (  # type: ignore[method-assign, misc]
-                0.0 if m.bias is None else m.bias
+            module.forward = lambda x, m=module: (
+                torch.einsum("...i,oi->...o", x, m.weight.clone())
+                + (  # type: ignore[method-assign, misc]
+                    0.0 if m.bias is None else m.bias
+                )
             )
         elif type(module).__name__ == "Conv1D":
             module.forward = lambda x, m=module: torch.einsum("...i,io->...o", x, m.weight) + m.bias  # type: ignore[method-assign, misc]

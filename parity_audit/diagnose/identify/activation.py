@@ -98,7 +98,8 @@ def _inputs(evidence: Evidence) -> tuple[Tensor, Tensor | None, Tensor] | None:
     return pre, linear, post
 
 
-def chosen(evidence: Evidence, left: dict[tuple[str, bool], float], *, gated: bool, n: int, site: str = "mlp.post"
+def chosen(
+    evidence: Evidence, left: dict[tuple[str, bool], float], *, gated: bool, n: int, site: str = "mlp.post"
 ) -> list[Outcome]:
     """The activation that leaves least, with those that leave about as little; and which input is activated."""
     best = min(left, key=lambda key: left[key])

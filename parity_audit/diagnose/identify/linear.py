@@ -203,7 +203,9 @@ def _other_input(sample: _Sample, projection: Projection, evidence: Evidence) ->
         xy = _tokens(evidence, name, projection.output)
         if xy is None or xy[0].shape != sample.x.shape or torch.equal(xy[0], sample.x):
             continue
-        left = relative_rms(sample.y - xy[0] @ sample.weight.T - (0.0 if sample.bias is None else sample.bias), sample.y)
+        left = relative_rms(
+            sample.y - xy[0] @ sample.weight.T - (0.0 if sample.bias is None else sample.bias), sample.y
+        )
         if left <= EXPLAINS * relative_rms(sample.rest, sample.y):
             return _Answer(weight=f"the checkpoint's, of {name}", left=left)
     return None

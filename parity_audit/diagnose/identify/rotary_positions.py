@@ -66,20 +66,25 @@ def described(turns: Sequence[Turn], positions: Sequence[Tensor]) -> tuple[KnobV
     if uneven is not None:
         wrong = int((shifts[uneven] - shifts[uneven][0]).abs().gt(0.5).nonzero()[0])
         facts |= {"probe": turns[uneven].probe, "token": wrong, "position": float(positions[uneven][wrong])}
-        return _pattern(turns, positions), facts
+        return _pattern(turns[uneven], positions[uneven]), facts
     if len(set(starts)) == 1:
         return starts[0], facts
     padded = all(start == float(turn.index[0]) for start, turn in zip(starts, turns, strict=True))
     return ("counts the padding" if padded else "differs between rows"), facts
 
 
-def _pattern(turns: Sequence[Turn], positions: Sequence[Tensor]) -> str:
-    """Positions that stop, start again, or neither."""
-    longest = max(range(len(turns)), key=lambda k: turns[k].length)
-    own, place = positions[longest], turns[longest].position
+def _pattern(turn: Turn, own: Tensor) -> str:
+    """Positions of a row that stop, start again, go on with a shift, or stand still from a token on."""
+    place, shift = turn.position, own - turn.position
     top = float(own.max())
     if bool((own == place.clamp_max(top)).all()):
         return f"stop at {top:.0f}"
     if bool((own == place % (top + 1)).all()):
         return f"start again after {top:.0f}"
+    first = int((shift != shift[0]).nonzero()[0])
+    if bool((shift[:first] == 0).all()):
+        if bool((shift[first:] == shift[first]).all()):
+            return f"{shift[first]:+.0f} from token {place[first]:.0f} on"
+        if bool((own[first:] == own[first]).all()):
+            return f"all at {own[first]:.0f} from token {place[first]:.0f} on"
     return "uneven"

@@ -1,0 +1,83 @@
+"""Cached decoding: the prompt at once, then one token at a time, seen as if it were one run.
+
+What a site shows in each step is joined along the positions, so that it can be compared with a whole run. Programs that
+hand over every cached key in every step are asked for those of the new tokens only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from parity_audit.backends import positions
+from parity_audit.backends.attention import watched
+from parity_audit.backends.sink import write_site
+from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.core.types import NotTested, Probe
+from parity_audit.core.wire import RunReply, RunRequest
+
+Step = Callable[[Tensor], None]
+"""Runs the model on `[batch new]` more tokens, and keeps its cache to itself."""
+
+
+@dataclass
+class StepRecorder(Recorder):
+    """Keeps what a site shows in each step, and writes the sites at the end."""
+
+    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+
+    def steps(self) -> Iterator[Probe]:
+        """The tokens of each step: the prompt, then one column at a time."""
+        whole = self.request
+        first, length = prompt_length(whole.probe), whole.probe.shape[1]
+        for start, stop in ((0, first), *((at, at + 1) for at in range(first, length))):
+            self.request = replace(whole, probe=whole.probe.columns(start, stop))
+            self.seen.clear()
+            yield self.request.probe
+        self.request = whole
+
+    def keep(self, site: str, canonical: Tensor) -> None:
+        """The part of a site `[batch pos ...]` that belongs to this step's tokens."""
+        if site not in self.seen:
+            self.seen.add(site)
+            new = canonical[:, -self.request.probe.shape[1] :]
+            self.parts.setdefault(site, []).append(new.detach().to("cpu", torch.float32, copy=True))
+
+    def reply(self) -> RunReply:
+        """The joined sites, written."""
+        for site, parts in self.parts.items():
+            self.entries[site] = write_site(self.request, site, torch.cat(parts, dim=1), torch.float32)
+        return super().reply()
+
+
+def prompt_length(probe: Probe) -> int:
+    """How many tokens are given at once."""
+    return probe.shape[1] if probe.decode_from is None else probe.decode_from
+
+
+def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> RunReply:
+    """Run a probe in steps. A program that cannot go on from its cache says why, and the probe is not tested."""
+    recorder = StepRecorder(request)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(hooked(root, recorder))
+            stack.enter_context(watched(root, recorder))
+            for tokens in recorder.steps():
+                step(positions.tokens(tokens, device))
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        return refused(request.probe, error)
+    return recorder.reply()
+
+
+def refused(probe: Probe, error: Exception) -> RunReply:
+    """The reply where decoding raised."""
+    why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+    return RunReply(entries=(), not_tested=(NotTested(what=f"cached decoding (probe {probe.name})", why=why),))

@@ -1,0 +1,67 @@
+"""Causes that show only while a candidate decodes from its cache: read off the decoded tokens, not off whole runs.
+
+What a component does to a token by itself is fitted on the decoded tokens alone, rotation and attention with the prompt
+before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from parity_audit.core.report import Finding
+from parity_audit.core.types import NotTested, Probe
+from parity_audit.diagnose.evidence import Evidence
+from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, identify
+from parity_audit.diagnose.identify import cached_attention, cached_rotation
+
+WITH_THE_PROMPT: Families = {
+    "rotary": (cached_rotation.fit, FAMILIES["rotary"][1]),
+    "attention": (cached_attention.fit, FAMILIES["attention"][1]),
+}
+WITHOUT: Families = {name: family for name, family in FAMILIES.items() if name not in ("head_map", *WITH_THE_PROMPT)}
+
+
+def decoded_probes(probes: Iterable[Probe]) -> set[str]:
+    """The names of the probes that candidates decode."""
+    return {probe.name for probe in probes if probe.decode_from is not None}
+
+
+def run_whole(layers: ByLayer) -> dict[int | None, Evidence]:
+    """The evidence of the probes that every side runs whole."""
+    return {layer: _only(evidence, decoded=False) for layer, evidence in layers.items()}
+
+
+def identify_decoded(
+    candidate: ByLayer, reference: ByLayer, suspects: Collection[str]
+) -> tuple[list[Finding], list[NotTested]]:
+    """Findings for components that are right in whole runs and wrong in decoded tokens."""
+    if not suspects:
+        return [], []
+    own, true = ({layer: _only(side[layer], decoded=True) for layer in side} for side in (candidate, reference))
+    findings, gaps = identify(own, true, suspects, WITH_THE_PROMPT)
+    more, missing = identify(_tokens(own), _tokens(true), suspects, WITHOUT)
+    return [*findings, *more], [*gaps, *missing]
+
+
+def _only(evidence: Evidence, *, decoded: bool) -> Evidence:
+    probes = tuple(probe for probe in evidence.probes if (probe.decode_from is not None) == decoded)
+    return replace(evidence, probes=probes)
+
+
+def _tokens(layers: Mapping[int | None, Evidence]) -> dict[int | None, Evidence]:
+    """The decoded tokens without their prompt."""
+    return {layer: _without_prompt(evidence, evidence.probes) for layer, evidence in layers.items()}
+
+
+def _without_prompt(evidence: Evidence, probes: Sequence[Probe]) -> Evidence:
+    first = {probe.name: probe.decode_from or 0 for probe in probes}
+
+    def tensor(probe: str, site: str) -> Tensor | None:
+        whole = evidence.tensor(probe, site)
+        return None if whole is None else whole[:, first[probe] :]
+
+    cut = tuple(probe.columns(first[probe.name], None) for probe in probes)
+    return replace(evidence, probes=cut, tensor=tensor)
