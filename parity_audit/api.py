@@ -166,7 +166,16 @@ def capture(
         model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
         cache=workspace.cache,
     )  # fmt: skip
-    run = _Run(plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, hooks=False, progress=progress)
+    run = _Run(
+        plan=plan,
+        workspace=workspace,
+        install=install,
+        tf32=tf32,
+        target=0.0,
+        repair=False,
+        hooks=False,
+        progress=progress,
+    )
     session = run.session(_ref(backend), "capture")
     try:
         taken = [reusable_capture(session, plan.probes, workspace.captures, with_weights=True)]
@@ -269,7 +278,9 @@ def _judge_one(side: Side, following: Side | None, truth: Reference, run: _Run, 
         taken = reusable_capture(session, truth.probes, run.workspace.captures, with_weights=True)
         captures.append(taken)
         scratch = run.workspace.scratch(side.role)
-        return audit_candidate(session, taken, truth, target=run.target, repair=run.repair, hooks=run.hooks, out=scratch)
+        return audit_candidate(
+            session, taken, truth, target=run.target, repair=run.repair, hooks=run.hooks, out=scratch
+        )
     except ParityError as error:
         if isinstance(error, UsageError):
             raise

@@ -27,7 +27,7 @@ CHUNK_ENTRIES = 1 << 17
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Every delta of one candidate. `sites` holds one delta per site, from the probe with the largest
-    noise ratio; `by_probe` holds them all."""
+    noise ratio; `by_probe` holds them all. `decoded` names the probes that the candidate ran token by token."""
 
     sites: tuple[SiteDelta, ...]
     by_probe: tuple[SiteDelta, ...]
@@ -35,6 +35,7 @@ class Comparison:
     not_tested: tuple[NotTested, ...] = ()
     non_finite: tuple[str, ...] = ()
     mask_mismatch: tuple[str, ...] = ()
+    decoded: tuple[str, ...] = ()
     seconds: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
 
@@ -81,6 +82,7 @@ def compare(
     return Comparison(
         sites=worst_per_site(deltas), by_probe=tuple(deltas), logits=logits.result(deltas),
         not_tested=tuple(gaps), non_finite=tuple(bad), mask_mismatch=tuple(masks),
+        decoded=tuple(probe.name for probe in reference.probes if probe.decode_from is not None),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Causes that show only while a candidate decodes from its cache: read off the decoded tokens, not off whole runs.
 
-What a component does to a token by itself is fitted on the decoded tokens alone, rotation and attention with the prompt
+What a component does to a token by itself is fitted on the decoded tokens alone, positions and attention with the prompt
 before them.
 """
 
@@ -19,6 +19,7 @@ from parity_audit.diagnose.identify import cached_attention, cached_rotation
 
 WITH_THE_PROMPT: Families = {
     "rotary": (cached_rotation.fit, FAMILIES["rotary"][1]),
+    "positions": FAMILIES["positions"],
     "attention": (cached_attention.fit, FAMILIES["attention"][1]),
 }
 WITHOUT: Families = {name: family for name, family in FAMILIES.items() if name not in ("head_map", *WITH_THE_PROMPT)}

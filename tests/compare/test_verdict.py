@@ -9,9 +9,9 @@ from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.report import LogitsDelta, SiteDelta, Verdict
 
 
-def delta(site="logits", ratio=1.0, max_abs=1e-6):
+def delta(site="logits", ratio=1.0, max_abs=1e-6, probe="short"):
     return SiteDelta(
-        site=site, layer=None, probe="short", max_abs=max_abs, rmse=max_abs, rel=max_abs, noise_ratio=ratio
+        site=site, layer=None, probe=probe, max_abs=max_abs, rmse=max_abs, rel=max_abs, noise_ratio=ratio
     )
 
 
@@ -35,6 +35,20 @@ def test_inside_a_block_kernels_may_round_more():
 
 def test_exact_is_bit_identical_everywhere():
     assert judge_comparison(comparison(delta(max_abs=0.0)))[0] is Verdict.EXACT
+
+
+@pytest.mark.parametrize(
+    ("whole", "step", "verdict"),
+    [(0.0, 3.9, Verdict.EXACT), (0.0, 4.1, Verdict.MISMATCH), (1e-6, 3.9, Verdict.PARITY)],
+)
+def test_decoded_tokens_may_round(whole, step, verdict):
+    """No reference runs token by token, so bits are compared in whole runs only."""
+    deltas = delta(ratio=1.0, max_abs=whole), delta(ratio=step, probe="decode")
+    assert judge_comparison(comparison(*deltas, decoded=("decode",)))[0] is verdict
+
+
+def test_decoded_tokens_alone_are_never_exact():
+    assert judge_comparison(comparison(delta(max_abs=0.0, probe="decode"), decoded=("decode",)))[0] is Verdict.PARITY
 
 
 @pytest.mark.parametrize(

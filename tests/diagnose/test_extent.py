@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_port import probe
@@ -11,7 +13,8 @@ from parity_audit.diagnose.extent import with_extents
 
 SHORT, RAGGED = probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2)
 PADDED = probe("left_padded", (40, 23, 9), seed=3, pad="left")
-PROBES = (SHORT, RAGGED, PADDED)
+DECODED = replace(probe("decode", (28,), seed=4), decode_from=20)
+PROBES = (SHORT, RAGGED, PADDED, DECODED)
 SITE = "blocks.1.attn_out"
 
 
@@ -56,6 +59,7 @@ def everywhere(of, position, row):
     ("rule", "words"),
     [
         (lambda of, p, row: p >= 20, "at positions from 20 on"),
+        (lambda of, p, row: (p >= 20) & (of is DECODED), "in tokens decoded from the cache"),
         (lambda of, p, row: p < 4, "at positions up to 3"),
         (lambda of, p, row: (p >= 5) & (p <= 9), "at positions 5 to 9"),
         (lambda of, p, row: (row == 1) & (len(of.mask) > 1), "in row 1 of a batch"),

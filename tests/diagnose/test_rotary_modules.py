@@ -207,7 +207,8 @@ def loose_llama(probes: tuple, **parameters: Any):
         (lambda mask: (mask.cumsum(1) - 1).clamp_min(0) + 2, 2.0),
         (lambda mask: mask.cumsum(1).clamp_max(31) - 1, "stop at 30"),
         (lambda mask: (mask.cumsum(1) - 1) % 16, "start again after 15"),
-        (lambda mask: (mask.cumsum(1) - 1) + ((mask.cumsum(1) - 1) > 5) * 3, "uneven"),
+        (lambda mask: (mask.cumsum(1) - 1) + ((mask.cumsum(1) - 1) > 5) * 3, "+3 from token 6 on"),
+        (lambda mask: (mask.cumsum(1) - 1) + ((mask.cumsum(1) - 1) // 10 == 1) * 3, "uneven"),
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "glm"])

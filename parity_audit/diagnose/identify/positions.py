@@ -16,6 +16,7 @@ from torch import Tensor
 from parity_audit.core.types import KnobValue, Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms
 from parity_audit.diagnose.identify.least_squares import ratio
+from parity_audit.diagnose.identify.rotary_positions import where_they_stand
 
 SITE, OFFSET, SCALE = "pos_embed", "pos_embed.offset", "pos_embed.scale"
 FROM_PADDING = "counted from the padding"
@@ -69,6 +70,8 @@ def _offset(rows: Tensor, probes: list[Probe]) -> KnobValue:
     masks = [real(probe) for probe in probes]
     positions = torch.cat([(mask.cumsum(1) - 1)[mask] for mask in masks])
     pads = torch.cat([(torch.arange(mask.shape[1]) - mask.cumsum(1) + 1)[mask] for mask in masks])
+    if len(probes) == 1 and probes[0].decode_from is not None and not torch.equal(rows, positions):
+        return where_they_stand(positions.double(), rows.double())
     offsets = sorted(set((rows - positions).tolist()))
     if len(offsets) == 1:
         return int(offsets[0])

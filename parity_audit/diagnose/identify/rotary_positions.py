@@ -66,16 +66,16 @@ def described(turns: Sequence[Turn], positions: Sequence[Tensor]) -> tuple[KnobV
     if uneven is not None:
         wrong = int((shifts[uneven] - shifts[uneven][0]).abs().gt(0.5).nonzero()[0])
         facts |= {"probe": turns[uneven].probe, "token": wrong, "position": float(positions[uneven][wrong])}
-        return _pattern(turns[uneven], positions[uneven]), facts
+        return where_they_stand(turns[uneven].position, positions[uneven]), facts
     if len(set(starts)) == 1:
         return starts[0], facts
     padded = all(start == float(turn.index[0]) for start, turn in zip(starts, turns, strict=True))
     return ("counts the padding" if padded else "differs between rows"), facts
 
 
-def _pattern(turn: Turn, own: Tensor) -> str:
-    """Positions of a row that stop, start again, go on with a shift, or stand still from a token on."""
-    place, shift = turn.position, own - turn.position
+def where_they_stand(place: Tensor, own: Tensor) -> str:
+    """Positions of a row `[pos]`, which should be `place`, in words: they stop, start again, or go on otherwise."""
+    shift = own - place
     top = float(own.max())
     if bool((own == place.clamp_max(top)).all()):
         return f"stop at {top:.0f}"

@@ -1,0 +1,69 @@
+"""Token by token from the cache, and joined again: the same tensors as one run, to rounding."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from parity_audit.backends.hf import HfBackend
+from parity_audit.capture.probes import plan_probes
+from parity_audit.core.types import Checkpoint, SiteTap
+from parity_audit.core.wire import LoadRequest, RunRequest
+
+PROBE = next(probe for probe in plan_probes({"vocab_size": 515, "bos_token_id": 2}) if probe.decode_from)
+LENGTH = len(PROBE.token_ids[0])
+ATTENTION = "model.layers.2.self_attn"
+TAPS = (
+    SiteTap(site="logits", module="", take="output:0"),
+    SiteTap(site="blocks.1.resid_pre", module="model.layers.1", take="input"),
+    SiteTap(site="blocks.2.rot_k", module=ATTENTION, take="attention:key", layout="b head p d -> b p head d"),
+)
+
+
+@pytest.fixture(scope="module")
+def backend(llama, tmp_path_factory):
+    folder = shutil.copytree(llama.path, tmp_path_factory.mktemp("local") / "llama")
+    loaded = HfBackend()
+    loaded.load(LoadRequest(checkpoint=Checkpoint(repo_id="local", path=str(folder)), dtype="float32", device="cpu"))
+    return loaded
+
+
+def run(backend, out, **more):
+    reply = backend.run(RunRequest(probe=PROBE, taps=TAPS, out=str(out), **more), lambda text: None)
+    return reply, {entry.site: load_file(out / entry.file)["x"] for entry in reply.entries}
+
+
+def test_steps_joined_are_one_run(backend, tmp_path):
+    lengths = []
+    hook = backend.model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    _, steps = run(backend, tmp_path / "steps", cached=True)
+    hook.remove()
+    _, whole = run(backend, tmp_path / "whole")
+
+    assert lengths == [PROBE.decode_from, *[1] * (LENGTH - PROBE.decode_from)]
+    assert steps.keys() == whole.keys() == {tap.site for tap in TAPS}
+    for site in whole:
+        assert steps[site].shape == whole[site].shape
+        torch.testing.assert_close(steps[site], whole[site], rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_that_cannot_go_on_is_not_tested_and_says_why(backend, tmp_path, monkeypatch):
+    inner = backend.model.forward
+
+    def forward(*args, past_key_values=None, **kwargs):
+        if past_key_values is not None:
+            raise NotImplementedError("no cache in this port")
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(backend.model, "forward", forward)
+    reply, seen = run(backend, tmp_path, cached=True)
+
+    assert seen == {}
+    assert [(item.what, item.why) for item in reply.not_tested] == [
+        ("cached decoding (probe decode)", "NotImplementedError: no cache in this port")
+    ]

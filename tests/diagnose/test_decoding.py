@@ -1,0 +1,97 @@
+"""What only decoded tokens get wrong, read off the law that the prompt before them obeys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attend import HIDDEN, attention, causal
+from tiny_port import probe
+
+from parity_audit.diagnose.decoding import decoded_probes, run_whole
+from parity_audit.diagnose.evidence import KnobFit
+from parity_audit.diagnose.identify import cached_attention
+from parity_audit.diagnose.identify.rotary_positions import where_they_stand
+
+FIRST = 20
+DECODED = replace(probe("decode", (28,)), decode_from=FIRST)
+
+
+def told(mask=causal, **how):
+    """What is read off a decoded probe whose attention is computed by hand."""
+    evidence = attention(probes=(DECODED,), mask=mask, hide=HIDDEN, **how)[0]
+    return {fit.knob: fit for fit in cached_attention.fit(evidence) if isinstance(fit, KnobFit)}
+
+
+def later(rule):
+    """The causal mask, and from the first decoded token on the rule over (query, key) as well."""
+
+    def mask(n):
+        query, key = torch.arange(n)[:, None], torch.arange(n)[None, :]
+        return causal(n) & ((query < FIRST) | rule(query, key))
+
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda query, key: key >= 1, "not the first 1"),
+        (lambda query, key: key >= 4, "not the first 4"),
+        (lambda query, key: query - key < 9, "the last 9"),
+        (lambda query, key: query != key, "not the token's own"),
+        (lambda query, key: key >= FIRST, "none of the prompt"),
+        (lambda query, key: (key < FIRST) | (query == key), "none but its own after the prompt"),
+    ],
+)
+def test_keys_that_the_cache_lost(rule, words):
+    assert told(later(rule))["cache.keys"].value == words
+
+
+@pytest.mark.parametrize("how", [{}, {"cap": 20.0}, {"alibi": torch.tensor([0.5, 0.25, 0.125, 0.0625])}])
+def test_a_cache_that_is_right_shows_the_prompts_own_law(how):
+    fits = told(**how)
+
+    assert (fits["cache.keys"].value, fits["cache.dtype"].value) == ("every key", "full")
+    assert fits["attention.scale"].value == pytest.approx(8.0, rel=1e-4)
+
+
+def test_another_scale_from_the_first_decoded_token_on():
+    usual, other = attention(probes=(DECODED,))[0], attention(probes=(DECODED,), scale=9.0)[0]
+    later = (torch.arange(28) >= FIRST)[None, :, None, None]
+
+    def tensor(name, site):
+        if site in HIDDEN:
+            return None
+        return (
+            torch.where(later, other.tensor(name, site), usual.tensor(name, site))
+            if site == "z"
+            else usual.tensor(name, site)
+        )
+
+    fits = {fit.knob: fit for fit in cached_attention.fit(replace(usual, tensor=tensor)) if isinstance(fit, KnobFit)}
+    assert "cache.keys" not in fits
+    assert fits["attention.scale"].value == pytest.approx(9.0, rel=1e-4)
+
+
+def test_whole_runs_are_read_without_decoded_probes():
+    short = probe("short", (48,))
+    layers = attention(probes=(short, DECODED))
+
+    assert decoded_probes((short, DECODED)) == {"decode"}
+    assert run_whole(layers)[0].probes == (short,)
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ([0, 1, 2, 4, 5], "+1 from token 3 on"),
+        ([0, 1, 2, 0, 0], "all at 0 from token 3 on"),
+        ([0, 1, 2, 2, 2], "stop at 2"),
+        ([0, 1, 2, 0, 1], "start again after 2"),
+        ([0, 1, 2, 9, 5], "uneven"),
+    ],
+)
+def test_where_tokens_stand_in_words(own, words):
+    assert where_they_stand(torch.arange(5.0), torch.tensor(own, dtype=torch.float64)) == words
