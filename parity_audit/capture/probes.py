@@ -45,7 +45,7 @@ def long_length(config: Mapping[str, Any]) -> int:
     """Tokens needed to cross every length threshold, 0 when there is none within the model's positions."""
     scaling = config.get("rope_scaling") or {}
     key = "original_max_position_embeddings"
-    known = (config.get("sliding_window"), scaling.get(key), config.get(key))
+    known = (config.get("sliding_window"), config.get("window_size"), scaling.get(key), config.get(key))
     thresholds = [int(value) for value in known if value]
     limit = int(config.get("max_position_embeddings") or 0)
     reachable = [value + PAST_THRESHOLD for value in thresholds if value + PAST_THRESHOLD <= limit]

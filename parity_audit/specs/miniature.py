@@ -33,6 +33,8 @@ SIZES = ("mini", "small", "full")
 MARKER = "parity_audit_synthetic.json"
 RECIPE = 6
 SHARD_BYTES = "4GB"
+REPEATED = "attention_types"
+"""GPT-Neo's kinds of layers: `[[[kind, ...], how often]]`."""
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 
 
@@ -92,7 +94,10 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
     apart = _own(model).miniature.get(size, {})
     config = {**config, **known[size], **apart, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     n_layers = dims(model.spec, config)["n_layers"]
-    return config | {key: config[key][:n_layers] for key in PER_LAYER if isinstance(config.get(key), list)}
+    config |= {key: config[key][:n_layers] for key in PER_LAYER if isinstance(config.get(key), list)}
+    if REPEATED in config:
+        config[REPEATED] = [[kinds, n_layers // len(kinds)] for kinds, _ in config[REPEATED][:1]]
+    return config
 
 
 def _own(model: ResolvedModel) -> ModelEntry:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, TensorOf, gap
 from parity_audit.diagnose.identify.attention_hidden import EXPLAINED, Hidden, bend_from_z
 from parity_audit.diagnose.identify.attention_knobs import law_knobs
 from parity_audit.diagnose.identify.attention_mask import mask_from_scores
@@ -28,6 +28,8 @@ def fit(evidence: Evidence) -> list[Outcome]:
     """The attention knobs of one layer."""
     if evidence.layer is None:
         return []
+    if _scores_are_the_pattern(evidence):
+        evidence = dataclasses.replace(evidence, tensor=_without_scores(evidence))
     rows = list(attention_rows(evidence, evidence.short_probes()))
     if not rows:
         return [gap(evidence, knob, "rotated q and k are not visible") for knob in (SCALE, CAP, WINDOW)]
@@ -45,6 +47,20 @@ def fit(evidence: Evidence) -> list[Outcome]:
         return [*outcomes, *(gap(evidence, knob, why) for knob in (SCALE, CAP)), window_fit(evidence, reaches)]
     reaches = reaches + _long_reaches(evidence, maps, heads, bend)
     return [*outcomes, *law_knobs(evidence, bend), window_fit(evidence, reaches)]
+
+
+def _scores_are_the_pattern(evidence: Evidence) -> bool:
+    """Whether what goes by the name of scores is what the softmax made of them: no law and no mask is to be read there."""
+    both = (
+        (evidence.tensor(probe.name, "attn_scores"), evidence.tensor(probe.name, "pattern"))
+        for probe in evidence.short_probes()
+    )
+    seen = [(scores, pattern) for scores, pattern in both if scores is not None and pattern is not None]
+    return bool(seen) and all(scores.equal(pattern) for scores, pattern in seen)
+
+
+def _without_scores(evidence: Evidence) -> TensorOf:
+    return lambda probe, site: None if site == "attn_scores" else evidence.tensor(probe, site)
 
 
 def _mapped(row: Row, maps: Maps) -> Row:
