@@ -277,10 +277,8 @@ def _judge_one(side: Side, following: Side | None, truth: Reference, run: _Run, 
             following.prepare()
         taken = reusable_capture(session, truth.probes, run.workspace.captures, with_weights=True)
         captures.append(taken)
-        scratch = run.workspace.scratch(side.role)
-        return audit_candidate(
-            session, taken, truth, target=run.target, repair=run.repair, hooks=run.hooks, out=scratch
-        )
+        out = run.workspace.scratch(side.role)
+        return audit_candidate(session, taken, truth, target=run.target, repair=run.repair, hooks=run.hooks, out=out)
     except ParityError as error:
         if isinstance(error, UsageError):
             raise

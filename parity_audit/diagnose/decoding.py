@@ -17,6 +17,7 @@ from parity_audit.diagnose.evidence import Evidence
 from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, identify
 from parity_audit.diagnose.identify import cached_attention, cached_rotation
 
+ATTENTION = ("scores", "pattern", "z")
 WITH_THE_PROMPT: Families = {
     "rotary": (cached_rotation.fit, FAMILIES["rotary"][1]),
     "positions": FAMILIES["positions"],
@@ -28,6 +29,13 @@ WITHOUT: Families = {name: family for name, family in FAMILIES.items() if name n
 def decoded_probes(probes: Iterable[Probe]) -> set[str]:
     """The names of the probes that candidates decode."""
     return {probe.name for probe in probes if probe.decode_from is not None}
+
+
+def only_decoded(found: Collection[str], everywhere: Collection[str]) -> set[str]:
+    """Suspects that are right in whole runs. Attention matrices of decoded tokens are hidden, so there what is wrong with
+    them shows at z."""
+    hidden = set(ATTENTION) if set(ATTENTION) & set(everywhere) else set()
+    return set(found) - set(everywhere) - hidden
 
 
 def run_whole(layers: ByLayer) -> dict[int | None, Evidence]:

@@ -15,7 +15,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
-from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, run_whole
+from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, only_decoded, run_whole
 from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
@@ -88,7 +88,7 @@ def diagnose(case: Case) -> Diagnosis:
     whole = {place: ratio for place, ratio in ratios.items() if place[0] not in decoded_probes(case.probes)}
     everywhere = set(suspects(whole))
     findings, missing = identify(run_whole(layers_seen), run_whole(reference_seen), everywhere)
-    later, more = identify_decoded(layers_seen, reference_seen, set(found) - everywhere)
+    later, more = identify_decoded(layers_seen, reference_seen, only_decoded(found, everywhere))
     findings, gaps = [*findings, *later], [*gaps, *missing, *more]
     sides = Replayed(
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)

@@ -29,9 +29,9 @@ from parity_audit.diagnose.agreement import (
     undecided,
 )
 from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value, spoken_of
-from parity_audit.diagnose.identify.attention_knobs import standard_slopes
 from parity_audit.diagnose.identify.attention_rows import grouped
 from parity_audit.diagnose.identify.linear import AS_STORED, PROJECTIONS, bias_knob
+from parity_audit.specs.alibi import standard_slopes
 
 NEARER = 0.25
 MASKS = ("attention.window", "attention.mask")

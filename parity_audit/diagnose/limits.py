@@ -50,7 +50,7 @@ SILENT = 1e-13
 """Relative; a smaller change is the rounding of float64."""
 CLEAR = 8.0
 """Floors that a native run has to move by, to be told from rounding."""
-COUNTS = ("attention.window", "rope.partial", "moe.top_k")
+COUNTS = ("attention.window", "rope.partial", "moe.top_k", "pos_embed.offset")
 DICT_NUMBER = "factor"
 
 

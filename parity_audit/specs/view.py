@@ -9,6 +9,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from parity_audit.core.types import Description, Edit, KnobValue, NotVisible, SiteTap, WeightTap
+from parity_audit.specs.alibi import times_usual
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.rope import attention_factor, kind_of, rope_table
 from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, RoleEntry, SiteEntry, Spec, WeightEntry
@@ -278,6 +279,7 @@ def edits(
         "windows": lambda: _dealt(spec, config, knob, value),
         "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
         "layer_types": lambda: _layer_types(_dealt(spec, config, knob, value)),
+        "times_usual_slopes": lambda: _expressible(times_usual(value)),
         "windowed": lambda: [window is not None for window in _dealt(spec, config, knob, value)],
     }
     try:
@@ -289,6 +291,13 @@ def edits(
         return made or None
     except ExprError:  # a value that this setting cannot hold
         return None
+
+
+def _expressible(value: float | None) -> float:
+    """The number, where there is one. Raises ExprError."""
+    if value is None:
+        raise ExprError("no single number says this")
+    return value
 
 
 def _edit_paths(path: str, spec: Spec, config: Mapping[str, Any]) -> list[str]:

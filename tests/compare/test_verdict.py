@@ -10,9 +10,7 @@ from parity_audit.core.report import LogitsDelta, SiteDelta, Verdict
 
 
 def delta(site="logits", ratio=1.0, max_abs=1e-6, probe="short"):
-    return SiteDelta(
-        site=site, layer=None, probe=probe, max_abs=max_abs, rmse=max_abs, rel=max_abs, noise_ratio=ratio
-    )
+    return SiteDelta(site=site, layer=None, probe=probe, max_abs=max_abs, rmse=max_abs, rel=max_abs, noise_ratio=ratio)
 
 
 LOGITS = LogitsDelta(max_abs=1e-6, mean_abs=1e-7, rmse=1e-7, rel=1e-7, noise_ratio=1.0, kl=0.0, top1_agreement=1.0)

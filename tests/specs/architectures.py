@@ -103,9 +103,9 @@ def moved(value: Any, knob: str) -> Any:
     if knob == "rope.scaling":
         return None if value else {"rope_type": "linear", "factor": 2.0}
     if knob == "mlp.activation":
-        return "relu" if isinstance(value, str) else None
+        return None if not isinstance(value, str) else "gelu" if value == "relu" else "relu"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value == 0:
         return None
-    if knob == "moe.top_k":
+    if knob in ("moe.top_k", "pos_embed.offset"):
         return value + 1
     return value * (10.0 if knob.endswith("eps") else 1.5 if knob.endswith("softcap") else 1.1)

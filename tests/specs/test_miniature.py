@@ -30,8 +30,13 @@ def test_only_sizes_are_replaced(name, cache):
     changed = {key for key in config if config[key] != model.config.get(key)}
 
     assert changed <= SIZES | TOKENIZER
-    assert config["num_key_value_heads"] < config["num_attention_heads"]
+    # Heads are grouped where the release groups them.
+    assert grouped(config) == grouped(model.config)
     assert config["num_attention_heads"] * config["head_dim"] != config["hidden_size"]
+
+
+def grouped(config):
+    return config["num_key_value_heads"] < config["num_attention_heads"]
 
 
 def test_norm_weights_are_neither_one_nor_zero(gemma):

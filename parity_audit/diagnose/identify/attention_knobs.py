@@ -16,6 +16,7 @@ from parity_audit.diagnose.identify.attention_softmax import sinks_fit
 from parity_audit.diagnose.identify.attention_visible import SIGMAS, Bend
 from parity_audit.diagnose.identify.rotary_turns import q_over_k
 from parity_audit.diagnose.identify.saturation import cap_fit
+from parity_audit.specs.alibi import standard_slopes
 
 SCALE, CAP, ALIBI = "attention.scale", "attention.softcap", "attention.alibi"
 ALIKE = 1e-3
@@ -85,14 +86,3 @@ def _sink_logits(bend: Bend) -> tuple[list[float] | None, list[float]]:
         return None, []
     sink = bend.law.sink.clamp_min(1e-300)
     return sink.log().tolist(), (bend.sink_stderr / sink).tolist()
-
-
-def standard_slopes(n_heads: int) -> list[float]:
-    """2^(-8 h / n) for n a power of two; else those of the next lower one, then every other of the next higher.
-
-    Source: Press et al., arXiv 2108.12409, appendix; BLOOM, MPT and Falcon follow it.
-    """
-    lower = 2 ** (n_heads.bit_length() - 1)
-    first = [2.0 ** (-8.0 * (h + 1) / lower) for h in range(lower)]
-    between = [2.0 ** (-4.0 * (2 * h + 1) / lower) for h in range(n_heads - lower)]
-    return first + between
