@@ -29,6 +29,8 @@ STREAM = (
     "resid_pre", "ln1.out", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp_proj",
     "ln2_post.out", "mlp_out", "resid_post",
 )  # fmt: skip
+SPACES = (STREAM, ("q", "q_norm.out", "rot_q"), ("k", "k_norm.out", "rot_k"))
+"""Sites of a block whose tensors have the same axes, in the order of the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +129,12 @@ def _pair(site: str, sides: Replayed) -> Pair | None:
 
 def _others(site: str, probes: Sequence[Probe], own: Tensor, capture: Capture) -> dict[str, Tensor]:
     """Sites of the same block that come before this one and live in the same space."""
-    block, name = site.rpartition(".")[0] if local_name(site) in STREAM else "", local_name(site)
-    if not block or name not in STREAM:
+    name = local_name(site)
+    space = next((sites for sites in SPACES if name in sites), None)
+    if space is None:
         return {}
     prefix = site.removesuffix(name)
-    before = [prefix + other for other in STREAM[: STREAM.index(name)]]
+    before = [prefix + other for other in space[: space.index(name)]]
     held = [other for other in before if all(other in capture.sites(probe.name) for probe in probes)]
     found = {other: _tokens(capture, probes, other) for other in held}
     return {local_name(other): x for other, x in found.items() if x.shape == own.shape}

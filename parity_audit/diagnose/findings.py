@@ -47,7 +47,7 @@ USUAL: dict[str, KnobValue] = {
     "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
     "attention.heads": "as attended",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
-    "cache.keys": "every key", "cache.dtype": "full",
+    "attention.bias": None, "cache.keys": "every key", "cache.dtype": "full",
     "moe.weighted": "outputs", "moe.choice": "largest logits", "moe.scale": 1.0, "moe.temperature": 1.0, "moe.router_dtype": "full",
     "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},

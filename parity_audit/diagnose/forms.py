@@ -30,6 +30,7 @@ from parity_audit.diagnose.forms_order import order_of
 LEFT = 0.02
 SAME = 1e-5
 SOME = 0.98
+MOST = 0.5
 FEW = 24
 NARROW = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
 EXACT_SHARE = 0.999
@@ -96,7 +97,7 @@ def described(pair: Pair) -> Form | None:
 def _where_it_differs(pair: Pair) -> tuple[Pair, str]:
     """The tokens and channels that differ, and words for them where they are not all."""
     wrong = (pair.own - pair.true).abs() > 1e-4 * pair.true.square().mean().sqrt()
-    tokens, channels = wrong.any(1), wrong.any(0)
+    tokens, channels = wrong.any(1), _whole_heads(wrong.any(0), pair.d_head)
     said = []
     if int(channels.sum()) < SOME * len(channels):
         said.append(_channels(channels, pair.d_head))
@@ -107,6 +108,14 @@ def _where_it_differs(pair: Pair) -> tuple[Pair, str]:
     else:
         tokens = torch.ones_like(tokens)
     return (pair.at(tokens, channels), ", ".join(said)) if said else (pair, "")
+
+
+def _whole_heads(wrong: Tensor, d_head: int) -> Tensor:
+    """The channels; those of whole heads where most channels of some heads differ and none of the others."""
+    if not d_head or len(wrong) % d_head:
+        return wrong
+    share = wrong.view(-1, d_head).double().mean(1)
+    return (share > 0).repeat_interleave(d_head) if bool(((share == 0) | (share >= MOST)).all()) else wrong
 
 
 def _channels(wrong: Tensor, d_head: int) -> str:

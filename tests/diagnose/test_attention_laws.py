@@ -289,3 +289,25 @@ def test_what_becomes_of_the_heads(gate: Tensor, said: object):
 
     assert found.keys() == {"attention.heads"}
     assert (found["attention.heads"].candidate_value, found["attention.heads"].departs_from_spec) == (said, "candidate")
+
+
+@pytest.mark.parametrize("law", [{}, {"alibi": ALIBI}, {"cap": 20.0}], ids=["plain", "alibi", "cap"])
+@pytest.mark.parametrize(
+    ("bias", "said"),
+    [
+        (lambda d: 0.3 * (d == 0), "+0.3 at distance 0"),
+        (lambda d: 0.3 * (d == 0) - 0.2 * (d == 2), "+0.3 at distance 0, -0.2 at distance 2"),
+        (lambda d: torch.cos(d.double()), "by distance"),
+    ],
+)
+def test_a_bias_that_depends_on_the_distance(law, bias, said):
+    def biased(scores: Tensor) -> Tensor:
+        n = scores.shape[-1]
+        return scores + bias(torch.arange(n)[:, None] - torch.arange(n)[None]).to(scores)
+
+    # Rows of a batch are padded, so their distances are those of the columns.
+    found = differ(attention(low_scores=biased, **law), attention(torch.float64, **law))
+
+    assert found.keys() == {"attention.bias"}
+    assert str(found["attention.bias"].candidate_value).startswith(said)
+    assert found["attention.bias"].departs_from_spec in ("candidate", "both")

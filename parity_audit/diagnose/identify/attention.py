@@ -7,11 +7,14 @@ Hidden: `attention_hidden`, by synthesis on z.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, TensorOf, gap
+from parity_audit.diagnose.identify.attention_bias import bias_of, told
 from parity_audit.diagnose.identify.attention_hidden import EXPLAINED, Hidden, bend_from_z
-from parity_audit.diagnose.identify.attention_knobs import law_knobs
+from parity_audit.diagnose.identify.attention_knobs import ALIBI, law_knobs
 from parity_audit.diagnose.identify.attention_mask import mask_from_scores
 from parity_audit.diagnose.identify.attention_output import fit_output
 from parity_audit.diagnose.identify.attention_rows import Row, attention_rows
@@ -29,7 +32,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
     if evidence.layer is None:
         return []
     if _scores_are_the_pattern(evidence):
-        evidence = dataclasses.replace(evidence, tensor=_without_scores(evidence))
+        evidence = dataclasses.replace(evidence, tensor=_changed_scores(evidence, lambda _: None))
     rows = list(attention_rows(evidence, evidence.short_probes()))
     if not rows:
         return [gap(evidence, knob, "rotated q and k are not visible") for knob in (SCALE, CAP, WINDOW)]
@@ -39,14 +42,22 @@ def fit(evidence: Evidence) -> list[Outcome]:
     if bend is not None:
         reaches = [reach for row in rows if (reach := reach_from_scores(evidence, row)) is not None]
         outcomes = [mask_from_scores(evidence), *fit_softmax(evidence, rows), fit_output(evidence, rows, heads)]
+        bias = bias_of(evidence, rows, heads, bend)
+        outcomes.append(told(evidence, bias, bend))
+        if bias is not None:
+            level = dataclasses.replace(evidence, tensor=_changed_scores(evidence, bias.away))
+            bend = bend_from_scores(level, rows, heads) or bend
     else:
-        hidden = bend_from_z(evidence, rows, heads)
+        hidden, bias = bend_from_z(evidence, rows, heads), None
         bend, reaches, outcomes = hidden.bend, hidden.reaches, [_mask(evidence, hidden)]
     if bend is None or bend.residual > EXPLAINED:
         why = "no scale, soft-cap and window explain " + ("the scores" if bend and bend.site == "attn_scores" else "z")
         return [*outcomes, *(gap(evidence, knob, why) for knob in (SCALE, CAP)), window_fit(evidence, reaches)]
     reaches = reaches + _long_reaches(evidence, maps, heads, bend)
-    return [*outcomes, *law_knobs(evidence, bend), window_fit(evidence, reaches)]
+    law = law_knobs(evidence, bend)
+    if bias is not None and not bias.sparse:  # a bias at every distance cannot be told from ALiBi
+        law = [outcome for outcome in law if not isinstance(outcome, KnobFit) or outcome.knob != ALIBI]
+    return [*outcomes, *law, window_fit(evidence, reaches)]
 
 
 def _scores_are_the_pattern(evidence: Evidence) -> bool:
@@ -59,8 +70,14 @@ def _scores_are_the_pattern(evidence: Evidence) -> bool:
     return bool(seen) and all(scores.equal(pattern) for scores, pattern in seen)
 
 
-def _without_scores(evidence: Evidence) -> TensorOf:
-    return lambda probe, site: None if site == "attn_scores" else evidence.tensor(probe, site)
+def _changed_scores(evidence: Evidence, change: Callable[[Tensor], Tensor | None]) -> TensorOf:
+    """The evidence's tensors, its scores `[b head q k]` as `change` makes them."""
+
+    def tensor(probe: str, site: str) -> Tensor | None:
+        value = evidence.tensor(probe, site)
+        return value if value is None or site != "attn_scores" else change(value)
+
+    return tensor
 
 
 def _mapped(row: Row, maps: Maps) -> Row:
