@@ -50,16 +50,21 @@ def _rotary_tables(root: Any, edit: Edit) -> list[tuple[str, Any]]:
     return changes
 
 
+MASKS = (("mask", "attn_type"), ("bias", "attention_type"))
+"""Where HookedTransformer and GPT-Neo in transformers keep a mask, and what kind they call it."""
+
+
 def _causal_windows(root: Any, edit: Edit) -> list[tuple[str, Any]]:
-    """New boolean masks `[n_ctx, n_ctx]` for modules that hold `mask`: causal, and at most `window` keys per query."""
+    """New boolean masks `[... n_ctx, n_ctx]` for modules that hold one: causal, and at most `window` keys per query."""
     found = list(matches(root, edit.path))
     windows = edit.value if isinstance(edit.value, list) else [edit.value] * len(found)
     changes: list[tuple[str, Any]] = []
     for (path, module), window in zip(found, windows, strict=False):
-        mask = torch.ones_like(module.mask).tril()
+        held = next(names for names in MASKS if hasattr(module, names[0]))
+        mask = torch.ones_like(getattr(module, held[0])).tril()
         changes += [
-            (f"{path}.mask", mask if window is None else mask.triu(1 - int(window))),
-            (f"{path}.attn_type", "global" if window is None else "local"),
+            (f"{path}.{held[0]}", mask if window is None else mask.triu(1 - int(window))),
+            (f"{path}.{held[1]}", "global" if window is None else "local"),
         ]
     return changes
 

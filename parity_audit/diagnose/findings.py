@@ -47,6 +47,7 @@ USUAL: dict[str, KnobValue] = {
     "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
     "attention.heads": "as attended",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
+    "norm.size": "root mean square", "qk_norm.size": "root mean square",
     "attention.bias": None, "cache.keys": "every key", "cache.dtype": "full",
     "moe.weighted": "outputs", "moe.choice": "largest logits", "moe.scale": 1.0, "moe.temperature": 1.0, "moe.router_dtype": "full",
     "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
@@ -113,7 +114,10 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     first = group[0]
     knob = first.candidate.knob
     own = {id(pair) for pair in group}
-    blunt = [pair for pair in every if id(pair) not in own and undecided(pair, group)]
+    expected = _spec(first.candidate, knobs)
+    # A layer that should have another value is not assumed to have the same fault.
+    alike_places = (pair for pair in every if id(pair) not in own and _spec(pair.candidate, knobs) == expected)
+    blunt = [pair for pair in alike_places if undecided(pair, group)]
     candidate, reference = _pooled([p.candidate for p in group]), _pooled([p.reference for p in group])
     if knob == "attention.window" and len({(p.candidate.value, p.reference.value) for p in group}) > 1:
         candidate, reference = _by_layer([p.candidate for p in group]), _by_layer([p.reference for p in group])

@@ -201,3 +201,15 @@ def test_a_norm_that_is_skipped():
 
     assert found.keys() == {"norm.kind"}
     assert (found["norm.kind"].candidate_value, found["norm.kind"].departs_from_spec) == ("none", "candidate")
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [(lambda x: x.abs().mean(-1), "mean absolute value"), (lambda x: x.abs().amax(-1), "largest absolute value")],
+)
+def test_what_a_vector_is_divided_by(size, said):
+    x = X.float()
+    found = differ(of(X, x / (size(x)[..., None] + 1e-6) * W.float()), RMS)
+
+    assert found.keys() == {"norm.size"}
+    assert found["norm.size"].candidate_value == said

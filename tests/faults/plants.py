@@ -322,6 +322,9 @@ def _masked(mask: Tensor | None, query: Tensor, key: Tensor, plant: Plant) -> Te
         seen = seen & ((j != i) | (i == 0))
     if "window" in plant:
         seen = real & (j <= i) & (j > i - plant["window"])
+    if "diagonal" in plant:
+        own = (j == i).to(query.dtype) * plant["diagonal"]
+        return torch.where(seen, own, low).to(query.dtype)
     if "forget" in plant:
         seen = seen & (j >= plant["forget"])
     out = torch.where(seen, 0.0, low).to(query.dtype)
@@ -371,6 +374,20 @@ def _rotation(original: Callable[..., Any], plant: Plant) -> Callable[..., Any]:
 
 def _every_two(x: Tensor) -> Tensor:
     return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def change_alibi(model: nn.Module, plant: Plant) -> None:
+    """The bias that BLOOM's blocks are handed: multiplied, its heads rolled; with `decoded`, only beside a cache."""
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        if plant.get("decoded") and args[0].shape[1] > 1:
+            return None
+        bias = kwargs["alibi"].unflatten(0, (args[0].shape[0], -1))  # [b head 1 key]
+        bias = bias.roll(plant.get("roll", 0), 1) * plant.get("times", 1.0)
+        return args, {**kwargs, "alibi": bias.flatten(0, 1)}
+
+    for module in _modules(model, plant):
+        module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def change_positions(model: nn.Module, plant: Plant) -> None:
@@ -502,6 +519,7 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "attention": change_attention,
     "rotary": change_rotary,
     "positions": change_positions,
+    "alibi": change_alibi,
     "parallel": make_parallel,
     "skip": skip_module,
     "bias": edit_bias,

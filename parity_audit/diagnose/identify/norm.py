@@ -17,7 +17,7 @@ from torch import Tensor
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.norm_dtype import arithmetic
-from parity_audit.diagnose.identify.norm_gain import INSIDE, Gain, common_error, read_gain
+from parity_audit.diagnose.identify.norm_gain import INSIDE, USUAL_SIZE, Gain, common_error, read_gain, size_by
 from parity_audit.diagnose.identify.norm_shape import Norm, Shape, best_shape, centred, gain_of
 from parity_audit.diagnose.identify.norm_weight import Weight, whose_bias, whose_weight
 
@@ -27,7 +27,7 @@ TELLS = 0.3
 TOLD = 6.0
 COPY = 1e-6
 EVEN = 0.02
-ALL = ("kind", "weight", "bias", "offset", "eps", "eps_place", "gain", "dtype")
+ALL = ("kind", "weight", "bias", "offset", "size", "eps", "eps_place", "gain", "dtype")
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
@@ -122,10 +122,19 @@ def _gain_knobs(evidence: Evidence, norm: Norm, shape: Shape, weight: Weight) ->
     m = x.square().mean(-1, keepdim=True)
     gain = gain_of(norm.out - (0.0 if shape.bias is None else shape.bias), weight.known * x)
     found = read_gain(m, gain, shape.left)
+    size = size_by(x, gain, found, shape.left)
+    if size != USUAL_SIZE:
+        why = f"{norm.site} divides by the {size} of its inputs"
+        gaps = [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in ("eps", "eps_place", "gain", "dtype")]
+        return [_say(evidence, norm, "size", size, shape), *gaps]
     if found.scatter > max(EVEN, 30 * common_error(shape.left)):
         why = f"the gains of {norm.site} do not follow its inputs: {found.scatter:.2g} left"
         return [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in ("eps", "eps_place", "gain", "dtype")]
-    outcomes = [_eps(evidence, norm, found, shape), _dtype(evidence, norm, shape, weight, found)]
+    outcomes = [
+        _say(evidence, norm, "size", size, shape),
+        _eps(evidence, norm, found, shape),
+        _dtype(evidence, norm, shape, weight, found),
+    ]
     if found.told:
         outcomes.append(_say(evidence, norm, "eps_place", found.form, shape))
     outcomes.append(KnobFit(

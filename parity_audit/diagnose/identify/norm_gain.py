@@ -12,6 +12,7 @@ reductions round the same way in every token), which grows with what the dtype l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,11 @@ INSIDE, OUTSIDE, BOUND = "inside the root", "outside the root", "lower bound"
 CLEAR = 4.0
 FACTOR_ERROR = 20.0
 ROUNDS = 3
+USUAL_SIZE = "root mean square"
+OTHER_SIZES: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean absolute value": lambda size: size.mean(-1),
+    "largest absolute value": lambda size: size.amax(-1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,19 @@ def read_gain(m: Tensor, gain: Tensor, left: float) -> Gain:
     told = min(others) > CLEAR * max(chosen.scatter, error)
     return Gain(form=chosen.form, eps=chosen.eps, stderr=chosen.stderr, slope=chosen.slope, scatter=chosen.scatter,
                 told=told)  # fmt: skip
+
+
+def size_by(x: Tensor, gain: Tensor, found: Gain, left: float) -> str:
+    """What a vector is divided by: another size than the usual one where it follows the gains clearly better, without
+    a factor. `x` `[token block component]`, `found` what the usual size leaves."""
+    error = common_error(left)
+    if found.scatter <= CLEAR * error:
+        return USUAL_SIZE
+    sizes = {name: measure(x.abs()).unsqueeze(-1) for name, measure in OTHER_SIZES.items()}
+    u = gain.flatten().abs().clamp_min(1e-300).pow(-2)
+    scatter = {name: _line(size.flatten().square(), u, OUTSIDE, error).scatter for name, size in sizes.items()}
+    best = min(scatter, key=lambda name: scatter[name])
+    return best if CLEAR * max(scatter[best], error) < found.scatter else USUAL_SIZE
 
 
 def common_error(left: float) -> float:
