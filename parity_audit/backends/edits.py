@@ -50,23 +50,22 @@ def _rotary_tables(root: Any, edit: Edit) -> list[tuple[str, Any]]:
     return changes
 
 
-MASKS = (("mask", "attn_type"), ("bias", "attention_type"))
-"""Where HookedTransformer and GPT-Neo in transformers keep a mask, and what kind they call it."""
-
-
 def _causal_windows(root: Any, edit: Edit) -> list[tuple[str, Any]]:
-    """New boolean masks `[... n_ctx, n_ctx]` for modules that hold one: causal, and at most `window` keys per query."""
+    """New boolean masks `[... n_ctx, n_ctx]`: causal, and at most `window` keys per query."""
     found = list(matches(root, edit.path))
     windows = edit.value if isinstance(edit.value, list) else [edit.value] * len(found)
-    changes: list[tuple[str, Any]] = []
-    for (path, module), window in zip(found, windows, strict=False):
-        held = next(names for names in MASKS if hasattr(module, names[0]))
-        mask = torch.ones_like(getattr(module, held[0])).tril()
-        changes += [
-            (f"{path}.{held[0]}", mask if window is None else mask.triu(1 - int(window))),
-            (f"{path}.{held[1]}", "global" if window is None else "local"),
-        ]
-    return changes
+    masks = [(path, torch.ones_like(mask).tril()) for path, mask in found]
+    return [
+        (path, mask if window is None else mask.triu(1 - int(window)))
+        for (path, mask), window in zip(masks, windows, strict=False)
+    ]
+
+
+def _activation(root: Any, edit: Edit) -> list[tuple[str, Any]]:
+    """Activation modules by the name that transformers gives them."""
+    from transformers.activations import ACT2FN
+
+    return [(path, ACT2FN[edit.value]) for path, _ in matches(root, edit.path)]
 
 
 def _add(root: Any, edit: Edit) -> list[tuple[str, Any]]:
@@ -104,6 +103,7 @@ OPS: dict[str, Op] = {
     "scale_output": _scale_output,
     "rotary_tables": _rotary_tables,
     "causal_windows": _causal_windows,
+    "activation": _activation,
 }
 
 

@@ -164,7 +164,8 @@ class Edit:
     - op `load`: settings to load the backend with (`value` is a dict); needs a fresh load
     - op `rotary_tables`: rewrite the sin/cos tables of the modules at `path` from
       `value = {"inv_freq": [...], "attention_factor": float, "pairing": "half" | "adjacent"}`, or one per module
-    - op `causal_windows`: rewrite the causal mask of the modules at `path`; `value` is a window or None per module
+    - op `causal_windows`: rewrite the causal masks at `path`; `value` is a window or None per mask
+    - op `activation`: put the activation that transformers calls `value` at `path`
     """
 
     op: str

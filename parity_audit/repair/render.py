@@ -17,8 +17,8 @@ ROTARY_CODE = """\
 
 WINDOWS_CODE = """\
 for block, window in zip(model.{modules}, {windows}):
-    mask = torch.ones_like({attn}.mask).tril()
-    {attn}.mask = mask if window is None else mask.triu(1 - window)"""
+    mask = torch.ones_like({target}).tril()
+    {target} = mask if window is None else mask.triu(1 - window)"""
 
 
 TF32_CODE = {
@@ -92,12 +92,17 @@ def _tensor(table: dict[str, Any]) -> str:
 
 def _windows_code(edit: Edit) -> str:
     head, _, tail = edit.path.partition("[*]")
-    return WINDOWS_CODE.format(windows=edit.value, modules=head, attn=f"block{tail}")
+    return WINDOWS_CODE.format(windows=edit.value, modules=head, target=f"block{tail}")
 
 
 def _add_code(edit: Edit) -> str:
     loop, target = _loop(edit.path)
     return f"{loop}{target}.data += {_literal(edit.value)}"
+
+
+def _activation_code(edit: Edit) -> str:
+    loop, target = _loop(edit.path)
+    return f"from transformers.activations import ACT2FN\n{loop}{target} = ACT2FN[{_literal(edit.value)}]"
 
 
 def _scale_code(edit: Edit) -> str:
@@ -110,6 +115,7 @@ LIVE = {
     "causal_windows": _windows_code,
     "add": _add_code,
     "scale_output": _scale_code,
+    "activation": _activation_code,
 }
 
 

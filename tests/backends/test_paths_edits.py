@@ -11,7 +11,7 @@ from parity_audit.core.types import Edit
 
 
 def model():
-    attns = [SimpleNamespace(scale=1.0, mask=torch.ones(6, 6, dtype=torch.bool).tril(), attn_type="global",
+    attns = [SimpleNamespace(scale=1.0, mask=torch.ones(6, 6, dtype=torch.bool).tril(),
                              rotary_sin=torch.zeros(5, 4), rotary_cos=torch.zeros(5, 4)) for _ in range(2)]  # fmt: skip
     return SimpleNamespace(cfg=SimpleNamespace(cap=50.0), blocks=[SimpleNamespace(attn=attn) for attn in attns])
 
@@ -60,7 +60,7 @@ def test_rotary_tables_are_sines_of_position_times_frequency():
 
 def test_windows_keep_that_many_keys():
     live, root = LiveEdits(), model()
-    live.bring_to(root, (Edit(op="causal_windows", path="blocks[*].attn", value=[3, None]),))
+    live.bring_to(root, (Edit(op="causal_windows", path="blocks[*].attn.mask", value=[3, None]),))
 
     assert root.blocks[0].attn.mask.sum(-1).tolist() == [1, 2, 3, 3, 3, 3]
     assert root.blocks[1].attn.mask.sum(-1).tolist() == [1, 2, 3, 4, 5, 6]
