@@ -130,14 +130,18 @@ def _pair(site: str, sides: Replayed) -> Pair | None:
 def _others(site: str, probes: Sequence[Probe], own: Tensor, capture: Capture) -> dict[str, Tensor]:
     """Sites of the same block that come before this one and live in the same space."""
     name = local_name(site)
-    space = next((sites for sites in SPACES if name in sites), None)
-    if space is None:
-        return {}
+    space = next((sites for sites in SPACES if name in sites), ())
     prefix = site.removesuffix(name)
-    before = [prefix + other for other in space[: space.index(name)]]
+    before = [prefix + other for other in space[: space.index(name)]] if space else _entering(site, probes, capture)
     held = [other for other in before if all(other in capture.sites(probe.name) for probe in probes)]
     found = {other: _tokens(capture, probes, other) for other in held}
     return {local_name(other): x for other, x in found.items() if x.shape == own.shape}
+
+
+def _entering(site: str, probes: Sequence[Probe], capture: Capture) -> list[str]:
+    """What the norms outside the blocks are given."""
+    ends = sorted((other for other in capture.sites(probes[0].name) if other.endswith(".resid_post")), key=site_order)
+    return {"ln_final.out": ends[-1:], "embed_ln.out": ["embed"]}.get(site, [])
 
 
 def _tokens(capture: Capture, probes: Sequence[Probe], site: str) -> Tensor:

@@ -32,7 +32,7 @@ FIRST_TOLD = 2
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
     """Every real token of every probe: its position, its column (padding counted), its row, how that is padded, whether
-    it was decoded from the cache, and whether the token is wrong."""
+    it was decoded from the cache, whether it ended its row when it was computed, and whether the token is wrong."""
 
     position: Tensor
     column: Tensor
@@ -41,6 +41,7 @@ class Tokens:
     padded_left: Tensor
     padded_right: Tensor
     decoded: Tensor
+    last: Tensor
     wrong: Tensor
 
     def is_where(self, rule: Tensor) -> bool:
@@ -79,6 +80,7 @@ def extent(tokens: Tokens) -> str | None:
 
 def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
     yield DECODED, tokens.decoded
+    yield "at the last token of a row", tokens.last
     yield "in rows that are padded on the left", tokens.padded_left
     yield "in rows that are padded on the right", tokens.padded_right
     yield "in batches of more than one row", tokens.in_batch
@@ -112,10 +114,13 @@ def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
     wrong = apart > TIMES * dtype_eps(DTYPE) * size
     row, column = torch.arange(keep.shape[0])[:, None].expand_as(keep), torch.arange(keep.shape[1]).expand_as(keep)
     decoded = column >= (keep.shape[1] if probe.decode_from is None else probe.decode_from)
+    # Cached decoding computes every decoded token, and the end of the prompt, as the last of its row.
+    from_end = column >= (keep.shape[1] if probe.decode_from is None else probe.decode_from - 1)
+    last = from_end | (keep & (keep.flip(1).cumsum(1).flip(1) == 1))
     left, right = ~keep[:, :1].expand_as(keep), ~keep[:, -1:].expand_as(keep)
     return Tokens(
         position=(keep.cumsum(1) - 1)[keep], column=column[keep], row=row[keep], wrong=wrong[keep], padded_left=left[keep],
-        padded_right=right[keep], decoded=decoded[keep], in_batch=torch.full_like(keep, keep.shape[0] > 1)[keep],
+        padded_right=right[keep], decoded=decoded[keep], last=last[keep], in_batch=torch.full_like(keep, keep.shape[0] > 1)[keep],
     )  # fmt: skip
 
 

@@ -280,7 +280,9 @@ def edits(
         "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
         "layer_types": lambda: _layer_types(_dealt(spec, config, knob, value)),
         "times_usual_slopes": lambda: _expressible(times_usual(value)),
-        "window_kinds": lambda: ["global" if window is None else "local" for window in _dealt(spec, config, knob, value)],
+        "window_kinds": lambda: [
+            "global" if window is None else "local" for window in _dealt(spec, config, knob, value)
+        ],
         "windowed": lambda: [window is not None for window in _dealt(spec, config, knob, value)],
     }
     try:

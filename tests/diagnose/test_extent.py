@@ -51,6 +51,13 @@ def said(rule, dtype="float32", by=1.1):
     return with_extents([finding], Shown(own), Shown(true), dtype)[0].evidence.get("extent")
 
 
+def ends(of, position):
+    """The last token of each row; decoded ones, and the end of their prompt, were the last when they were computed."""
+    if of is DECODED:
+        return position >= DECODED.decode_from - 1
+    return torch.tensor(of.mask).bool() & (position == torch.tensor(of.mask).sum(1, keepdim=True) - 1)
+
+
 def everywhere(of, position, row):
     return torch.ones_like(position, dtype=torch.bool)
 
@@ -60,6 +67,7 @@ def everywhere(of, position, row):
     [
         (lambda of, p, row: p >= 20, "at positions from 20 on"),
         (lambda of, p, row: (p >= 20) & (of is DECODED), "in tokens decoded from the cache"),
+        (lambda of, p, row: ends(of, p), "at the last token of a row"),
         (lambda of, p, row: p < 4, "at positions up to 3"),
         (lambda of, p, row: (p >= 5) & (p <= 9), "at positions 5 to 9"),
         (lambda of, p, row: (row == 1) & (len(of.mask) > 1), "in row 1 of a batch"),
