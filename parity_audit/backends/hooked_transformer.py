@@ -108,10 +108,11 @@ class HookedTransformerBackend:
 
     def _cached(self) -> Step:
         """Goes on from a cache of the release's own kind."""
-        model = self.model
-        cache = _cache_class().init_cache(model.cfg, self.request.device, batch_size=1)
+        model, cache = self.model, None
 
         def step(tokens: Tensor) -> None:
+            nonlocal cache
+            cache = cache or _cache_class().init_cache(model.cfg, self.request.device, batch_size=len(tokens))
             model(tokens, return_type="logits", past_kv_cache=cache)
 
         return step

@@ -6,6 +6,7 @@ Runs inside the worker of a `python:` port, on whatever stack is there. A fault 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -261,7 +262,12 @@ def change_attention(model: nn.Module, plant: Plant) -> None:
     source = sys.modules[type(modules[0]).__module__]
     if not hasattr(source, "eager_attention_forward"):  # older code: the arithmetic is a method
         for module in modules:
+            if not hasattr(module, "_attn"):
+                module.forward = functools.partial(_attend_all, module.forward, plant)
+                continue
             module._attn = functools.partial(_attend, module._attn, plant)
+            if plant.keys() & {"causal", "ahead"} and isinstance(getattr(module, "bias", None), Tensor):
+                module.bias = torch.ones_like(module.bias)
         return
     original = source.eager_attention_forward
     chosen = weakref.WeakSet(modules)
@@ -302,6 +308,16 @@ def _attend(
         with _LowSoftmax(DTYPES[plant["softmax"]]):
             return attention(query, key, value, mask, *rest, **more)
     return attention(query, key, value, mask, *rest, **more)
+
+
+def _attend_all(forward: Callable[..., Any], plant: Plant, hidden: Tensor, *rest: Any, **more: Any) -> Any:
+    """Attention that is written out in one function: what it is handed as a mask, and its softmax."""
+    given = more["attention_mask"]
+    if given is not None:
+        of = (hidden.new_empty(len(hidden), 1, size, 1) for size in given.shape[2:])
+        more = {**more, "attention_mask": _masked(given, *of, plant)}
+    with _LowSoftmax(DTYPES[plant["softmax"]]) if "softmax" in plant else contextlib.nullcontext():
+        return forward(hidden, *rest, **more)
 
 
 def _masked(mask: Tensor | None, query: Tensor, key: Tensor, plant: Plant) -> Tensor:

@@ -35,12 +35,29 @@ def logits(model: torch.nn.Module, vocab: int) -> torch.Tensor:
     return out[mask.bool()]
 
 
-def load(fault: Fault | None, name: str, cache: Path) -> torch.Tensor:
+def decoded_logits(model: torch.nn.Module, vocab: int) -> torch.Tensor:
+    """Of eight tokens after a prompt, one at a time."""
+    tokens = torch.randint(8, vocab, (1, 40), generator=torch.Generator().manual_seed(3))
+    seen, cache = [], None
+    with torch.no_grad():
+        for start, stop in ((0, 32), *((at, at + 1) for at in range(32, 40))):
+            out = model(input_ids=tokens[:, start:stop], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            seen.append(out.logits)
+    return torch.cat(seen[1:], 1)
+
+
+def load(fault: Fault | None, name: str, cache: Path) -> tuple[torch.nn.Module, int]:
+    """The model with the fault in it, and how many token ids it has."""
     resolved_model = resolve_model(name)
     made = miniature.make(resolved_model, root=cache / "synthetic")
     operations = [] if fault is None else resolved(fault, resolved_model.spec)
     model = plants.load(operations, made.path, "float32", "cpu")
-    return logits(model, min(500, model.config.vocab_size))
+    return model, min(500, model.config.vocab_size)
+
+
+def only_decoded(fault: Fault) -> bool:
+    return all(plant.get("decoded") for plant in fault.plant)
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -50,10 +67,20 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", sorted(BY_MODEL))
 def test_every_fault_moves_the_logits(name, cache):
-    clean = load(None, name, cache)
-    moved = {fault.id: apart(load(fault, name, cache), clean) for fault in BY_MODEL[name]}
+    clean = logits(*load(None, name, cache))
+    faults = [fault for fault in BY_MODEL[name] if not only_decoded(fault)]
+    moved = {fault.id: apart(logits(*load(fault, name, cache)), clean) for fault in faults}
 
     assert [fault for fault, distance in moved.items() if not distance > ROUNDING] == []
+
+
+@pytest.mark.parametrize("name", [name for name, faults in sorted(BY_MODEL.items()) if any(map(only_decoded, faults))])
+def test_faults_of_decoding_move_decoded_tokens_alone(name, cache):
+    clean = load(None, name, cache)
+    whole, steps = logits(*clean), decoded_logits(*clean)
+    for fault in filter(only_decoded, BY_MODEL[name]):
+        assert apart(logits(*load(fault, name, cache)), whole) == 0.0, fault.id
+        assert apart(decoded_logits(*load(fault, name, cache)), steps) > ROUNDING, fault.id
 
 
 def test_the_corpus_is_as_large_as_we_say():
@@ -62,5 +89,5 @@ def test_the_corpus_is_as_large_as_we_say():
     assert CORPUS.size >= 150
     assert len(named) >= 20
     sources = {word for faults in CORPUS.by_model.values() for fault in faults for word in fault.source.split()}
-    assert len({word for word in sources if word.count("-") > 1}) >= 65  # real errors, by their short names
+    assert len({word for word in sources if word.count("-") > 1}) >= 70  # real errors, by their short names
     assert os.path.isfile(Path(__file__).parent / "plants.py")
