@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parity_audit.capture.plan import AuditPlan, plan_audit, require_judgeable, side_plan
+from parity_audit.capture.plan import AuditPlan, opened, side_plan
 from parity_audit.capture.session import Session
 from parity_audit.capture.side import Side
 from parity_audit.capture.store import Capture, open_capture
@@ -105,12 +105,9 @@ def audit(
     """
     started = time.perf_counter()
     refs = _candidates(candidates, device, install)
-    workspace = Workspace.open(out, model)
-    plan = plan_audit(
-        model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
-        cache=workspace.cache,
-    )  # fmt: skip
-    require_judgeable(plan)
+    workspace, plan = opened(
+        out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
+    )
     run = _Run(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
         progress=progress,
@@ -161,11 +158,9 @@ def capture(
         UsageError: the question is malformed.
         NotJudged: the backend failed.
     """
-    workspace = Workspace.open(out, model)
-    plan = plan_audit(
-        model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
-        cache=workspace.cache,
-    )  # fmt: skip
+    workspace, plan = opened(
+        out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
+    )
     run = _Run(
         plan=plan,
         workspace=workspace,

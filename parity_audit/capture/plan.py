@@ -10,6 +10,7 @@ from typing import Any
 
 from parity_audit.capture.probes import plan_probes
 from parity_audit.capture.session import SidePlan
+from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import CannotRun, NotJudged, UsageError
 from parity_audit.core.progress import Progress
 from parity_audit.core.types import BackendRef, Checkpoint, Probe
@@ -60,6 +61,18 @@ def plan_audit(
     return AuditPlan(
         model=resolved, checkpoint=checkpoint, config=config, probes=chosen, dtype=dtype, device=device
     )  # fmt: skip
+
+
+def opened(out: Path | None, model: str, **question: Any) -> tuple[Workspace, AuditPlan]:
+    """A place to work and what will be run there, as `plan_audit`; a malformed question leaves nothing behind."""
+    workspace = Workspace.open(out, model)
+    try:
+        plan = plan_audit(model, cache=workspace.cache, **question)
+        require_judgeable(plan)
+    except BaseException:
+        workspace.abandon()
+        raise
+    return workspace, plan
 
 
 def _choose(planned: Sequence[Probe], wanted: Sequence[str] | None) -> tuple[Probe, ...]:

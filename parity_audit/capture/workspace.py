@@ -73,6 +73,13 @@ class Workspace:
         _move_all(self.captures, self.kept)
         shutil.rmtree(self.working, ignore_errors=True)
 
+    def abandon(self) -> None:
+        """Leave things as they were before; a report folder that holds something stays."""
+        self.drop_working()
+        with contextlib.suppress(OSError):
+            (self.out / "logs").rmdir()
+            self.out.rmdir()
+
     def drop(self, captures: Sequence[Capture]) -> None:
         """Delete captures of an audit that judged everything; those of one that did not are kept for the next try."""
         for capture in captures:

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from parity_audit.capture.plan import opened
 from parity_audit.capture.workspace import Workspace
+from parity_audit.core.errors import UsageError
 
 
 @pytest.fixture
@@ -52,3 +54,24 @@ def test_captures_of_an_audit_that_succeeded_are_gone(root):
 
     assert list(Workspace.open(root / "b", "m").captures.iterdir()) == []
     assert not done.working.exists()
+
+
+def test_a_malformed_question_leaves_nothing_behind(root):
+    failed = Workspace.open(root / "a", "m")
+    taken(failed)
+    failed.drop_working()
+
+    with pytest.raises(UsageError):
+        opened(
+            root / "new",
+            "no-such-model",
+            synthetic="mini",
+            seed=0,
+            weights=None,
+            probes=None,
+            dtype="float32",
+            device="cpu",
+        )
+
+    assert not (root / "new").exists()
+    assert [folder.name for folder in Workspace.open(root / "b", "m").captures.iterdir()] == ["abc"]
