@@ -114,8 +114,9 @@ class Session:
         if live == self.edits:
             self._loaded()
             return self.read_back
+        worker, self.edits = self._loaded(), ()  # a worker that cannot make an edit undoes them all
+        self.read_back = tuple(worker.apply(ApplyRequest(edits=live)))
         self.edits = live
-        self.read_back = tuple(self._loaded().apply(ApplyRequest(edits=live)))
         return self.read_back
 
     def release(self) -> None:

@@ -22,7 +22,7 @@ from parity_audit.repair.choose import Proposal, no_patch, propose
 from parity_audit.repair.first_look import first_look, with_hooks, with_limits
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
-from parity_audit.repair.verify import Bench, Verified, changes_nothing, merge_fixes, needed, run_patched
+from parity_audit.repair.verify import Bench, Verified, changes_nothing, merge_fixes, needed, run_patched, with_places
 from parity_audit.specs.view import dims, knob_values, roles
 
 MAX_ROUNDS = 3
@@ -136,7 +136,10 @@ def _peel(session: Session, reference: Reference, bench: Bench, state: _State, o
         state.gaps += gaps
         if not proposals:
             return
-        state.proposals = _replaced(state.proposals, proposals)
+        state.proposals, missing = with_places(session, _replaced(state.proposals, proposals))
+        state.gaps += missing
+        if not state.proposals:
+            return
         state.verified = run_patched(session, state.proposals, bench, out / f"patched-{number}")
         if state.verified.patched.verdict in (Verdict.PARITY, Verdict.EXACT):
             _shrink(session, bench, state, out)

@@ -12,11 +12,15 @@ from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture
 from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.verdict import judge_comparison
+from parity_audit.core.errors import BackendFailed
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Patch, Patched, Verdict
-from parity_audit.core.types import Probe, ReadBack
-from parity_audit.repair.choose import Proposal, all_edits
+from parity_audit.core.types import NotTested, Probe, ReadBack
+from parity_audit.repair.choose import Proposal, all_edits, no_patch
 from parity_audit.repair.render import render
+
+NO_PLACE = "NoSuchPath"
+"""How a worker says that the live model lacks the path of an edit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,26 @@ def run_patched(session: Session, proposals: Sequence[Proposal], bench: Bench, o
     )  # fmt: skip
     patches = tuple(_patch(proposal, session, read_back) for proposal in proposals)
     return Verified(capture=capture, comparison=comparison, patched=patched, patches=patches)
+
+
+def with_places(session: Session, proposals: Sequence[Proposal]) -> tuple[list[Proposal], list[NotTested]]:
+    """The proposals whose settings the live model has, and why the others are none; all edits are in force afterwards."""
+    try:
+        session.apply(all_edits(proposals))
+        return list(proposals), []
+    except BackendFailed as error:
+        if NO_PLACE not in str(error):
+            raise
+    there, gaps = [], []
+    for proposal in proposals:
+        try:
+            session.apply(proposal.edits)
+            there.append(proposal)
+        except BackendFailed as error:
+            place = str(error).partition(f"{NO_PLACE}: ")[2].partition("\n")[0]
+            gaps.append(no_patch(proposal.knob, f"this model has no place for its setting: {place}"))
+    session.apply(all_edits(there))
+    return there, gaps
 
 
 def needed(session: Session, proposals: Sequence[Proposal], bench: Bench, out: Path) -> list[Proposal]:
