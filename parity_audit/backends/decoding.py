@@ -34,8 +34,8 @@ class StepRecorder(Recorder):
     def steps(self) -> Iterator[Probe]:
         """The tokens of each step: the prompt, then one column at a time."""
         whole = self.request
-        first, length = prompt_length(whole.probe), whole.probe.shape[1]
-        for start, stop in ((0, first), *((at, at + 1) for at in range(first, length))):
+        stops = range(whole.probe.decode_from or 0, whole.probe.shape[1] + 1)
+        for start, stop in zip((0, *stops), stops, strict=False):
             self.request = replace(whole, probe=whole.probe.columns(start, stop))
             self.seen.clear()
             yield self.request.probe
@@ -55,11 +55,6 @@ class StepRecorder(Recorder):
         return super().reply()
 
 
-def prompt_length(probe: Probe) -> int:
-    """How many tokens are given at once."""
-    return probe.shape[1] if probe.decode_from is None else probe.decode_from
-
-
 def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> RunReply:
     """Run a probe in steps. A program that cannot go on from its cache says why, and the probe is not tested."""
     recorder = StepRecorder(request)
@@ -73,11 +68,11 @@ def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> Run
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        return refused(request.probe, error)
+        first_line = str(error).strip().partition("\n")[0]
+        return not_decoded(request.probe, f"{type(error).__name__}: {first_line[:200]}")
     return recorder.reply()
 
 
-def refused(probe: Probe, error: Exception) -> RunReply:
-    """The reply where decoding raised."""
-    why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+def not_decoded(probe: Probe, why: str) -> RunReply:
+    """The reply of a program that did not decode the probe."""
     return RunReply(entries=(), not_tested=(NotTested(what=f"cached decoding (probe {probe.name})", why=why),))

@@ -54,11 +54,12 @@ def _causal_windows(root: Any, edit: Edit) -> list[tuple[str, Any]]:
     """New boolean masks `[... n_ctx, n_ctx]`: causal, and at most `window` keys per query."""
     found = list(matches(root, edit.path))
     windows = edit.value if isinstance(edit.value, list) else [edit.value] * len(found)
-    masks = [(path, torch.ones_like(mask).tril()) for path, mask in found]
-    return [
-        (path, mask if window is None else mask.triu(1 - int(window)))
-        for (path, mask), window in zip(masks, windows, strict=False)
-    ]
+    return [(path, _causal(old, window)) for (path, old), window in zip(found, windows, strict=False)]
+
+
+def _causal(old: Tensor, window: float | None) -> Tensor:
+    mask = torch.ones_like(old).tril()
+    return mask if window is None else mask.triu(1 - int(window))
 
 
 def _activation(root: Any, edit: Edit) -> list[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from torch import nn
 from parity_audit.backends import positions
 from parity_audit.backends.attention import watched
 from parity_audit.backends.base import Tell
+from parity_audit.backends.decoding import not_decoded
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, versions
 from parity_audit.backends.prints import fingerprints
@@ -48,10 +49,7 @@ class PlainModule:
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass. A padded batch is not run by a module that cannot be told of the padding."""
         if request.cached:
-            why = "no cache is known of a plain module"
-            return RunReply(
-                entries=(), not_tested=(NotTested(what=f"cached decoding (probe {request.probe.name})", why=why),)
-            )
+            return not_decoded(request.probe, "no cache is known of a plain module")
         recorder = Recorder(request)
         device = self.request.device
         padding = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from parity_audit.core.types import Probe
@@ -29,11 +28,9 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0) -> tuple[Probe, ...
         _probe("repeated", "copying heads: a segment said twice", [_repeated(draw, REPEATED, **rows)]),
         _probe("ragged", "a batch of different lengths, padded on the right", [_tokens(draw, n, **rows) for n in RAGGED]),
         _probe("left_padded", "padding on the left must shift nothing", [_tokens(draw, n, **rows) for n in RAGGED], left=True),
+        _probe("decode", "a prompt, then one token at a time from the cache", [_tokens(draw, PROMPT + DECODED, **rows)],
+               decode_from=PROMPT),
     ]  # fmt: skip
-    decoded = _probe(
-        "decode", "a prompt, then one token at a time from the cache", [_tokens(draw, PROMPT + DECODED, **rows)]
-    )
-    probes.append(replace(decoded, decode_from=PROMPT))
     length = long_length(config)
     if length > SHORT:
         what = f"past the window or original context of {length - PAST_THRESHOLD} tokens"
@@ -63,7 +60,9 @@ def _repeated(draw: random.Random, length: int, *, vocab: int, bos: int | None) 
     return row if bos is None else [bos, *row[1:]]
 
 
-def _probe(name: str, purpose: str, rows: Sequence[list[int]], *, left: bool = False, sites: str = "all") -> Probe:
+def _probe(
+    name: str, purpose: str, rows: Sequence[list[int]], *, left: bool = False, sites: str = "all", decode_from: int | None = None
+) -> Probe:  # fmt: skip
     """Rows padded to one length. Padding repeats the row's last id: its value must not matter to anybody."""
     width = max(len(row) for row in rows)
     ids, mask = [], []
@@ -71,4 +70,6 @@ def _probe(name: str, purpose: str, rows: Sequence[list[int]], *, left: bool = F
         pad = width - len(row)
         ids.append((*[row[-1]] * pad, *row) if left else (*row, *[row[-1]] * pad))
         mask.append((*[0] * pad, *[1] * len(row)) if left else (*[1] * len(row), *[0] * pad))
-    return Probe(name=name, purpose=purpose, token_ids=tuple(ids), mask=tuple(mask), sites=sites)
+    return Probe(
+        name=name, purpose=purpose, token_ids=tuple(ids), mask=tuple(mask), sites=sites, decode_from=decode_from
+    )

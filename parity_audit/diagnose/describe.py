@@ -19,6 +19,7 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms import Form, Pair, described
+from parity_audit.diagnose.identify.attention_rows import are_the_pattern
 from parity_audit.diagnose.identify.linear import NOT_STORED
 from parity_audit.diagnose.localise import component_of
 
@@ -111,10 +112,9 @@ def _form(component: str, layer: int | None, sides: Replayed) -> tuple[str, Form
 
 
 def _is_pattern(site: str, capture: Capture) -> bool:
-    """Whether what goes by the name of scores is what the softmax made of them."""
-    pattern = site.removesuffix("attn_scores") + "pattern"
-    probes = [probe.name for probe in capture.probes if {site, pattern} <= capture.sites(probe.name)]
-    return bool(probes) and all(capture.tensor(name, site).equal(capture.tensor(name, pattern)) for name in probes)
+    both = site, site.removesuffix("attn_scores") + "pattern"
+    held = (probe.name for probe in capture.probes if set(both) <= capture.sites(probe.name))
+    return are_the_pattern((capture.tensor(name, both[0]), capture.tensor(name, both[1])) for name in held)
 
 
 def _pair(site: str, sides: Replayed) -> Pair | None:

@@ -85,7 +85,8 @@ def diagnose(case: Case) -> Diagnosis:
     plan = case.reference.plan
     layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan, case.candidate_capture)
     reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan, case.reference_capture)
-    whole = {place: ratio for place, ratio in ratios.items() if place[0] not in decoded_probes(case.probes)}
+    decoded = decoded_probes(case.probes)
+    whole = {place: ratio for place, ratio in ratios.items() if place[0] not in decoded}
     everywhere = set(suspects(whole))
     findings, missing = identify(run_whole(layers_seen), run_whole(reference_seen), everywhere)
     later, more = identify_decoded(layers_seen, reference_seen, only_decoded(found, everywhere))

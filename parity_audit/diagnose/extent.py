@@ -113,10 +113,10 @@ def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
     apart, size = (_by_token(value, site) for value in (_difference(own, true), f64(true).nan_to_num(0.0, 0.0, 0.0)))
     wrong = apart > TIMES * dtype_eps(DTYPE) * size
     row, column = torch.arange(keep.shape[0])[:, None].expand_as(keep), torch.arange(keep.shape[1]).expand_as(keep)
-    decoded = column >= (keep.shape[1] if probe.decode_from is None else probe.decode_from)
+    first = keep.shape[1] if probe.decode_from is None else probe.decode_from
+    decoded = column >= first
     # Cached decoding computes every decoded token, and the end of the prompt, as the last of its row.
-    from_end = column >= (keep.shape[1] if probe.decode_from is None else probe.decode_from - 1)
-    last = from_end | (keep & (keep.flip(1).cumsum(1).flip(1) == 1))
+    last = (column >= first - 1) | (keep.flip(1).cumsum(1).flip(1) == 1)
     left, right = ~keep[:, :1].expand_as(keep), ~keep[:, -1:].expand_as(keep)
     return Tokens(
         position=(keep.cumsum(1) - 1)[keep], column=column[keep], row=row[keep], wrong=wrong[keep], padded_left=left[keep],

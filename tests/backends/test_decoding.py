@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from parity_audit.backends.hf import HfBackend
 from parity_audit.capture.probes import plan_probes
-from parity_audit.core.types import Checkpoint, SiteTap
-from parity_audit.core.wire import LoadRequest, RunRequest
+from parity_audit.core.types import SiteTap
+from parity_audit.core.wire import RunRequest
 
 PROBE = next(probe for probe in plan_probes({"vocab_size": 515, "bos_token_id": 2}) if probe.decode_from)
 LENGTH = len(PROBE.token_ids[0])
@@ -24,11 +21,8 @@ TAPS = (
 
 
 @pytest.fixture(scope="module")
-def backend(llama, tmp_path_factory):
-    folder = shutil.copytree(llama.path, tmp_path_factory.mktemp("local") / "llama")
-    loaded = HfBackend()
-    loaded.load(LoadRequest(checkpoint=Checkpoint(repo_id="local", path=str(folder)), dtype="float32", device="cpu"))
-    return loaded
+def backend(llama, loaded):
+    return loaded(llama)
 
 
 def run(backend, out, **more):

@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from parity_audit.backends.float64 import promoted
-from parity_audit.backends.hf import HfBackend
 from parity_audit.core.types import Checkpoint, Probe, SiteTap
-from parity_audit.core.wire import FLOAT64, LoadRequest, RunRequest
+from parity_audit.core.wire import FLOAT64, RunRequest
 
 TOKENS = tuple(range(8, 72))
 RIGHT = 1e-12
@@ -76,11 +75,8 @@ def test_the_judge_agrees_with_its_permuted_self_and_double_does_not(name, reque
 
 
 @pytest.fixture(scope="module")
-def backend(gemma, tmp_path_factory):
-    folder = shutil.copytree(gemma.path, tmp_path_factory.mktemp("local") / "gemma")
-    loaded = HfBackend()
-    loaded.load(LoadRequest(checkpoint=Checkpoint(repo_id="local", path=str(folder)), dtype="float32", device="cpu"))
-    return loaded
+def backend(gemma, loaded):
+    return loaded(gemma)
 
 
 def run(backend, tmp_path, **more):

@@ -17,7 +17,7 @@ from parity_audit.diagnose.identify.attention_hidden import EXPLAINED, Hidden, b
 from parity_audit.diagnose.identify.attention_knobs import ALIBI, law_knobs
 from parity_audit.diagnose.identify.attention_mask import mask_from_scores
 from parity_audit.diagnose.identify.attention_output import fit_output
-from parity_audit.diagnose.identify.attention_rows import Row, attention_rows
+from parity_audit.diagnose.identify.attention_rows import Row, are_the_pattern, attention_rows
 from parity_audit.diagnose.identify.attention_softmax import fit_softmax
 from parity_audit.diagnose.identify.attention_visible import Bend, bend_from_scores
 from parity_audit.diagnose.identify.head_map import head_maps
@@ -38,7 +38,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
         return [gap(evidence, knob, "rotated q and k are not visible") for knob in (SCALE, CAP, WINDOW)]
     maps = head_maps(evidence)
     rows, heads = [_mapped(row, maps) for row in rows], maps[1] if maps[0] == maps[1] else list(range(len(maps[0])))
-    bend = bend_from_scores(evidence, rows, heads)
+    bend, bias = bend_from_scores(evidence, rows, heads), None
     if bend is not None:
         reaches = [reach for row in rows if (reach := reach_from_scores(evidence, row)) is not None]
         outcomes = [mask_from_scores(evidence), *fit_softmax(evidence, rows), fit_output(evidence, rows, heads)]
@@ -48,7 +48,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
             level = dataclasses.replace(evidence, tensor=_changed_scores(evidence, bias.away))
             bend = bend_from_scores(level, rows, heads) or bend
     else:
-        hidden, bias = bend_from_z(evidence, rows, heads), None
+        hidden = bend_from_z(evidence, rows, heads)
         bend, reaches, outcomes = hidden.bend, hidden.reaches, [_mask(evidence, hidden)]
     if bend is None or bend.residual > EXPLAINED:
         why = "no scale, soft-cap and window explain " + ("the scores" if bend and bend.site == "attn_scores" else "z")
@@ -61,13 +61,11 @@ def fit(evidence: Evidence) -> list[Outcome]:
 
 
 def _scores_are_the_pattern(evidence: Evidence) -> bool:
-    """Whether what goes by the name of scores is what the softmax made of them: no law and no mask is to be read there."""
+    """Then no law and no mask is to be read there."""
     both = (
-        (evidence.tensor(probe.name, "attn_scores"), evidence.tensor(probe.name, "pattern"))
-        for probe in evidence.short_probes()
+        [evidence.tensor(probe.name, site) for site in ("attn_scores", "pattern")] for probe in evidence.short_probes()
     )
-    seen = [(scores, pattern) for scores, pattern in both if scores is not None and pattern is not None]
-    return bool(seen) and all(scores.equal(pattern) for scores, pattern in seen)
+    return are_the_pattern((scores, pattern) for scores, pattern in both if scores is not None and pattern is not None)
 
 
 def _changed_scores(evidence: Evidence, change: Callable[[Tensor], Tensor | None]) -> TensorOf:

@@ -5,7 +5,7 @@ After the cut, index = position, the causal mask is a triangle, and the same mat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +83,12 @@ def visible_scores(evidence: Evidence, row: Row) -> Tensor | None:
         return None
     own = f64(scores[row.batch][:, row.kept][:, :, row.kept])
     return torch.where(seen(own), own, torch.full_like(own, -torch.inf))
+
+
+def are_the_pattern(pairs: Iterable[tuple[Tensor, Tensor]]) -> bool:
+    """Whether, of (scores, pattern), what goes by the name of scores is what the softmax made of them."""
+    pairs = list(pairs)
+    return bool(pairs) and all(scores.equal(pattern) for scores, pattern in pairs)
 
 
 def seen(scores: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ CLOSE = 1e-3
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 MOVES = (1, -1, 2, -2)
 TIMES = 20.0
-"""How many times better than the next a rounding has to explain z."""
+"""How many times better than full precision a rounding has to explain z."""
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
@@ -45,15 +45,14 @@ def fit(evidence: Evidence) -> list[Outcome]:
     if bend is None or bend.residual > EXPLAINED:
         return [gap(evidence, KEYS, "no law explains the prompt before the decoded tokens")]
     queries = torch.arange(first, row.length)
-    seen = {what: unexplained(parts, bend.law) for what, parts in _held(row, heads, queries, width)}
+    tries = ((what, unexplained(parts, bend.law)) for what, parts in _held(row, heads, queries, width))
     # Moved keys and values may be the same fault: of what explains z, the first is said.
-    held = next((what for what, left in seen.items() if left <= max(CLOSE, bend.residual)), None)
-    if held == EVERY:
-        rounded = _rounding(evidence, row, heads, queries, width, bend.law)
-        return [_told(evidence, KEYS, EVERY, seen[EVERY], len(queries)), rounded, *law_knobs(evidence, bend)]
-    if held is not None:
-        return [_told(evidence, KEYS, held, seen[held], len(queries))]
+    held, left = next((item for item in tries if item[1] <= max(CLOSE, bend.residual)), (None, 0.0))
+    if held is not None and held != EVERY:
+        return [_told(evidence, KEYS, held, left, len(queries))]
     rounded = _rounding(evidence, row, heads, queries, width, bend.law)
+    if held == EVERY:
+        return [_told(evidence, KEYS, EVERY, left, len(queries)), rounded, *law_knobs(evidence, bend)]
     if rounded.value != FULL:
         return [rounded]
     own = best_bend(evidence, [row], heads, [queries], width)

@@ -10,6 +10,7 @@ the gains; `norm_dtype` asks whether a narrower dtype was at work. Kind: the one
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ TELLS = 0.3
 TOLD = 6.0
 COPY = 1e-6
 EVEN = 0.02
-ALL = ("kind", "weight", "bias", "offset", "size", "eps", "eps_place", "gain", "dtype")
+OF_THE_GAIN = ("eps", "eps_place", "gain", "dtype")
+ALL = ("kind", "weight", "bias", "offset", "size", *OF_THE_GAIN)
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
@@ -89,9 +91,7 @@ def fit_norm(
     `found` is its best shape, where that is known already.
     """
 
-    def missing(knobs: tuple[str, ...], why: str) -> list[Outcome]:
-        return [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in knobs]
-
+    missing = partial(_missing, evidence, norm)
     if relative_rms(norm.out - norm.x, norm.x) < COPY:
         skipped = KnobFit(knob=f"{norm.prefix}.kind", layer=evidence.layer, value="none", stderr=None, residual=0.0,
                           n=norm.x.numel(), site=norm.site)  # fmt: skip
@@ -116,6 +116,10 @@ def fit_norm(
     return outcomes + _gain_knobs(evidence, norm, shape, weight)
 
 
+def _missing(evidence: Evidence, norm: Norm, knobs: tuple[str, ...], why: str) -> list[Outcome]:
+    return [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in knobs]
+
+
 def _gain_knobs(evidence: Evidence, norm: Norm, shape: Shape, weight: Weight) -> list[Outcome]:
     assert weight.known is not None
     x = centred(norm.x, shape.kind)
@@ -125,11 +129,10 @@ def _gain_knobs(evidence: Evidence, norm: Norm, shape: Shape, weight: Weight) ->
     size = size_by(x, gain, found, shape.left)
     if size != USUAL_SIZE:
         why = f"{norm.site} divides by the {size} of its inputs"
-        gaps = [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in ("eps", "eps_place", "gain", "dtype")]
-        return [_say(evidence, norm, "size", size, shape), *gaps]
+        return [_say(evidence, norm, "size", size, shape), *_missing(evidence, norm, OF_THE_GAIN, why)]
     if found.scatter > max(EVEN, 30 * common_error(shape.left)):
         why = f"the gains of {norm.site} do not follow its inputs: {found.scatter:.2g} left"
-        return [gap(evidence, f"{norm.prefix}.{knob}", why) for knob in ("eps", "eps_place", "gain", "dtype")]
+        return _missing(evidence, norm, OF_THE_GAIN, why)
     outcomes = [
         _say(evidence, norm, "size", size, shape),
         _eps(evidence, norm, found, shape),
