@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parity_audit.api import audit
@@ -18,15 +18,19 @@ from parity_audit.envs.recipes import backend_key, recipe_for
 from parity_audit.selftest.corpus import load_corpus
 from parity_audit.selftest.run import run_corpus
 from parity_audit.specs.schema import Spec
+from parity_audit.specs.view import cannot, section
 
-OK, FAILED, NOT_RUN = "ok", "failed", "not run"
+OK, KNOWN, FAILED, NOT_RUN = "ok", "known error", "failed", "not run"
 AGREES = (Verdict.EXACT, Verdict.PARITY)
 UNSEEN = "detection limit of "
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairCheck:
-    """One architecture on one backend. `why` is empty where all is well; `hidden` are sites that it does not show."""
+    """One architecture on one backend. `why` is empty where all is well; `hidden` are sites that it does not show.
+
+    `status` is "known error" where the backend does otherwise in exactly the ways that the spec lists.
+    """
 
     architecture: str
     model: str
@@ -52,9 +56,9 @@ class SpecCheck:
 
     @property
     def ok(self) -> bool:
-        """Every pair that ran agrees, at least one ran, and every planted error was named."""
+        """Every pair that ran agrees or errs as the spec says, at least one ran, and every planted error was named."""
         ran = [pair for pair in self.pairs if pair.status != NOT_RUN]
-        return bool(ran) and all(pair.status == OK for pair in ran) and not self.missed
+        return bool(ran) and all(pair.status in (OK, KNOWN) for pair in ran) and not self.missed
 
 
 def check_spec(
@@ -79,7 +83,8 @@ def check_spec(
             model, candidates=asked, miniature="mini", seed=seed, repair=False, install=install, out=Path(out),
             progress=progress,
         )  # fmt: skip
-    pairs = [_reference(spec, model, report), *(_pair(spec, model, found) for found in report.candidates)]
+    pairs = [_reference(spec, model, report)]
+    pairs += [_pair(spec, model, ref, found) for ref, found in zip(asked, report.candidates, strict=True)]
     pairs += [
         PairCheck(architecture=spec.architecture, model=model, backend=name, version="", status=NOT_RUN, why=why)
         for name, why in barred.items()
@@ -92,28 +97,57 @@ def check_spec(
 
 
 def _cannot(spec: Spec, ref: BackendRef) -> str:
-    """Why the spec says that a backend does not run this architecture; empty where it does."""
-    section = spec.content.backends.get(backend_key(ref, ref.version or recipe_for(ref, "cpu").version))
-    return "the spec has no section for it" if section is None else section.cannot
+    """Why the spec says that this release does not run this architecture; empty where it does."""
+    release = _release(ref)
+    key = backend_key(ref, release)
+    return cannot(spec, key, release) if key in spec.content.backends else "the spec has no section for it"
+
+
+def _release(ref: BackendRef) -> str:
+    return ref.version or recipe_for(ref, "cpu").version
 
 
 def _reference(spec: Spec, model: str, report: Report) -> PairCheck:
-    """The reference: that it ran with a judge is its test; what its self-check says is its failure."""
-    notes = report.reference.self_check
+    """The reference: that it ran with a judge is its test; what its self-check says is its failure, unless known."""
+    side = report.reference
+    notes = list(side.self_check) if report.judge else [*side.self_check, "no judge ran in float64"]
+    known = _known(spec, BackendRef(name=side.backend, version=side.version))
+    seen = {next((words for words in known if words in note), note): note for note in notes}
+    status, why = judged(seen, known, agrees=not notes)
     return PairCheck(
-        architecture=spec.architecture, model=model, backend=report.reference.backend, version=report.reference.version,
-        status=FAILED if notes or report.judge is None else OK, verdict="reference", why="; ".join(notes),
+        architecture=spec.architecture, model=model, backend=side.backend, version=side.version, status=status,
+        verdict="reference", why=why,
     )  # fmt: skip
 
 
-def _pair(spec: Spec, model: str, found: Candidate) -> PairCheck:
-    fine = found.verdict in AGREES and not found.findings
-    said = [found.why, *(finding.message for finding in found.findings)]
+def _pair(spec: Spec, model: str, ref: BackendRef, found: Candidate) -> PairCheck:
+    known = _known(spec, replace(ref, version=found.version or _release(ref)))
+    seen = {finding.knob: finding.message for finding in found.findings}
+    status, why = judged(seen, known, agrees=found.verdict in AGREES and not seen, said=found.why)
     hidden = sorted({item.site.split(".", 2)[-1] for item in found.not_visible})
     return PairCheck(
         architecture=spec.architecture, model=model, backend=found.backend, version=found.version,
-        status=OK if fine else FAILED, verdict=found.verdict.value, why="" if fine else "; ".join(said), hidden=tuple(hidden),
+        status=status, verdict=found.verdict.value, why=why, hidden=tuple(hidden),
     )  # fmt: skip
+
+
+def _known(spec: Spec, ref: BackendRef) -> dict[str, str]:
+    release = _release(ref)
+    return {what: why or "" for what, why in section(spec, backend_key(ref, release), release).known.items()}
+
+
+def judged(seen: Mapping[str, str], known: Mapping[str, str], *, agrees: bool, said: str = "") -> tuple[str, str]:
+    """(status, why) of errors that were seen, by knob, where the spec knows of some.
+
+    A known error that is not there any more fails the check too: what a spec says of a backend has to stay true.
+    """
+    gone = ", ".join(what for what in known if what not in seen)
+    lost = f"known, but not found: {gone}" if gone else ""
+    if agrees:
+        return (FAILED, lost) if gone else (OK, "")
+    if seen and set(seen) == set(known):
+        return KNOWN, "; ".join(f"{message}: {known[what]}" for what, message in seen.items())
+    return FAILED, "; ".join(filter(None, (lost, said, *seen.values())))
 
 
 def _not_excited(report: Report) -> tuple[str, ...]:

@@ -93,7 +93,8 @@ class BackendSection(_Strict):
     """Everything one backend needs to know about one architecture.
 
     `cannot` is why it does not run the architecture at all. `other_weights` is the path, with `{name}`, of every
-    checkpoint tensor that `weights` does not mention; empty where the backend has names of its own.
+    checkpoint tensor that `weights` does not mention; empty where the backend has names of its own. `known` are errors
+    of the backend itself, by the knob of their finding (for the reference: by words of its self-check), and their cause.
     """
 
     sites: dict[str, SiteEntry | None] = {}
@@ -102,6 +103,7 @@ class BackendSection(_Strict):
     other_weights: str = ""
     knobs: dict[str, BackendKnob | None] = {}
     cannot: str = ""
+    known: dict[str, str | None] = {}
     variants: list[BackendVariant] = []
 
 
@@ -114,6 +116,7 @@ class BackendVariant(_Strict):
     weights: dict[str, WeightEntry | None] = {}
     knobs: dict[str, BackendKnob | None] = {}
     cannot: str = ""
+    known: dict[str, str | None] = {}
 
 
 class SpecFile(_Strict):

@@ -59,7 +59,7 @@ def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
     """The backend's section with the variants of this release merged over it."""
     base = spec.content.backends.get(backend_key, BackendSection())
     parts: dict[str, dict[str, Any]] = {
-        name: dict(getattr(base, name)) for name in ("sites", "not_visible", "weights", "knobs")
+        name: dict(getattr(base, name)) for name in ("sites", "not_visible", "weights", "knobs", "known")
     }
     for variant in base.variants:
         if version and version in SpecifierSet(variant.versions, prereleases=True):

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from parity_audit.cli.app import app
 from parity_audit.core.errors import UsageError
-from parity_audit.speccheck.check import NOT_RUN, OK, PairCheck, SpecCheck
+from parity_audit.speccheck.check import FAILED, KNOWN, NOT_RUN, OK, PairCheck, SpecCheck, judged
 from parity_audit.speccheck.draft import draft_spec
 from parity_audit.speccheck.table import page
 
@@ -70,6 +70,51 @@ def test_a_wrong_constant_is_what_the_reference_contradicts(written, tmp_path):
 
     assert (code, result["ok"]) == (1, False)
     assert "attention.scale" in result["pairs"][0]["why"]
+
+
+def test_an_error_that_the_spec_knows_of_is_green_and_named(tmp_path):
+    code, (result,) = checked("opt", tmp_path=tmp_path)
+    bridge = result["pairs"][1]
+
+    assert (code, result["ok"], bridge["status"], bridge["verdict"]) == (0, True, KNOWN, "mismatch")
+    assert bridge["why"].endswith("hook_attn_scores holds the pattern here, what the softmax made of the scores")
+
+
+def test_a_known_error_that_is_gone_is_red(written, tmp_path):
+    more = "backends:\n  transformer_bridge:\n    known: {mlp.activation: its table says gelu}\n"
+    code, (result,) = checked(written(more), tmp_path=tmp_path)
+
+    assert (code, result["ok"], result["pairs"][1]["status"]) == (1, False, FAILED)
+    assert result["pairs"][1]["why"] == "known, but not found: mlp.activation"
+
+
+KNOW = {"a": "because", "b": "therefore"}
+
+
+@pytest.mark.parametrize(
+    ("seen", "known", "agrees", "expected"),
+    [
+        ({}, {}, True, (OK, "")),
+        ({}, {}, False, (FAILED, "off")),
+        ({"a": "A", "b": "B"}, KNOW, False, (KNOWN, "A: because; B: therefore")),
+        ({"a": "A"}, KNOW, False, (FAILED, "known, but not found: b; off; A")),
+        ({"a": "A", "b": "B", "c": "C"}, KNOW, False, (FAILED, "off; A; B; C")),
+        ({}, KNOW, True, (FAILED, "known, but not found: a, b")),
+        ({"c": "C"}, {}, False, (FAILED, "off; C")),
+    ],
+)
+def test_only_what_the_spec_lists_is_known(seen, known, agrees, expected):
+    assert judged(seen, known, agrees=agrees, said="off") == expected
+
+
+def test_a_release_that_cannot_run_it_is_not_run(tmp_path):
+    out = tmp_path / "check.json"
+    command = ["spec", "check", "phi", "-b", "transformer_lens==3.9.0", "-q", "--no-install", "--out", str(out)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    (result,) = json.loads(out.read_text())
+    assert [(pair["backend"], pair["status"]) for pair in result["pairs"] if pair["why"]] == [
+        ("transformer_lens==3.9.0", NOT_RUN)
+    ]
 
 
 def test_a_broken_file_is_an_error_with_its_line(written, tmp_path):
