@@ -26,7 +26,9 @@ from parity_audit.diagnose.limits import chosen_probe
 
 LOGITS = "logits"
 OTHER = {"eager": "sdpa", "sdpa": "eager"}
-IMPLEMENTATION, SUPPORTED = "config._attn_implementation", "_supports_sdpa"
+IMPLEMENTATION = "config._attn_implementation"
+LOOKED_UP = ("_supports_sdpa", "_supports_attention_backend")
+"""Flags of transformers models that have both implementations and look up which one each time they attend."""
 
 
 def invariance_notes(session: Session, capture: Capture, judge: Capture, out: Path) -> list[str]:
@@ -65,18 +67,20 @@ def _positions(session: Session, probe: Probe, own: Tensor, exact: Tensor, out: 
 
 
 def _implementations(session: Session, probe: Probe, own: Tensor, exact: Tensor, out: Path) -> list[str]:
-    """Only transformers models that can change over while loaded; others are loaded with one implementation."""
+    """Only transformers models that can change over while loaded. Others were built with one implementation, and would keep it
+    but take the masks of the other.
+    """
     about = session.description()
     mine = str(about.settings.get("attn_implementation"))
     if session.plan.backend_key != "hf" or mine not in OTHER:
         return []
-    edits = (
-        Edit(op="set", path=SUPPORTED, value=True),
-        Edit(op="set", path=IMPLEMENTATION, value=OTHER[mine]),
-    )
+    flags = (Edit(op="set", path=flag, value=True) for flag in LOOKED_UP)
     try:
-        read = {item.path: item.before for item in session.apply(edits)}
-        if read[SUPPORTED] is not True:
+        read = {
+            item.path: item.before
+            for item in session.apply((*flags, Edit(op="set", path=IMPLEMENTATION, value=OTHER[mine])))
+        }
+        if not all(read[flag] is True for flag in LOOKED_UP):
             return []
         seen = take_capture(session, [probe], out, choose=_only_logits).tensor(probe.name, LOGITS)[0].double()
     except BackendFailed:  # a release that cannot change over: nothing is known, so nothing is said

@@ -152,6 +152,7 @@ def test_llama_3_2_in_2024(tmp_path):
     assert report.candidates[0].patched.verdict is Verdict.PARITY
     assert report.candidates[0].patched.logits.max_abs <= AGREE
     assert "tables" in report.candidates[0].patches[0].note
+    assert report.reference.self_check == ()  # that release cannot change its attention over while it runs
 
 
 def test_sdpa_drops_the_soft_cap_of_gemma_2(tmp_path):
@@ -162,6 +163,7 @@ def test_sdpa_drops_the_soft_cap_of_gemma_2(tmp_path):
     assert found["attention.softcap"].candidate_value is None
     assert found["attention.softcap"].reference_value == pytest.approx(50, rel=1e-3)
     assert "eager" in report.candidates[0].patches[0].code
+    assert "own sdpa does not compute" in report.reference.self_check[0]
     assert report.candidates[0].patched.verdict in (Verdict.EXACT, Verdict.PARITY)
 
 
