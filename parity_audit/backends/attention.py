@@ -5,7 +5,7 @@ calls that consume them, inside the attention modules only:
 
 - the first product of two 4-D tensors is query @ key^T (eager attention);
 - softmax takes the scores and returns the pattern; where a column of sinks is joined to the scores first, the
-  scores are what it is joined to;
+  scores are what it is joined to, and the pattern is without it;
 - `scaled_dot_product_attention` takes query and key, and hides scores and pattern.
 
 Nothing is computed differently for being watched: the original function is called with the original
@@ -41,9 +41,10 @@ class _Watch(TorchFunctionMode):
         self.inside: dict[str, SiteTap] | None = None
         self.keys_seen = False
         self.scores_seen = False
+        self.sinks = 0
 
     def enter(self, name: str) -> None:
-        self.inside, self.keys_seen, self.scores_seen = self.taps[name], False, False
+        self.inside, self.keys_seen, self.scores_seen, self.sinks = self.taps[name], False, False, 0
 
     def leave(self) -> None:
         if (
@@ -63,6 +64,7 @@ class _Watch(TorchFunctionMode):
             return func(query, key.transpose(2, 3), **kwargs)
         if func in CAT and self.keys_seen and _joins_sinks(args):
             scores, sinks = args[0]
+            self.sinks = sinks.shape[-1]
             return func([self.scores(scores), sinks], *args[1:], **kwargs)
         if func in SOFTMAX:
             return self._softmax(func, args, kwargs)
@@ -102,8 +104,9 @@ class _Watch(TorchFunctionMode):
         pattern = func(scores, *args[1:], **kwargs)
         if "pattern" in self.inside:
             pattern = whole(pattern)
-            replaced = self.recorder.see(self.inside["pattern"], pattern)
-            pattern = pattern if replaced is None else replaced
+            keys, sinks = pattern.split([pattern.shape[-1] - self.sinks, self.sinks], dim=-1)
+            replaced = self.recorder.see(self.inside["pattern"], keys)
+            pattern = pattern if replaced is None else torch.cat([replaced, sinks], dim=-1)
         return pattern
 
     def _hidden(self, *takes: str) -> None:

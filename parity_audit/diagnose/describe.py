@@ -18,7 +18,9 @@ from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name, site_
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
-from parity_audit.diagnose.forms import Form, Pair, described
+from parity_audit.diagnose.forms import described
+from parity_audit.diagnose.forms_attended import attended
+from parity_audit.diagnose.forms_pair import Form, Pair
 from parity_audit.diagnose.identify.attention_rows import are_the_pattern
 from parity_audit.diagnose.identify.linear import NOT_STORED
 from parity_audit.diagnose.localise import component_of
@@ -75,8 +77,11 @@ def _follows_from(finding: Finding, copied: set[int]) -> bool:
 def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
     groups: list[tuple[Form, str, list[int | None]]] = []
     left: list[int] = []
-    for layer in finding.layers or (None,):
-        found = _form(str(finding.evidence["component"]), layer, sides)
+    component = str(finding.evidence["component"])
+    for layer in finding.layers or sorted(
+        {layer_of(site) for site in _introducing(component, sides)}, key=lambda x: x or 0
+    ):
+        found = _form(component, layer, sides)
         if found is None:
             left += [] if layer is None else [layer]
             continue
@@ -96,11 +101,7 @@ def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
 
 def _form(component: str, layer: int | None, sides: Replayed) -> tuple[str, Form] | None:
     """The first site of the component that introduces error in this layer, and the form that its values have."""
-    sites = {
-        site
-        for (_, site), ratio in sides.ratios.items()
-        if ratio > limit_of(site) and component_of(site) == component and layer_of(site) == layer
-    }
+    sites = (site for site in _introducing(component, sides) if layer_of(site) == layer)
     for site in sorted(sites, key=site_order):
         if site.endswith(".attn_scores") and _is_pattern(site, sides.own):
             return site, Form(kind="source", value=COPIED, usual="as computed", left=0.0)
@@ -108,7 +109,16 @@ def _form(component: str, layer: int | None, sides: Replayed) -> tuple[str, Form
         form = None if pair is None else described(pair)
         if form is not None:
             return site, form
+        values = attended(site, sides.own, sides.true, sides.d_head) if local_name(site) == "z" else None
+        if values is not None and (form := described(values)) is not None:
+            return site, dataclasses.replace(form, kind=f"values.{form.kind}")
     return None
+
+
+def _introducing(component: str, sides: Replayed) -> set[str]:
+    """The sites of a component that introduce error."""
+    wrong = (site for (_, site), ratio in sides.ratios.items() if ratio > limit_of(site))
+    return {site for site in wrong if component_of(site) == component}
 
 
 def _is_pattern(site: str, capture: Capture) -> bool:
@@ -151,7 +161,7 @@ def _tokens(capture: Capture, probes: Sequence[Probe], site: str) -> Tensor:
 
 
 def _alike(a: Form, b: Form) -> bool:
-    if a.kind != b.kind or a.where != b.where:
+    if a.kind != b.kind or a.channels != b.channels:
         return False
     if isinstance(a.value, float) and isinstance(b.value, float):
         return abs(a.value - b.value) <= 1e-3 * max(abs(a.value), abs(b.value))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from loose import SHORT, differ, loose
 from tiny_port import ACTS, Port, fits, found
 
 PORT = Port(logit_cap=30.0)
@@ -17,6 +18,32 @@ def test_embedding_scale(scale: float):
 
 def test_rounding_of_the_scale_to_bfloat16_is_no_finding():
     assert found(PORT.but(dtype=torch.bfloat16), PORT, {"embed"}) == {}
+
+
+@pytest.mark.parametrize(("ids", "says"), [
+    (lambda ids: ids + 1, "those of token id +1"),
+    (lambda ids: torch.where(ids == ids.flatten()[3], 5, ids), None),
+])  # fmt: skip
+def test_rows_of_other_tokens(ids, says):
+    table = torch.randn(131, 64, generator=torch.Generator().manual_seed(2))
+    own = torch.tensor(SHORT[0].token_ids)
+
+    def side(rows):
+        return loose({"embed": 3.0 * table[rows % 131]}, weights={"embed": table}, probes=SHORT[:1], layer=None)
+
+    value = differ(side(ids(own)), side(own))["embed.rows"].candidate_value
+    moved = int((ids(own) != own).sum())
+    assert value == (says or f"another's for {moved} of {own.numel()} tokens")
+
+
+def test_rows_that_are_nobodys_are_not_named():
+    table, other = torch.randn(2, 131, 64, generator=torch.Generator().manual_seed(2))
+    own = torch.tensor(SHORT[0].token_ids)
+    sides = [
+        loose({"embed": rows[own]}, weights={"embed": table}, probes=SHORT[:1], layer=None) for rows in (other, table)
+    ]
+
+    assert differ(*sides) == {}
 
 
 @pytest.mark.parametrize("act", sorted(ACTS))

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from parity_audit.diagnose.forms import Pair, described
+from parity_audit.diagnose.forms import described
+from parity_audit.diagnose.forms_pair import Pair
 
 TOKENS, HEADS, D_HEAD = 40, 3, 8
 CHANNELS = HEADS * D_HEAD
@@ -68,7 +69,25 @@ def test_softcap(true, cap):
     assert found.value == pytest.approx(cap, rel=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "softplus", "sigmoid", "square"])
+def test_a_curve_is_named(true, name):
+    curve = {
+        "square": torch.square,
+        "gelu": torch.nn.functional.gelu,
+        "silu": torch.nn.functional.silu,
+        "softplus": torch.nn.functional.softplus,
+    }.get(name)
+    found = form(noisy((curve or getattr(torch, name))(true)), true)
+    assert (found.kind, found.value) == ("curve", name)
+
+
+@pytest.mark.parametrize("value", [1.0, -0.3])
+def test_one_number_everywhere(true, value):
+    found = form(torch.full_like(true, value), true)
+    assert (found.kind, found.value) == ("constant", pytest.approx(value))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_rounding_names_the_dtype(true, dtype):
     found = form(true.to(getattr(torch, dtype)).double(), true)
     assert (found.kind, found.value) == ("rounded", dtype)
@@ -100,6 +119,27 @@ def test_bias_and_gain_per_channel(true):
 def test_normalised_tokens(true):
     found = form(true / true.square().mean(1, keepdim=True).sqrt(), true)
     assert (found.kind, found.value) == ("norm", "normalised to rms 1")
+
+
+def test_normalised_heads(true):
+    heads = true.view(TOKENS, HEADS, D_HEAD)
+    found = form((heads / heads.square().mean(-1, keepdim=True).sqrt()).flatten(1), true)
+    assert (found.kind, found.value) == ("norm", "each head normalised to rms 1")
+    found = form(((heads - heads.mean(-1, keepdim=True)) / heads.std(-1, keepdim=True, correction=0)).flatten(1), true)
+    assert (found.kind, found.value) == ("norm", "each head centred and normalised to rms 1")
+
+
+def test_one_channel_that_is_anothers(true):
+    own = true.clone()
+    own[:, 7] = true[:, 8]
+    found = form(noisy(own), true)
+    assert (found.kind, found.value) == ("order", "channel 7 holds channel 8")
+
+
+def test_a_factor_per_token_is_not_said_of_one_channel(true):
+    own = true.clone()
+    own[:, 7] = torch.randn(TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(17))
+    assert form(own, true) is None
 
 
 def test_another_site_in_its_place_or_added(true):

@@ -200,3 +200,29 @@ def test_one_norm_for_both_sublayers(reads):
 
     expected = {} if reads == "parallel" else {"residual.parallel": "sequential"}
     assert {knob: item.candidate_value for knob, item in differ(side(reads), side("parallel")).items()} == expected
+
+
+def normed_heads(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x.view(1, -1, HEADS, WIDTH), (WIDTH,)).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("what", "square", "wide"),
+    [
+        (torch.nn.functional.silu, "curve silu", "curve silu"),
+        (lambda x: x.view(1, -1, HEADS, WIDTH).flip(2).flatten(2), "order heads [3, 2, 1, 0]", "order heads reversed"),
+        (normed_heads, "norm each head normalised to rms 1", None),
+        (lambda x: torch.where(x > 0.3, x + drawn(1, 48, D), x), None, None),
+    ],
+)
+def test_a_projection_of_something_else(what, square, wide):
+    """A square weight is gone through backwards; with fewer outputs than inputs things are tried, and not all can be."""
+    for outputs, words in ((D, square), (40, wide)):
+        weight = WEIGHTS["attn.o"][:outputs]
+        z = dict.fromkeys(("z", "q"), X.unflatten(-1, (HEADS, WIDTH)))
+        sides = [
+            loose({**z, "attn_proj": x @ weight.T}, weights={"attn.o": weight}, probes=SHORT[:1]) for x in (what(X), X)
+        ]
+        said = f"the checkpoint's, of inputs with {words}" if words else "not the checkpoint's"
+
+        assert differ(*sides)["weights.attn.o"].candidate_value == said

@@ -10,6 +10,7 @@ With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W
 - permuted: every output of y equals another output of p (found by correlation, then checked);
 - shifted: y = p + c sum(x): every weight has a constant added;
 - rounded: y = x r(W)^T with r to bfloat16, float16 or 8-bit integers;
+- changed input: y = x' W^T where W has an inverse on its outputs, and x' is x in another form (`forms`: a gate, a norm ...);
 - else the difference D of the weights solves x D^T = y - p where there are more tokens than inputs: which rows, how large.
 
 The first in this order that leaves almost nothing of what the checkpoint's weights leave is the answer.
@@ -27,6 +28,10 @@ from torch import Tensor
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, real, relative_rms
+from parity_audit.diagnose.forms import described
+from parity_audit.diagnose.forms_kinds import CURVES
+from parity_audit.diagnose.forms_order import known_orders
+from parity_audit.diagnose.forms_pair import Pair
 
 AS_STORED, NOT_STORED = "the checkpoint's", "not the checkpoint's"
 CLEAN = 2e-5  # what float32 rounding may leave of a projection, relative
@@ -134,7 +139,18 @@ def _explained(sample: _Sample, projection: Projection, evidence: Evidence) -> _
     left = relative_rms(sample.rest, sample.y)
     if left <= _rounding(sample.y):
         return _Answer(left=left)
-    for cause in (_bias, _scale, _head_scales, _other_input, _other_tensor, _transposed, _permuted, _shifted, _rounded):
+    for cause in (
+        _bias,
+        _scale,
+        _head_scales,
+        _other_input,
+        _other_tensor,
+        _transposed,
+        _permuted,
+        _shifted,
+        _rounded,
+        _given,
+    ):
         answer: _Answer | None = cause(sample, projection, evidence)
         if answer is not None and answer.left <= max(EXPLAINS * left, CLEAN):
             return answer
@@ -296,6 +312,29 @@ def _formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     for name, axis in (("int8 by row", -1), ("int8 by column", 0)):
         step = weight.abs().amax(dim=axis, keepdim=True).clamp_min(1e-300) / 127
         yield name, (weight / step).round() * step
+
+
+def _given(sample: _Sample, projection: Projection, evidence: Evidence) -> _Answer | None:
+    """The product of something else: found backwards from y, or tried one by one where W has no inverse."""
+    y = sample.y if sample.bias is None else sample.y - sample.bias
+    if sample.weight.shape[0] < sample.weight.shape[1]:
+        left, words = min(
+            (relative_rms(y - x @ sample.weight.T, sample.y), words) for words, x in _inputs(sample.x, evidence)
+        )
+        return _Answer(weight=f"the checkpoint's, of inputs with {words}", left=left)
+    given = torch.linalg.lstsq(sample.weight, y.T).solution.T
+    form = described(Pair(own=given, true=sample.x, d_head=evidence.dims["d_head"]))
+    if form is None:
+        return None
+    where = f" ({form.where})" if form.where else ""
+    left = relative_rms(y - given @ sample.weight.T, sample.y)
+    return _Answer(weight=f"the checkpoint's, of inputs with {form.kind} {form.value}{where}", left=left)
+
+
+def _inputs(x: Tensor, evidence: Evidence) -> Iterator[tuple[str, Tensor]]:
+    yield from ((f"curve {name}", curve(x)) for name, curve in CURVES.items())
+    orders = known_orders(x.shape[1], evidence.dims["d_head"])
+    yield from ((f"order {words}", x[:, order]) for words, order in orders.items())
 
 
 def _different(sample: _Sample, left: float) -> _Answer:

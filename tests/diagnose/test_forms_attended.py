@@ -1,0 +1,91 @@
+"""Values that attention averaged, found back from pattern and z: planted in float32, described as they were planted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_port import probe
+
+from parity_audit.diagnose.forms import described
+from parity_audit.diagnose.forms_attended import attended, solved
+
+POS, HEADS, KV, WIDTH = 48, 4, 2, 16
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """Rotated, halves together, theta 10000: `[b pos head d_head]`."""
+    angle = torch.arange(POS)[:, None] * 10000.0 ** -(torch.arange(0, WIDTH, 2) / WIDTH)
+    cos, sin = (f(angle).repeat(1, 2)[:, None] for f in (torch.cos, torch.sin))
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+V, K = drawn(1, POS, KV, WIDTH), drawn(1, POS, KV, WIDTH, seed=1)
+SCORES = drawn(1, HEADS, POS, POS, seed=2).masked_fill(torch.ones(POS, POS).triu(1).bool(), -torch.inf)
+PATTERN = SCORES.softmax(-1)
+
+
+class Held:
+    """One short probe's tensors, as a capture hands them out."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.held = {f"blocks.0.{site}": value for site, value in tensors.items()}
+        self.probes = (probe("short", (POS,)),)
+
+    def sites(self, name: str) -> set[str]:
+        return set(self.held)
+
+    def tensor(self, name: str, site: str) -> torch.Tensor:
+        return self.held[site]
+
+
+def capture(values: torch.Tensor, *, pattern: bool = True) -> Held:
+    z = torch.einsum("bhqk,bkhd->bqhd", PATTERN, values.repeat_interleave(HEADS // KV, 2))
+    sites = {"v": V, "k": K, "rot_k": turned(K), "z": z}
+    return Held({**sites, "pattern": PATTERN} if pattern else sites)
+
+
+CHANGES = [
+    ("rounded", "float8_e4m3fn", lambda v: v.to(torch.float8_e4m3fn).float()),
+    ("norm", "each head normalised to rms 1", lambda v: torch.nn.functional.rms_norm(v, v.shape[-1:])),
+    ("source", "equal to v turned as keys are (half)", turned),
+    ("source", "equal to rot_k", lambda v: turned(K)),
+    ("scale", pytest.approx(0.7, rel=1e-5), lambda v: 0.7 * v),
+    ("curve", "silu", torch.nn.functional.silu),
+]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize(("kind", "value", "change"), CHANGES)
+def test_what_became_of_the_values(kind, value, change, shown):
+    own, true = capture(change(V), pattern=shown), capture(V)
+    found = described(attended("blocks.0.z", own, true, WIDTH))
+
+    assert (found.kind, found.value) == (kind, value)
+
+
+def test_values_that_are_right_have_no_form():
+    assert described(attended("blocks.0.z", capture(V), capture(V), WIDTH)) is None
+
+
+def test_other_values_stay_unexplained():
+    assert described(attended("blocks.0.z", capture(drawn(*V.shape, seed=9)), capture(V), WIDTH)) is None
+
+
+def test_a_token_that_hardly_sees_itself_is_left_out():
+    pattern = torch.eye(4, dtype=torch.float64).repeat(1, 1, 1)
+    pattern[0, 2] = torch.tensor([0.5, 0.5 - 1e-9, 1e-9, 0.0])
+    values = drawn(4, 1, WIDTH).double()
+    found, sure = solved(pattern, torch.einsum("hqk,khd->qhd", pattern, values), values)
+
+    assert sure.tolist() == [True, True, False, True]
+    assert torch.allclose(found[sure], values[sure])
+
+
+def test_nothing_to_be_had_is_none():
+    own = Held({"v": V, "z": V})
+    assert attended("blocks.0.z", own, own, WIDTH) is None
