@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from einops import rearrange
+from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
 from parity_audit.backends.paths import get
@@ -51,13 +51,23 @@ class Recorder:
         if TOKENS in tap.layout:
             batch, positions = self.request.probe.shape
             tap = replace(tap, sizes={**tap.sizes, "b": batch, "p": positions})
-        canonical = to_canonical(native, tap)
+        try:
+            canonical = to_canonical(native, tap)
+        except EinopsError:
+            self._misses(tap, native)
+            return None
         self.keep(tap.site, canonical)
         path = self.request.inputs.get(tap.site)
         if path is None:
             return None
         given = self._only_real(tap.site, read_input(path).to(canonical), canonical)
         return from_canonical(given, native, tap)
+
+    def _misses(self, tap: SiteTap, native: Tensor) -> None:
+        """A port that lays a site out in another way keeps its other sites."""
+        why = f"it holds {list(native.shape)} here, which is not `{tap.layout.partition(' -> ')[0]}`"
+        if tap.site not in {item.site for item in self.not_visible}:
+            self.not_visible.append(NotVisible(site=tap.site, why=why))
 
     def keep(self, site: str, canonical: Tensor) -> None:
         """Write what a site showed first."""

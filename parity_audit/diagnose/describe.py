@@ -22,7 +22,7 @@ from parity_audit.diagnose.forms import described
 from parity_audit.diagnose.forms_attended import attended
 from parity_audit.diagnose.forms_pair import Form, Pair
 from parity_audit.diagnose.identify.attention_rows import are_the_pattern
-from parity_audit.diagnose.identify.linear import NOT_STORED
+from parity_audit.diagnose.identify.linear_sample import NOT_STORED
 from parity_audit.diagnose.localise import component_of
 
 MOST_TOKENS = 512

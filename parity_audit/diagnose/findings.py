@@ -30,7 +30,8 @@ from parity_audit.diagnose.agreement import (
 )
 from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value, spoken_of
 from parity_audit.diagnose.identify.attention_rows import grouped
-from parity_audit.diagnose.identify.linear import AS_STORED, PROJECTIONS, bias_knob
+from parity_audit.diagnose.identify.linear import PROJECTIONS, bias_knob
+from parity_audit.diagnose.identify.linear_sample import AS_STORED
 from parity_audit.specs.alibi import standard_slopes
 
 NEARER = 0.25

@@ -28,7 +28,7 @@ from parity_audit.diagnose.identify import (
     rotary,
     router,
 )
-from parity_audit.diagnose.identify.linear import NOT_STORED
+from parity_audit.diagnose.identify.linear_sample import NOT_STORED
 
 READ_BY_MLP = ("weights.mlp.gate", "weights.mlp.up")
 Identifier = Callable[[Evidence], "list[Outcome]"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -119,6 +120,16 @@ def _one_added(pair: Pair) -> Form | None:
     return Form(kind="source", value=said, usual="as computed", left=left)
 
 
+def _plainly_summed(pair: Pair) -> Form | None:
+    """Two or three sites added; of sites that hold the same, those nearest to this one."""
+    for count in (2, 3):
+        for names in combinations(reversed(list(pair.others)), count):
+            left = pair.left(torch.stack([pair.others[name] for name in names]).sum(0))
+            if left < LEFT:
+                return Form(kind="source", value=" + ".join(reversed(names)), usual="as computed", left=left)
+    return None
+
+
 def _summed(pair: Pair) -> Form | None:
     """Least squares over the true value and the sites before it; only what has a share of its own is named."""
     others = {name: x for name, x in pair.others.items() if float((x - pair.true).norm()) > SAME * float(x.norm())}
@@ -191,5 +202,5 @@ def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
 
 MAKERS: tuple[Callable[[Pair], Form | None], ...] = (
     _copied, _constant, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _biased, _one_added, _gained, _normed,
-    _normed_heads, _summed,
+    _normed_heads, _plainly_summed, _summed,
 )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 from loose import SHORT, differ, loose, read
 
-from parity_audit.diagnose.identify.linear import AS_STORED
+from parity_audit.diagnose.identify.linear_sample import AS_STORED
 
 D, HEADS, WIDTH, MLP = 64, 4, 16, 96
 GENERATOR = torch.Generator().manual_seed(5)
@@ -210,7 +210,7 @@ def normed_heads(x: torch.Tensor) -> torch.Tensor:
     ("what", "square", "wide"),
     [
         (torch.nn.functional.silu, "curve silu", "curve silu"),
-        (lambda x: x.view(1, -1, HEADS, WIDTH).flip(2).flatten(2), "order heads [3, 2, 1, 0]", "order heads reversed"),
+        (lambda x: x.view(1, -1, HEADS, WIDTH).flip(2).flatten(2), "order heads reversed", "order heads reversed"),
         (normed_heads, "norm each head normalised to rms 1", None),
         (lambda x: torch.where(x > 0.3, x + drawn(1, 48, D), x), None, None),
     ],

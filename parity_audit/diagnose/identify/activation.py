@@ -25,6 +25,10 @@ TIE = 3.0
 CLEAR = 4.0
 ROUNDING = 1e-5
 CLAMPED, ALPHA, LIMIT = "swiglu_clamped", 1.702, 7.0
+GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    CLAMPED: lambda x, gate: clamped_swiglu(x, gate, ALPHA, LIMIT),
+    f"{CLAMPED} without the 1 added": lambda x, gate: clamped_swiglu(x, gate, ALPHA, LIMIT, added=0.0),
+}
 
 VARIANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -66,7 +70,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
     for swap, (x, gate) in orders.items():
         tries |= {(name, swap): act(x) if gate is None else act(x) * gate for name, act in VARIANTS.items()}
         if gate is not None:
-            tries[CLAMPED, swap] = clamped_swiglu(x, gate, ALPHA, LIMIT)
+            tries |= {(name, swap): act(x, gate) for name, act in GATED.items()}
     if linear is None:
         del tries["none", False]
     left = {key: relative_rms(value - post, post) for key, value in tries.items()}

@@ -25,10 +25,10 @@ SETTLED, ENOUGH = 0.99, 1e-6
 Curve = Callable[[Tensor], Tensor]
 
 
-def clamped_swiglu(pre: Tensor, linear: Tensor, alpha: float, limit: float) -> Tensor:
+def clamped_swiglu(pre: Tensor, linear: Tensor, alpha: float, limit: float, *, added: float = 1.0) -> Tensor:
     """The activation of gpt-oss."""
     x = pre.clamp(max=limit)
-    return (linear.clamp(-limit, limit) + 1) * x * torch.sigmoid(alpha * x)
+    return (linear.clamp(-limit, limit) + added) * x * torch.sigmoid(alpha * x)
 
 
 def fitted_curve(pre: Tensor, linear: Tensor | None, post: Tensor, named: Mapping[str, Curve]) -> tuple[str, float]:

@@ -24,6 +24,7 @@ from parity_audit.diagnose.identify.activation import (
     CLAMPED,
     CLEAR,
     EXPLAINED,
+    GATED,
     LIMIT,
     ROUNDING,
     VARIANTS,
@@ -88,8 +89,9 @@ def _tried(left: Callable[..., float]) -> dict[tuple[str, bool], float]:
     for name, act in VARIANTS.items():
         hidden[name, False] = lambda g, u, act=act: act(g) * u  # type: ignore[misc]
         hidden[name, True] = lambda g, u, act=act: act(u) * g  # type: ignore[misc]
-    hidden[CLAMPED, False] = lambda g, u: clamped_swiglu(g, u, ALPHA, LIMIT)
-    hidden[CLAMPED, True] = lambda g, u: clamped_swiglu(u, g, ALPHA, LIMIT)
+    for name, gated in GATED.items():
+        hidden[name, False] = gated
+        hidden[name, True] = lambda g, u, gated=gated: gated(u, g)  # type: ignore[misc]
     found = {key: left(how) for key, how in hidden.items()}
     least = min(found.values())
     if least > ROUNDING:

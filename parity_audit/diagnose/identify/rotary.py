@@ -15,6 +15,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap
 from parity_audit.diagnose.identify.rotary_angles import Rotation, measure
 from parity_audit.diagnose.identify.rotary_knobs import table_knobs
+from parity_audit.diagnose.identify.rotary_mixed import mixed_pairing
 from parity_audit.diagnose.identify.rotary_positions import described
 from parity_audit.diagnose.identify.rotary_turns import Layout, Turn, is_unrotated, layout_of, q_over_k, turns_of
 
@@ -82,6 +83,9 @@ def _read(evidence: Evidence, turns: Sequence[Turn]) -> tuple[list[Outcome], boo
     """The knobs of these vectors, and whether a rotation explains them."""
     layout = layout_of(turns)
     if isinstance(layout, str):
+        both = mixed_pairing(turns)
+        if both is not None:
+            return [_exact(evidence, PAIRING, both, 0.0, len(turns))], False
         return [gap(evidence, knob, layout) for knob in (PAIRING, THETA, SCALING)], False
     layout = _settled(evidence, layout)
     short, long = [turn for turn in turns if not turn.long], [turn for turn in turns if turn.long]
