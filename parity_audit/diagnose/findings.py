@@ -32,6 +32,7 @@ from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value, spoken
 from parity_audit.diagnose.identify.attention_rows import grouped
 from parity_audit.diagnose.identify.linear import PROJECTIONS, bias_knob
 from parity_audit.diagnose.identify.linear_sample import AS_STORED
+from parity_audit.diagnose.identify.norm_order import USUAL_PLACE
 from parity_audit.specs.alibi import standard_slopes
 
 NEARER = 0.25
@@ -42,7 +43,8 @@ USUAL: dict[str, KnobValue] = {
     "norm.kind": "rms", "rope.offset": 0.0, "embed.scale": 1.0,
     "pos_embed.offset": 0, "pos_embed.scale": 1.0,
     "norm.weight": "the checkpoint's", "norm.bias": "the checkpoint's", "norm.eps_place": "inside the root",
-    "norm.gain": 1.0, "norm.dtype": "full", "qk_norm.weight": "the checkpoint's", "qk_norm.bias": "the checkpoint's",
+    "norm.gain": 1.0, "norm.dtype": "full", "norm.order": USUAL_PLACE,
+    "qk_norm.weight": "the checkpoint's", "qk_norm.bias": "the checkpoint's",
     "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
     "qk_norm.present": "present", "qk_norm.order": "before rotation",
     "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
@@ -64,10 +66,10 @@ NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads", "cache.")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
     "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted"),
-    "residual": ("residual.", "pos_embed."), "attn_proj": ("weights.attn.o", "attention.o_bias"),
-    "qkv": tuple(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias")),
+    "residual": ("residual.", "pos_embed.", "norm.order"), "attn_proj": ("weights.attn.o", "attention.o_bias"),
+    "qkv": ("norm.order", *(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias"))),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,
-    "mlp": ("mlp.", "weights.mlp", "residual.parallel"), "logits": ("logits.",), "mlp.router_logits": ROUTER,
+    "mlp": ("mlp.", "weights.mlp", "residual.parallel", "norm.order"), "logits": ("logits.",), "mlp.router_logits": ROUTER,
     "mlp.router_weights": ("moe.", *ROUTER),  # one module makes both: its weights follow its own logits
 }  # fmt: skip
 SITE_OF = {

@@ -29,7 +29,9 @@ from parity_audit.diagnose.identify import (
     router,
 )
 from parity_audit.diagnose.identify.linear_sample import NOT_STORED
+from parity_audit.diagnose.identify.norm_order import ORDER
 
+BEHIND_NORMS = ("weights.attn.q", "weights.attn.k", "weights.attn.v", "weights.mlp.gate", "weights.mlp.up", "residual.")
 READ_BY_MLP = ("weights.mlp.gate", "weights.mlp.up")
 Identifier = Callable[[Evidence], "list[Outcome]"]
 ByLayer = Mapping["int | None", Evidence]
@@ -74,12 +76,17 @@ def identify(
 
 
 def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
-    """Where the MLP reads another stream, nothing can be said of the weights that it is multiplied with."""
-    moved = [finding.layers for finding in findings if finding.knob == "residual.parallel"]
+    """Where the MLP reads another stream, or a norm stands elsewhere, nothing can be said of the weights that this is
+    multiplied with, nor of the sums."""
+    parallel = [finding.layers for finding in findings if finding.knob == "residual.parallel"]
+    moved = [set(finding.layers or ()) for finding in findings if finding.knob == ORDER]
     return [
         finding
         for finding in findings
-        if not (finding.knob in READ_BY_MLP and finding.candidate_value == NOT_STORED and finding.layers in moved)
+        if not (finding.knob in READ_BY_MLP and finding.candidate_value == NOT_STORED and finding.layers in parallel)
+        and not (
+            finding.knob.startswith(BEHIND_NORMS) and any(not at or set(finding.layers or ()) <= at for at in moved)
+        )
     ]
 
 

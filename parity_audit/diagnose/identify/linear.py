@@ -14,7 +14,8 @@ With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W
   outputs, x' is found backwards and described (`forms`);
 - else the difference D of the weights solves x D^T = y - p where there are more tokens than inputs: which rows, how large.
 
-The first in this order that leaves almost nothing of what the checkpoint's weights leave is the answer.
+The first in this order that leaves rounding is the answer, or else the first that leaves little of what the checkpoint's
+weights leave.
 """
 
 from __future__ import annotations
@@ -93,10 +94,11 @@ def _explained(sample: Sample, projection: Projection, evidence: Evidence) -> An
     left = relative_rms(sample.rest, sample.y)
     if left <= _rounding(sample.y):
         return Answer(left=left)
-    for cause in CAUSES:
-        answer = cause(sample, projection, evidence)
-        if answer is not None and answer.left <= max(EXPLAINS * left, CLEAN):
-            return answer
+    answers = [answer for cause in CAUSES if (answer := cause(sample, projection, evidence)) is not None]
+    for enough in (CLEAN, max(EXPLAINS * left, CLEAN)):
+        found = next((answer for answer in answers if answer.left <= enough), None)
+        if found is not None:
+            return found
     return _different(sample, left)
 
 

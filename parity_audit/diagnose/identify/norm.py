@@ -19,6 +19,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.norm_dtype import arithmetic
 from parity_audit.diagnose.identify.norm_gain import INSIDE, USUAL_SIZE, Gain, common_error, read_gain, size_by
+from parity_audit.diagnose.identify.norm_order import ORDER, PLACES, USUAL_PLACE, elsewhere
 from parity_audit.diagnose.identify.norm_shape import Norm, Shape, best_shape, centred, gain_of
 from parity_audit.diagnose.identify.norm_weight import Weight, whose_bias, whose_weight
 
@@ -97,9 +98,14 @@ def fit_norm(
                           n=norm.x.numel(), site=norm.site)  # fmt: skip
         return [skipped, *missing(ALL[1:], f"{norm.site} is its input unchanged")]
     shape, told = found or best_shape(norm)
+    place = elsewhere(evidence, norm, shape.left)
+    if place is not None:
+        order = KnobFit(knob=ORDER, layer=evidence.layer, value=place[0], stderr=None, residual=place[1], n=norm.x.numel(),
+                        site=norm.site)  # fmt: skip
+        return [order, *missing(ALL, f"{norm.site} is a norm {place[0]}")]
     if shape.left > EXPLAINED:
         return missing(ALL, f"neither norm explains {norm.site}: {shape.left:.2g} left")
-    outcomes: list[Outcome] = []
+    outcomes: list[Outcome] = [_say(evidence, norm, "order", USUAL_PLACE, shape)] if norm.site in PLACES else []
     if told:
         outcomes.append(_say(evidence, norm, "kind", shape.kind, shape))
     else:

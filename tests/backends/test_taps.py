@@ -1,0 +1,65 @@
+"""What a recorder makes of modules that do not hold what the spec says, and of softmax over more than the keys."""
+
+from __future__ import annotations
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from parity_audit.backends.attention import watched
+from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.core.types import Probe, SiteTap
+from parity_audit.core.wire import RunRequest
+
+PROBE = Probe(name="short", purpose="", token_ids=(tuple(range(6)),), mask=((1,) * 6,))
+
+
+class Attention(nn.Module):
+    """Softmax off by one: a column of zeros takes part and is left out again."""
+
+    def forward(self, q):
+        scores = q @ q.transpose(2, 3)
+        return torch.cat([scores, torch.zeros_like(scores[..., :1])], -1).softmax(-1)[..., :-1] @ q
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.attn = nn.Linear(4, 4), Attention()
+
+    def forward(self, x):
+        return self.attn(self.first(x).view(1, 6, 2, 2).transpose(1, 2))
+
+
+def recorded(tmp_path, *taps, inputs=None):
+    recorder = Recorder(RunRequest(probe=PROBE, taps=taps, out=str(tmp_path), inputs=inputs or {}))
+    torch.manual_seed(0)
+    model = Model()
+    with torch.no_grad(), hooked(model, recorder), watched(model, recorder):
+        out = model(torch.randn(1, 6, 4))
+    return recorder.reply(), out
+
+
+def test_a_site_that_is_laid_out_in_another_way_hides_itself_only(tmp_path):
+    wrong = SiteTap(site="a", module="first", layout="(b p) d -> b p d")
+    reply, _ = recorded(tmp_path, wrong, SiteTap(site="b", module="first"))
+
+    assert [entry.site for entry in reply.entries] == ["b"]
+    assert [(item.site, item.why) for item in reply.not_visible] == [
+        ("a", "it holds [1, 6, 4] here, which is not `(b p) d`")
+    ]
+
+
+def test_a_pattern_is_over_keys_and_goes_back_into_its_place(tmp_path):
+    taps = (SiteTap(site="blocks.0.attn_scores", module="attn", take="attention:scores"),
+            SiteTap(site="blocks.0.pattern", module="attn", take="attention:pattern"))  # fmt: skip
+    reply, out = recorded(tmp_path, *taps)
+    held = {entry.site: load_file(tmp_path / entry.file)["x"] for entry in reply.entries}
+
+    assert held["blocks.0.pattern"].shape == held["blocks.0.attn_scores"].shape == (1, 2, 6, 6)
+    e = held["blocks.0.attn_scores"].exp()
+    assert torch.allclose(held["blocks.0.pattern"], e / (1 + e.sum(-1, keepdim=True)), atol=1e-6)
+
+    path = next(str(tmp_path / entry.file) for entry in reply.entries if entry.site == "blocks.0.pattern")
+    _, again = recorded(tmp_path / "again", *taps, inputs={"blocks.0.pattern": path})
+    assert torch.equal(out, again)
