@@ -27,7 +27,10 @@ from parity_audit.diagnose.localise import component_of
 
 MOST_TOKENS = 512
 CONFIDENCE = 0.8
-COPIED = "equal to pattern"
+EVEN = 1e-6
+COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
+BEHIND = {COPIED: "pattern", UNIFORM: "z"}
+"""What is replayed from such a site cannot be right."""
 STREAM = (
     "resid_pre", "ln1.out", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp_proj",
     "ln2_post.out", "mlp_out", "resid_post",
@@ -55,9 +58,9 @@ def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> list[Find
             out += _explained(finding, sides)
         else:
             out += _better(finding, sides) if finding.candidate_value == NOT_STORED else [finding]
-    # A pattern that is replayed from such scores cannot be right.
-    copied = {layer for finding in out if finding.candidate_value == COPIED for layer in finding.layers or ()}
-    return [finding for finding in out if not _follows_from(finding, copied)]
+    behind = {(BEHIND[str(finding.candidate_value)], layer) for finding in out
+              if finding.candidate_value in (COPIED, UNIFORM) for layer in finding.layers or ()}  # fmt: skip
+    return [finding for finding in out if not _follows_from(finding, behind)]
 
 
 def _better(finding: Finding, sides: Replayed) -> list[Finding]:
@@ -69,9 +72,9 @@ def _better(finding: Finding, sides: Replayed) -> list[Finding]:
     return [finding] if any(item.kind == "unexplained" for item in found) else found
 
 
-def _follows_from(finding: Finding, copied: set[int]) -> bool:
-    mine = set(finding.layers or ())
-    return finding.kind == "unexplained" and finding.knob == "pattern" and bool(mine) and mine <= copied
+def _follows_from(finding: Finding, behind: set[tuple[str, int]]) -> bool:
+    mine = {(finding.knob, layer) for layer in finding.layers or ()}
+    return finding.kind == "unexplained" and bool(mine) and mine <= behind
 
 
 def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
@@ -105,6 +108,8 @@ def _form(component: str, layer: int | None, sides: Replayed) -> tuple[str, Form
     for site in sorted(sites, key=site_order):
         if site.endswith(".attn_scores") and _is_pattern(site, sides.own):
             return site, Form(kind="source", value=COPIED, usual="as computed", left=0.0)
+        if site.endswith(".pattern") and _is_uniform(site, sides.own):
+            return site, Form(kind="source", value=UNIFORM, usual="as computed", left=0.0)
         pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
         form = None if pair is None else described(pair)
         if form is not None:
@@ -125,6 +130,17 @@ def _is_pattern(site: str, capture: Capture) -> bool:
     both = site, site.removesuffix("attn_scores") + "pattern"
     held = (probe.name for probe in capture.probes if set(both) <= capture.sites(probe.name))
     return are_the_pattern((capture.tensor(name, both[0]), capture.tensor(name, both[1])) for name in held)
+
+
+def _is_uniform(site: str, capture: Capture) -> bool:
+    """Whether every query attends to as many keys as it sees, to each as much."""
+    patterns = [f64(capture.tensor(probe.name, site)) for probe in capture.probes if site in capture.sites(probe.name)]
+    return bool(patterns) and all(_even(pattern) for pattern in patterns)
+
+
+def _even(pattern: Tensor) -> bool:
+    seen = (pattern > 0).to(pattern)
+    return torch.allclose(pattern, seen / seen.sum(-1, keepdim=True).clamp_min(1), atol=EVEN)
 
 
 def _pair(site: str, sides: Replayed) -> Pair | None:

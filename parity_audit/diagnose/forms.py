@@ -4,13 +4,14 @@ The judge replays the candidate's own inputs, so `true` is what a site should ho
 `[token, channel]`. The shortest of these descriptions that turns one into the other is the finding:
 
     another site's values, or a sum of such   own = sum_s b_s site_s
-    constant, rounded                         own = c,  own = round(true) in a narrow dtype
+    constant, rounded                         own = c, or one vector,  own = round(true) in a narrow dtype
     scale, shift                              own = a true,  own = true + b
     clamp, softcap                            own = min(max(true, lo), hi),  own = c tanh(true / c)
     curve                                     own = f(true), f a usual activation
     order                                     own = true with its channels permuted
     gain, bias                                own = g_d true,  own = true + b_d     (per channel)
     norm                                      own = s_n true, or s_n (true - mean)  (per token, or per token and head)
+    projection                                own = true - true V^T V for the few directions V of the difference
 
 Where only some tokens or channels differ, the rest is left out and said. A description counts when it leaves less
 than `LEFT` of the difference; otherwise the component stays unexplained.

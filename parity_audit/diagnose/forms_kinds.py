@@ -20,6 +20,7 @@ NARROW = {
     "float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 EXACT_SHARE = 0.999
+RANK, MOST_OF = 1e-3, 0.75
 CAP_STEPS = 60
 CURVES = {
     **{name: curve for name, curve in VARIANTS.items() if name not in ("linear", "none")},
@@ -41,6 +42,29 @@ def _constant(pair: Pair) -> Form | None:
     value = float(pair.own.mean())
     even = float((pair.own - value).abs().max()) <= SAME * abs(value)
     return Form(kind="constant", value=value, usual="as computed", left=0.0) if even else None
+
+
+def _same_for_all(pair: Pair) -> Form | None:
+    """One vector for all tokens, or one for many of them (of a sequence)."""
+    vectors = len(torch.unique(pair.own.float(), dim=0))
+    if vectors > len(pair.own) / FEWEST:
+        return None
+    return Form(kind="constant", value=f"{vectors} vectors for {len(pair.own)} tokens", usual="as computed", left=0.0)
+
+
+def _projected(pair: Pair) -> Form | None:
+    """What lies in a few directions is taken away: the directions are those of the difference."""
+    apart = pair.own - pair.true
+    if min(apart.shape) < FEWEST:
+        return None
+    _, sizes, directions = torch.linalg.svd(apart, full_matrices=False)
+    rank = int((sizes > RANK * sizes[0]).sum())
+    if rank > MOST_OF * min(apart.shape):
+        return None
+    v = directions[:rank]
+    left = pair.left(pair.true - pair.true @ v.T @ v)
+    words = f"without {rank} of {apart.shape[1]} directions"
+    return Form(kind="projection", value=words, usual="as computed", left=left)
 
 
 def _rounded(pair: Pair) -> Form | None:
@@ -201,6 +225,6 @@ def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
 
 
 MAKERS: tuple[Callable[[Pair], Form | None], ...] = (
-    _copied, _constant, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _biased, _one_added, _gained, _normed,
-    _normed_heads, _plainly_summed, _summed,
+    _copied, _constant, _same_for_all, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _biased, _one_added,
+    _gained, _normed, _normed_heads, _plainly_summed, _projected, _summed,
 )  # fmt: skip

@@ -142,6 +142,26 @@ def test_a_factor_per_token_is_not_said_of_one_channel(true):
     assert form(own, true) is None
 
 
+@pytest.mark.parametrize("rank", [1, 5])
+def test_directions_that_are_taken_away(true, rank):
+    basis, _ = torch.linalg.qr(
+        torch.randn(CHANNELS, rank, dtype=torch.float64, generator=torch.Generator().manual_seed(21))
+    )
+    found = form(noisy(true - true @ basis @ basis.T), true)
+    assert (found.kind, found.value) == ("projection", f"without {rank} of {CHANNELS} directions")
+
+
+def test_a_difference_of_low_rank_that_takes_nothing_away_is_no_projection(true):
+    left, right = torch.randn(2, TOKENS, CHANNELS, dtype=torch.float64, generator=torch.Generator().manual_seed(22))
+    assert form(true + left[:, :1] @ right[:1], true) is None
+
+
+def test_one_vector_for_many_tokens(true):
+    assert form(true.mean(0).expand_as(true), true).value == f"1 vectors for {TOKENS} tokens"
+    two = torch.cat([true[:20].mean(0).expand(20, -1), true[20:].mean(0).expand(TOKENS - 20, -1)])
+    assert form(two, true).value == f"2 vectors for {TOKENS} tokens"
+
+
 def test_another_site_in_its_place_or_added(true):
     other = torch.randn(true.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(13))
     assert form(noisy(other), true, resid_pre=other).value == "equal to resid_pre"
