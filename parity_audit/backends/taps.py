@@ -108,6 +108,8 @@ def hooked(root: nn.Module, recorder: Recorder) -> Iterator[None]:
             try:
                 module = get(root, tap.module) if tap.module else root
             except LookupError:
+                module = None
+            if module is None:
                 recorder.not_visible.append(NotVisible(site=tap.site, why=f"no module `{tap.module}` here"))
                 continue
             stack.callback(_register(module, tap, recorder).remove)

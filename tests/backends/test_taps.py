@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -25,7 +26,7 @@ class Attention(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.attn = nn.Linear(4, 4), Attention()
+        self.first, self.attn, self.norm = nn.Linear(4, 4), Attention(), None
 
     def forward(self, x):
         return self.attn(self.first(x).view(1, 6, 2, 2).transpose(1, 2))
@@ -48,6 +49,14 @@ def test_a_site_that_is_laid_out_in_another_way_hides_itself_only(tmp_path):
     assert [(item.site, item.why) for item in reply.not_visible] == [
         ("a", "it holds [1, 6, 4] here, which is not `(b p) d`")
     ]
+
+
+@pytest.mark.parametrize("module", ["norm", "nothing"])
+def test_a_module_that_is_not_there_hides_its_site_only(tmp_path, module):
+    reply, _ = recorded(tmp_path, SiteTap(site="a", module=module), SiteTap(site="b", module="first"))
+
+    assert [entry.site for entry in reply.entries] == ["b"]
+    assert [(item.site, item.why) for item in reply.not_visible] == [("a", f"no module `{module}` here")]
 
 
 def test_a_pattern_is_over_keys_and_goes_back_into_its_place(tmp_path):

@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 Plant = dict[str, Any]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
+FROM_CONFIG = ("config", "build")
+"""Ops that change the config: values that the live model still reads, and values that decide which modules it is built of."""
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -39,13 +41,13 @@ def load(plants: list[Plant], model_path: str, dtype: str, device: str) -> nn.Mo
 
     config = transformers.AutoConfig.from_pretrained(model_path)
     for plant in plants:
-        if plant["op"] == "config":
+        if plant["op"] in FROM_CONFIG:
             _configure(config, plant)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         model_path, config=config, attn_implementation="eager", dtype=getattr(torch, dtype)
     )
     for plant in plants:
-        if plant["op"] != "config":
+        if plant["op"] not in FROM_CONFIG:
             OPERATIONS[plant["op"]](model, plant)
     return model.to(device).eval()
 
@@ -141,6 +143,12 @@ def _changed(x: Tensor, plant: Plant, args: Any) -> Tensor:
         y = args[0]
     if plant.get("centre"):
         y = y - y.mean(-1, keepdim=True)
+    if "curve" in plant:
+        y = ACTIVATIONS[plant["curve"]](y)
+    if "without" in plant:  # this many directions, drawn at random
+        drawn = torch.randn(y.shape[-1], plant["without"], generator=torch.Generator().manual_seed(0))
+        basis = torch.linalg.qr(drawn).Q.to(y)
+        y = y - y @ basis @ basis.T
     if "heads" in plant:  # [b p (head d_head)]: only these heads
         keep = torch.zeros(plant["n_heads"], dtype=torch.bool)
         keep[plant["heads"]] = True
@@ -298,6 +306,8 @@ def _attend(
     mask = _masked(mask, query, key, plant)
     if "dtype" in plant:
         key, value = (x.to(DTYPES[plant["dtype"]]).to(x.dtype) for x in (key, value))
+    if plant.get("value_norm"):
+        value = F.rms_norm(value, value.shape[-1:])
     if "values" in plant:
         value = value.roll(plant["values"], dims=2)
     if "times" in plant:
@@ -378,14 +388,20 @@ def _rotation(original: Callable[..., Any], plant: Plant) -> Callable[..., Any]:
             table = [torch.cat([x[..., :half], x[..., :half]], -1) for x in (cos, sin)]
             turned = original(q[..., :n], k[..., :n], *table, *rest, **more)
             return tuple(torch.cat([t, x[..., n:]], -1) for t, x in zip(turned, (q, k), strict=True))
-        if plant.get("pairing") == "adjacent":
+        if "pairing" in plant:
             half = cos.shape[-1] // 2
             wide = [x[..., :half].repeat_interleave(2, -1).unsqueeze(1) for x in (cos, sin)]
-            return tuple(x * wide[0] + _every_two(x) * wide[1] for x in (q, k))
+            partner = _every_two if plant["pairing"] == "adjacent" else _other_half
+            return tuple(x * wide[0] + partner(x) * wide[1] for x in (q, k))
         turned = original(q, k, cos, sin, *rest, **more)
         return (turned[0], k) if plant["only"] == "q" else (q, turned[1])
 
     return rotate
+
+
+def _other_half(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([-b, a], -1)
 
 
 def _every_two(x: Tensor) -> Tensor:
