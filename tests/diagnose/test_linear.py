@@ -202,6 +202,14 @@ def test_one_norm_for_both_sublayers(reads):
     assert {knob: item.candidate_value for knob, item in differ(side(reads), side("parallel")).items()} == expected
 
 
+def test_a_fused_tensor_cut_apart_in_another_way():
+    fused = torch.cat([WEIGHTS["mlp.gate"], WEIGHTS["mlp.up"]])
+    interleaved = fused.view(2, MLP, D).transpose(0, 1).reshape(2 * MLP, D)
+    findings = found(block({"mlp.gate": interleaved[:MLP], "mlp.up": interleaved[MLP:]}))
+
+    assert findings == dict.fromkeys(("weights.mlp.gate", "weights.mlp.up"), "rows of mlp.gate and mlp.up, mixed")
+
+
 def normed_heads(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.rms_norm(x.view(1, -1, HEADS, WIDTH), (WIDTH,)).flatten(2)
 

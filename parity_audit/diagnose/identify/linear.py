@@ -8,6 +8,7 @@ With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W
 - another tensor: y = x V^T for another checkpoint tensor V of that shape in this block;
 - transposed: y = x W, where W is square;
 - permuted: every output of y equals another output of p (found by correlation, then checked);
+- mixed rows: every output of y is one of p or of a sibling's product: q, k and v, or gate and up, of a fused tensor;
 - shifted: y = p + c sum(x): every weight has a constant added;
 - rounded: y = x r(W)^T with r to bfloat16, float16 or 8-bit integers;
 - changed input: y = x' W^T with x' = x after a curve, a norm of the block, in another order; where W has an inverse on its
@@ -85,8 +86,8 @@ def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
 
 CAUSES: tuple[Callable[[Sample, Projection, Evidence], Answer | None], ...] = (
     linear_weights.bias, linear_weights.scale, linear_weights.head_scales, linear_inputs.other_input,
-    linear_weights.other_tensor, linear_weights.transposed, linear_weights.permuted, linear_weights.shifted,
-    linear_weights.rounded, linear_inputs.given,
+    linear_weights.other_tensor, linear_weights.transposed, linear_weights.permuted, linear_weights.mixed_rows,
+    linear_weights.shifted, linear_weights.rounded, linear_inputs.given,
 )  # fmt: skip
 
 

@@ -65,15 +65,38 @@ def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> A
 
 def other_tensor(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """Another tensor of this block that has the shape, with its bias."""
-    family = next((roles for roles in SIBLINGS if projection.role in roles), ())
-    for role in family:
-        other, own_bias = evidence.weight(role), evidence.weight(f"{role}.bias")
-        if role != projection.role and other is not None and other.shape == sample.weight.shape:
-            made = sample.x @ f64(other).T + (0.0 if own_bias is None else f64(own_bias).flatten())
-            left = relative_rms(sample.y - made, sample.y)
+    for role, weight, own_bias in _siblings(evidence, projection.role):
+        if weight.shape == sample.weight.shape:
+            left = relative_rms(sample.y - sample.x @ weight.T - (0.0 if own_bias is None else own_bias), sample.y)
             if left <= EXPLAINS * relative_rms(sample.rest, sample.y):
                 return Answer(weight=f"those of {role}", left=left)
     return None
+
+
+def mixed_rows(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
+    """Rows of this tensor and of its siblings: a fused tensor that was cut apart in another way."""
+    made, roles = [sample.p if sample.bias is None else sample.p + sample.bias], [projection.role] * len(sample.weight)
+    for role, weight, own_bias in _siblings(evidence, projection.role):
+        if weight.shape[1:] == sample.weight.shape[1:]:
+            made.append(sample.x @ weight.T + (0.0 if own_bias is None else own_bias))
+            roles += [role] * len(weight)
+    whole = torch.cat(made, 1)
+    a, b = (value / value.norm(dim=0).clamp_min(1e-300) for value in (sample.y, whole))
+    best, order = (a.T @ b).max(dim=1)
+    if len(made) < 2 or float(best.min()) < SURE:
+        return None
+    taken = sorted({roles[int(row)] for row in order})
+    return Answer(
+        weight=f"rows of {' and '.join(taken)}, mixed", left=relative_rms(sample.y - whole[:, order], sample.y)
+    )
+
+
+def _siblings(evidence: Evidence, role: str) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Role, weight and bias of the other tensors that read the same input, or are often fused with this one."""
+    for other in next((roles for roles in SIBLINGS if role in roles), ()):
+        weight, own_bias = evidence.weight(other), evidence.weight(f"{other}.bias")
+        if other != role and weight is not None:
+            yield other, f64(weight), None if own_bias is None else f64(own_bias).flatten()
 
 
 def transposed(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
