@@ -52,7 +52,8 @@ USUAL: dict[str, KnobValue] = {
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
     "norm.size": "root mean square", "qk_norm.size": "root mean square",
     "attention.bias": None, "cache.keys": "every key", "cache.dtype": "full",
-    "moe.weighted": "outputs", "moe.choice": "largest logits", "moe.scale": 1.0, "moe.temperature": 1.0, "moe.router_dtype": "full",
+    "moe.weighted": "outputs", "moe.dropped": "no token",
+    "moe.choice": "largest logits", "moe.scale": 1.0, "moe.temperature": 1.0, "moe.router_dtype": "full",
     "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},
     **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
@@ -65,7 +66,7 @@ ROUTER = ("weights.moe.router", "moe.router_bias")
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads", "cache.")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
-    "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted"),
+    "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted", "moe.dropped"),
     "residual": ("residual.", "pos_embed.", "norm.order"), "attn_proj": ("weights.attn.o", "attention.o_bias"),
     "qkv": ("norm.order", *(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias"))),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,

@@ -58,6 +58,22 @@ def test_what_the_experts_do_is_read_off_their_sum(out, says):
     assert found(out) == says
 
 
+@pytest.mark.parametrize("tokens", [[5], [1, 2, 30, 31, 47]])
+@pytest.mark.parametrize("whole", [False, True])
+def test_tokens_that_lack_a_share(tokens, whole):
+    """One expert takes no more tokens: their sums lack its share, or everything."""
+    out = summed().clone()
+    for token in tokens:
+        chosen = CHOSEN.indices[0, token, :1]
+        x, w = X[0, token], WEIGHTS[0, token, chosen]
+        share = w[:, None] * torch.einsum(
+            "em,edm->ed", functional.silu(GATE[chosen] @ x) * (UP[chosen] @ x), DOWN[chosen]
+        )
+        out[0, token] = 0.0 if whole else out[0, token] - share[0]
+
+    assert found(out) == {"moe.dropped": f"a share of {len(tokens)} of 48 tokens"}
+
+
 def test_a_sum_that_no_activation_makes_is_not_named():
     noise = torch.randn(X.shape, generator=torch.Generator().manual_seed(7))
     assert found(summed() + 0.3 * noise) == {}

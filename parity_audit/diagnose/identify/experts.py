@@ -6,7 +6,8 @@ with x = ln2.out, y = mlp_out, the weights w that the router hands out, and the 
 leaves least of y is the answer: every named one, with the gate and the linear input in both orders, and the two with a
 parameter of their own (`activation_curves`). Where none explains y, the weights may stand elsewhere: on x, or nowhere.
 
-mlp.activation, mlp.gate_up (as for dense blocks) and moe.weighted: "outputs", "inputs" or "nothing".
+mlp.activation, mlp.gate_up (as for dense blocks) and moe.weighted: "outputs", "inputs" or "nothing". moe.dropped: tokens whose
+sum lacks the share of one of their experts, or of all (an expert that takes only so many tokens).
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from parity_audit.diagnose.identify.activation import (
 )
 from parity_audit.diagnose.identify.activation_curves import ALPHAS, clamped_swiglu, narrowed
 
-SITE, WEIGHTED = "mlp_out", "moe.weighted"
-TOKENS, LIMITS = 32, (0.5, 100.0)
+SITE, WEIGHTED, DROPPED = "mlp_out", "moe.weighted", "moe.dropped"
+TOKENS, MORE_TOKENS, LIMITS = 32, 256, (0.5, 100.0)
+RIGHT, NO_TOKEN = 1e-3, "no token"
 Hidden = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -79,8 +81,8 @@ def fit(evidence: Evidence) -> list[Outcome]:
     if min(tried.values()) <= EXPLAINED:
         outputs = KnobFit(knob=WEIGHTED, layer=evidence.layer, value="outputs", stderr=None, residual=min(tried.values()),
                           n=y.numel(), site=SITE)  # fmt: skip
-        return [*chosen(evidence, tried, gated=True, n=y.numel(), site=SITE), outputs]
-    return _elsewhere(evidence, left, y.numel())
+        return [*chosen(evidence, tried, gated=True, n=y.numel(), site=SITE), outputs, *_dropped(evidence)]
+    return _dropped(evidence) or _elsewhere(evidence, left, y.numel())
 
 
 def _tried(left: Callable[..., float]) -> dict[tuple[str, bool], float]:
@@ -104,14 +106,40 @@ def _tried(left: Callable[..., float]) -> dict[tuple[str, bool], float]:
     return found
 
 
+def _usual(evidence: Evidence) -> Hidden | None:
+    """What the spec says the experts compute inside."""
+    name = canonical(evidence.spec_value(ACTIVATION))
+    if name in GATED:
+        return GATED[name]
+    return (lambda g, u: VARIANTS[name](g) * u) if name in VARIANTS else None
+
+
+def _dropped(evidence: Evidence) -> list[Outcome]:
+    """For how many tokens a share is missing; nothing where that is not all that is wrong."""
+    how, seen = _usual(evidence), _seen(evidence, MORE_TOKENS)
+    if how is None or seen is None:
+        return []
+    x, weights, y = seen
+    shares = [(expert.tokens, expert.output(how, "outputs"))
+              for e in range(weights.shape[1]) if (expert := _expert(evidence, e, x, weights)) is not None]  # fmt: skip
+    made, size = torch.zeros_like(y), y.norm(dim=1).median()
+    for tokens, share in shares:
+        made.index_add_(0, tokens, share)
+    rest = made - y
+    least = torch.minimum(rest.norm(dim=1), y.norm(dim=1))  # nothing at all is missing, or everything
+    for tokens, share in shares:
+        least[tokens] = torch.minimum(least[tokens], (rest[tokens] - share).norm(dim=1))
+    if float(least.max()) > RIGHT * float(size):
+        return []
+    lacking = int((rest.norm(dim=1) > RIGHT * size).sum())
+    value = f"a share of {lacking} of {len(y)} tokens" if lacking else NO_TOKEN
+    return [KnobFit(knob=DROPPED, layer=evidence.layer, value=value, stderr=None, residual=float(least.max() / size),
+                    n=y.numel(), site=SITE)]  # fmt: skip
+
+
 def _elsewhere(evidence: Evidence, left: Callable[..., float], n: int) -> list[Outcome]:
     """The spec's activation, with the router's weights in another place."""
-    name = canonical(evidence.spec_value(ACTIVATION))
-    how: Hidden | None = None
-    if name == CLAMPED:
-        how = lambda g, u: clamped_swiglu(g, u, ALPHA, LIMIT)  # noqa: E731
-    elif name in VARIANTS:
-        how = lambda g, u: VARIANTS[name](g) * u  # noqa: E731
+    how = _usual(evidence)
     for place in ("inputs", "nothing") if how is not None else ():
         rest = left(how, place)
         if rest <= EXPLAINED:
@@ -121,7 +149,7 @@ def _elsewhere(evidence: Evidence, left: Callable[..., float], n: int) -> list[O
     return [gap(evidence, ACTIVATION, "no known activation of the experts makes mlp_out")]
 
 
-def _seen(evidence: Evidence) -> tuple[Tensor, Tensor, Tensor] | None:
+def _seen(evidence: Evidence, count: int = TOKENS) -> tuple[Tensor, Tensor, Tensor] | None:
     """x, the router's weights and y of some real tokens."""
     found: list[list[Tensor]] = []
     for probe in evidence.short_probes():
@@ -130,7 +158,7 @@ def _seen(evidence: Evidence) -> tuple[Tensor, Tensor, Tensor] | None:
             found.append([site[real(probe)] for site in sites if site is not None])
     if not found:
         return None
-    picked = spread(sum(len(part[0]) for part in found), TOKENS)
+    picked = spread(sum(len(part[0]) for part in found), count)
     x, weights, y = (f64(torch.cat([part[k] for part in found])[picked]) for k in range(3))
     return x, weights, y
 
