@@ -19,7 +19,7 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms import described
-from parity_audit.diagnose.forms_attended import attended
+from parity_audit.diagnose.forms_attended import attended, neighbours
 from parity_audit.diagnose.forms_pair import Form, Pair
 from parity_audit.diagnose.identify.attention_rows import are_the_pattern
 from parity_audit.diagnose.identify.linear_sample import NOT_STORED
@@ -159,9 +159,13 @@ def _others(site: str, probes: Sequence[Probe], own: Tensor, capture: Capture) -
     space = next((sites for sites in SPACES if name in sites), ())
     prefix = site.removesuffix(name)
     before = [prefix + other for other in space[: space.index(name)]] if space else _entering(site, probes, capture)
-    held = [other for other in before if all(other in capture.sites(probe.name) for probe in probes)]
-    found = {other: _tokens(capture, probes, other) for other in held}
-    return {local_name(other): x for other, x in found.items() if x.shape == own.shape}
+    near = {f"{name} of block {block}": f"blocks.{block}.{name}" for block in neighbours(site)}
+    wanted = {**{local_name(other): other for other in before}, **near}
+    held = {
+        words: other for words, other in wanted.items() if all(other in capture.sites(probe.name) for probe in probes)
+    }
+    found = {words: _tokens(capture, probes, other) for words, other in held.items()}
+    return {words: x for words, x in found.items() if x.shape == own.shape}
 
 
 def _entering(site: str, probes: Sequence[Probe], capture: Capture) -> list[str]:

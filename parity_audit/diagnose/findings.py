@@ -48,7 +48,7 @@ USUAL: dict[str, KnobValue] = {
     "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
     "qk_norm.present": "present", "qk_norm.order": "before rotation",
     "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
-    "attention.heads": "as attended",
+    "attention.heads": "as attended", "attention.weights": "softmax",
     "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
     "norm.size": "root mean square", "qk_norm.size": "root mean square",
     "attention.bias": None, "cache.keys": "every key", "cache.dtype": "full",

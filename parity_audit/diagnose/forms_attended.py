@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.capture.store import Capture
+from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.forms_pair import Pair
@@ -43,14 +44,15 @@ def _rows(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[dic
     pattern = next((side for side, sites in zip((own, true), sources, strict=True) if block + "pattern" in sites), None)
     if pattern is None or not {block + "z", block + "v"} <= sources[0]:
         return
-    names = [name for name in ("z", "v", *BESIDE) if block + name in sources[0]]
-    tensors = {name: f64(own.tensor(probe.name, block + name)) for name in names}
+    near = {f"v of block {number}": f"blocks.{number}.v" for number in neighbours(block)}
+    wanted = {**{name: block + name for name in ("z", "v", *BESIDE)}, **near}
+    tensors = {name: f64(own.tensor(probe.name, site)) for name, site in wanted.items() if site in sources[0]}
     patterns = f64(pattern.tensor(probe.name, block + "pattern"))
     for batch, mask in enumerate(real(probe)):
         kept = mask.nonzero()[:, 0]
         row = {name: x[batch, kept] for name, x in tensors.items()}
         values, sure = solved(patterns[batch][:, kept][:, :, kept], row.pop("z"), row["v"])
-        per_head = {name: _for_heads(x, values.shape[1]) for name, x in row.items()}
+        per_head = {name: _for_heads(x, values.shape[1]) for name, x in {**row, **_moved(row["v"])}.items()}
         yield {
             name: rearrange(x[sure], "token head d_head -> token (head d_head)")
             for name, x in {"attended": values, **per_head, **_turned(per_head)}.items()
@@ -65,6 +67,17 @@ def solved(pattern: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     error = ROUNDING * inverse.norm(dim=-1) * rms[:, None]
     size = v.square().mean().sqrt()
     return values, (error <= SURE * size).all(0)
+
+
+def neighbours(site: str) -> tuple[int, ...]:
+    """The blocks before and after that of a site; none where it is in no block."""
+    layer = layer_of(site)
+    return () if layer is None else (layer - 1, layer + 1)
+
+
+def _moved(v: Tensor) -> dict[str, Tensor]:
+    """Values of the token before and of the one after."""
+    return {"v of the token before": v.roll(1, 0), "v of the token after": v.roll(-1, 0)}
 
 
 def _for_heads(x: Tensor, heads: int) -> Tensor:

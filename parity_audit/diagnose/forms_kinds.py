@@ -21,6 +21,7 @@ NARROW = {
 }  # fmt: skip
 EXACT_SHARE = 0.999
 RANK, MOST_OF = 1e-3, 0.75
+NEAR = 1e-3
 CAP_STEPS = 60
 CURVES = {
     **{name: curve for name, curve in VARIANTS.items() if name not in ("linear", "none")},
@@ -65,6 +66,17 @@ def _projected(pair: Pair) -> Form | None:
     left = pair.left(pair.true - pair.true @ v.T @ v)
     words = f"without {rank} of {apart.shape[1]} directions"
     return Form(kind="projection", value=words, usual="as computed", left=left)
+
+
+def _late(pair: Pair) -> Form | None:
+    """Tokens hold what one or two tokens before or after them should; the ends of sequences are left aside."""
+    size = pair.own.norm(dim=1)
+    for step in (1, -1, 2, -2):
+        near = (pair.own - pair.true.roll(step, 0)).norm(dim=1) <= NEAR * size
+        if float(near.double().mean()) >= MOST_OF:
+            words = f"those of {abs(step)} {'before' if step > 0 else 'after'}"
+            return Form(kind="position", value=words, usual="each token's own", left=0.0)
+    return None
 
 
 def _rounded(pair: Pair) -> Form | None:
@@ -225,6 +237,6 @@ def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
 
 
 MAKERS: tuple[Callable[[Pair], Form | None], ...] = (
-    _copied, _constant, _same_for_all, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _biased, _one_added,
+    _copied, _constant, _same_for_all, _late, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _biased, _one_added,
     _gained, _normed, _normed_heads, _plainly_summed, _projected, _summed,
 )  # fmt: skip

@@ -142,6 +142,16 @@ def test_a_factor_per_token_is_not_said_of_one_channel(true):
     assert form(own, true) is None
 
 
+@pytest.mark.parametrize(
+    ("step", "words"), [(1, "those of 1 before"), (-1, "those of 1 after"), (2, "those of 2 before")]
+)
+def test_tokens_that_are_late(true, step, words):
+    own = noisy(true.roll(step, 0))
+    own[:2] = 0.0
+    found = form(own, true)
+    assert (found.kind, found.value) == ("position", words)
+
+
 @pytest.mark.parametrize("rank", [1, 5])
 def test_directions_that_are_taken_away(true, rank):
     basis, _ = torch.linalg.qr(

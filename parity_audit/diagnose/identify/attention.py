@@ -20,6 +20,7 @@ from parity_audit.diagnose.identify.attention_output import fit_output
 from parity_audit.diagnose.identify.attention_rows import Row, are_the_pattern, attention_rows
 from parity_audit.diagnose.identify.attention_softmax import fit_softmax
 from parity_audit.diagnose.identify.attention_visible import Bend, bend_from_scores
+from parity_audit.diagnose.identify.attention_weights import fit_weights
 from parity_audit.diagnose.identify.head_map import head_maps
 from parity_audit.diagnose.identify.window import Reach, late_queries, reach_from_scores, reach_from_z, window_fit
 
@@ -39,9 +40,15 @@ def fit(evidence: Evidence) -> list[Outcome]:
     maps = head_maps(evidence)
     rows, heads = [_mapped(row, maps) for row in rows], maps[1] if maps[0] == maps[1] else list(range(len(maps[0])))
     bend, bias = bend_from_scores(evidence, rows, heads), None
+    weights = fit_weights(evidence, rows, heads)
     if bend is not None:
         reaches = [reach for row in rows if (reach := reach_from_scores(evidence, row)) is not None]
-        outcomes = [mask_from_scores(evidence), *fit_softmax(evidence, rows), fit_output(evidence, rows, heads)]
+        outcomes = [
+            mask_from_scores(evidence),
+            *fit_softmax(evidence, rows),
+            fit_output(evidence, rows, heads),
+            *weights,
+        ]
         bias = bias_of(evidence, rows, heads, bend)
         outcomes.append(told(evidence, bias, bend))
         if bias is not None:
@@ -49,7 +56,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
             bend = bend_from_scores(level, rows, heads) or bend
     else:
         hidden = bend_from_z(evidence, rows, heads)
-        bend, reaches, outcomes = hidden.bend, hidden.reaches, [_mask(evidence, hidden)]
+        bend, reaches, outcomes = hidden.bend, hidden.reaches, [_mask(evidence, hidden), *weights]
     if bend is None or bend.residual > EXPLAINED:
         why = "no scale, soft-cap and window explain " + ("the scores" if bend and bend.site == "attn_scores" else "z")
         return [*outcomes, *(gap(evidence, knob, why) for knob in (SCALE, CAP)), window_fit(evidence, reaches)]

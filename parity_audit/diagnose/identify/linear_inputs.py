@@ -56,6 +56,7 @@ def _backwards(sample: Sample, y: Tensor, d_head: int) -> tuple[float, str] | No
 def _inputs(x: Tensor, evidence: Evidence) -> Iterator[tuple[str, Tensor]]:
     """x after a curve, in another order, or after a norm of the block that is not meant for it."""
     yield from ((f"curve {name}", curve(x)) for name, curve in CURVES.items())
+    yield from ((f"those of the token {when}", x.roll(step, 0)) for when, step in (("before", 1), ("after", -1)))
     orders = known_orders(x.shape[1], evidence.dims["d_head"])
     yield from ((f"order {words}", x[:, order]) for words, order in orders.items())
     centred = x - x.mean(1, keepdim=True)

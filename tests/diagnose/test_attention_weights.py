@@ -1,0 +1,62 @@
+"""What becomes of the scores: every law planted by hand in float32 and read back through the whole family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from loose import SHORT, differ, loose
+
+from parity_audit.diagnose.identify.attention_weights import KNOB
+
+POS, HEADS, KV, WIDTH = 48, 4, 2, 16
+Q, K, V = (
+    torch.randn(1, POS, heads, WIDTH, generator=torch.Generator().manual_seed(seed))
+    for seed, heads in enumerate((HEADS, KV, KV))
+)
+SEEN = torch.ones(POS, POS, dtype=torch.bool).tril()
+
+
+def softmax(s):
+    return s.masked_fill(~SEEN, -torch.inf).softmax(-1)
+
+
+LAWS = {
+    "softmax twice": lambda s: softmax(softmax(s)),
+    "sigmoid of the scores": lambda s: torch.sigmoid(s) * SEEN,
+    "relu of the scores": lambda s: torch.relu(s) * SEEN,
+    "squared relu of the scores": lambda s: torch.relu(s) ** 2 * SEEN,
+    "the scores themselves": lambda s: s * SEEN,
+    "exp of the scores": lambda s: s.exp() * SEEN,
+}
+
+
+def side(law=softmax, *, scale=4.0, cap=None, spec_cap=None, window=None):
+    k, v = (x.repeat_interleave(HEADS // KV, 2) for x in (K, V))
+    scores = torch.einsum("bihd,bjhd->bhij", Q, k) / scale
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    sites = {"rot_q": Q, "rot_k": K, "v": V, "z": torch.einsum("bhij,bjhd->bihd", law(scores), v)}
+    return loose(sites, probes=SHORT[:1], attention__scale=4.0, attention__softcap=spec_cap, attention__window=window)
+
+
+@pytest.mark.parametrize("cap", [None, 20.0])
+@pytest.mark.parametrize("name", sorted(LAWS))
+def test_another_law_is_named(name, cap):
+    findings = differ(side(LAWS[name], cap=cap, spec_cap=cap), side(cap=cap, spec_cap=cap))
+
+    assert (findings[KNOB].candidate_value, findings[KNOB].reference_value) == (name, "softmax")
+
+
+def test_softmax_with_another_scale_is_not_another_law():
+    findings = differ(side(scale=5.0), side())
+
+    assert findings.keys() == {"attention.scale"}
+    assert findings["attention.scale"].candidate_value == pytest.approx(5.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+def test_softmax_is_softmax(window):
+    assert differ(side(window=window), side(window=window)) == {}
+
+
+def test_a_window_that_hides_something_is_not_asked():
+    assert KNOB not in differ(side(LAWS["sigmoid of the scores"], window=16), side(window=16))
