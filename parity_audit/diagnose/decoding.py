@@ -15,7 +15,8 @@ from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.evidence import Evidence
 from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, identify
-from parity_audit.diagnose.identify import cached_attention, cached_rotation
+from parity_audit.diagnose.identify.attention import cached as cached_attention
+from parity_audit.diagnose.identify.rotary import cached as cached_rotation
 
 ATTENTION = ("scores", "pattern", "z")
 WITH_THE_PROMPT: Families = {

@@ -18,11 +18,11 @@ from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name, site_
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
-from parity_audit.diagnose.forms import described
-from parity_audit.diagnose.forms_attended import attended, neighbours
-from parity_audit.diagnose.forms_pair import Form, Pair
-from parity_audit.diagnose.identify.attention_rows import are_the_pattern
-from parity_audit.diagnose.identify.linear_sample import NOT_STORED
+from parity_audit.diagnose.forms.attended import attended, neighbours
+from parity_audit.diagnose.forms.described import described
+from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.identify.attention.rows import are_the_pattern
+from parity_audit.diagnose.identify.linear.sample import NOT_STORED
 from parity_audit.diagnose.localise import component_of
 
 MOST_TOKENS = 512

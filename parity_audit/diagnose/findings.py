@@ -29,10 +29,10 @@ from parity_audit.diagnose.agreement import (
     undecided,
 )
 from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value, spoken_of
-from parity_audit.diagnose.identify.attention_rows import grouped
-from parity_audit.diagnose.identify.linear import PROJECTIONS, bias_knob
-from parity_audit.diagnose.identify.linear_sample import AS_STORED
-from parity_audit.diagnose.identify.norm_order import USUAL_PLACE
+from parity_audit.diagnose.identify.attention.rows import grouped
+from parity_audit.diagnose.identify.linear.family import PROJECTIONS, bias_knob
+from parity_audit.diagnose.identify.linear.sample import AS_STORED
+from parity_audit.diagnose.identify.norm.order import USUAL_PLACE
 from parity_audit.specs.alibi import standard_slopes
 
 NEARER = 0.25

@@ -13,23 +13,16 @@ from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome
 from parity_audit.diagnose.findings import merge
-from parity_audit.diagnose.identify import (
-    activation,
-    attention,
-    embedding,
-    experts,
-    head_map,
-    linear,
-    logits,
-    norm,
-    positions,
-    qk_norm,
-    residual,
-    rotary,
-    router,
-)
-from parity_audit.diagnose.identify.linear_sample import NOT_STORED
-from parity_audit.diagnose.identify.norm_order import ORDER
+from parity_audit.diagnose.identify import embedding, logits, positions, residual
+from parity_audit.diagnose.identify.attention import family as attention
+from parity_audit.diagnose.identify.attention import head_map
+from parity_audit.diagnose.identify.linear import family as linear
+from parity_audit.diagnose.identify.linear.sample import NOT_STORED
+from parity_audit.diagnose.identify.mlp import activation, experts, router
+from parity_audit.diagnose.identify.norm import family as norm
+from parity_audit.diagnose.identify.norm import qk_norm
+from parity_audit.diagnose.identify.norm.order import ORDER
+from parity_audit.diagnose.identify.rotary import family as rotary
 
 BEHIND_NORMS = ("weights.attn.q", "weights.attn.k", "weights.attn.v", "weights.mlp.gate", "weights.mlp.up", "residual.")
 READ_BY_MLP = ("weights.mlp.gate", "weights.mlp.up")

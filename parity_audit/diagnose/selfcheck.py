@@ -11,7 +11,7 @@ from parity_audit.diagnose.agreement import is_number, same
 from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_value
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.fitting import fit_side
-from parity_audit.diagnose.identify import attention
+from parity_audit.diagnose.identify.attention import family as attention
 from parity_audit.diagnose.identities import hook_warnings
 from parity_audit.diagnose.invariance import invariance_notes
 from parity_audit.diagnose.numerics import reduced_products

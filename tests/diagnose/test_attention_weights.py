@@ -6,7 +6,7 @@ import pytest
 import torch
 from loose import SHORT, differ, loose
 
-from parity_audit.diagnose.identify.attention_weights import KNOB
+from parity_audit.diagnose.identify.attention.weights import KNOB
 
 POS, HEADS, KV, WIDTH = 48, 4, 2, 16
 Q, K, V = (

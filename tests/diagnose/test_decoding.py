@@ -11,8 +11,8 @@ from tiny_port import probe
 
 from parity_audit.diagnose.decoding import decoded_probes, run_whole
 from parity_audit.diagnose.evidence import KnobFit
-from parity_audit.diagnose.identify import cached_attention
-from parity_audit.diagnose.identify.rotary_positions import where_they_stand
+from parity_audit.diagnose.identify.attention import cached as cached_attention
+from parity_audit.diagnose.identify.rotary.positions import where_they_stand
 
 FIRST = 20
 DECODED = replace(probe("decode", (28,)), decode_from=FIRST)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from parity_audit.diagnose.forms import described
-from parity_audit.diagnose.forms_pair import Pair
+from parity_audit.diagnose.forms.described import described
+from parity_audit.diagnose.forms.pair import Pair
 
 TOKENS, HEADS, D_HEAD = 40, 3, 8
 CHANNELS = HEADS * D_HEAD

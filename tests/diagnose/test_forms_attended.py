@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_port import probe
 
-from parity_audit.diagnose.forms import described
-from parity_audit.diagnose.forms_attended import attended, solved
+from parity_audit.diagnose.forms.attended import attended, solved
+from parity_audit.diagnose.forms.described import described
 
 POS, HEADS, KV, WIDTH = 48, 4, 2, 16
 

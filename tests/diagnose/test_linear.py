@@ -6,7 +6,7 @@ import pytest
 import torch
 from loose import SHORT, differ, loose, read
 
-from parity_audit.diagnose.identify.linear_sample import AS_STORED
+from parity_audit.diagnose.identify.linear.sample import AS_STORED
 
 D, HEADS, WIDTH, MLP = 64, 4, 16, 96
 GENERATOR = torch.Generator().manual_seed(5)

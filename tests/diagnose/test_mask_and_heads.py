@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_port import Port, found
 
-from parity_audit.diagnose.identify.attention_mask import faults_of
+from parity_audit.diagnose.identify.attention.mask import faults_of
 
 CORE = {"scores", "pattern", "z"}
 HIDDEN = ("attn_scores", "pattern")

@@ -7,7 +7,7 @@ import torch
 from loose import differ, loose
 from tiny_port import probe
 
-from parity_audit.diagnose.identify.rotary import PAIRING
+from parity_audit.diagnose.identify.rotary.family import PAIRING
 
 HEADS, KV, WIDTH = 4, 2, 32
 PROBES = (probe("short", (48,)), probe("left", (40, 23, 9), pad="left", seed=3))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parity_audit.diagnose.identify.saturation import cap_fit, cap_of, curve, fit_curve
+from parity_audit.diagnose.identify.attention.saturation import cap_fit, cap_of, curve, fit_curve
 
 
 @pytest.mark.parametrize("w", [0.0, 1e-9, 1e-4, 0.01, 0.3])

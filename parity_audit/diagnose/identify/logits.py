@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
+from parity_audit.diagnose.identify.attention.saturation import cap_fit, fit_curve
 from parity_audit.diagnose.identify.least_squares import Estimate
 from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, rounded
-from parity_audit.diagnose.identify.saturation import cap_fit, fit_curve
 
 SCALE, CAP, SHIFT, DTYPE = "logits.scale", "logits.softcap", "logits.shift", "logits.dtype"
 PLAIN, CENTRED, WITHOUT = 0.0, "centred", "without its bias"

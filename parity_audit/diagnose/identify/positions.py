@@ -16,7 +16,7 @@ from torch import Tensor
 from parity_audit.core.types import KnobValue, Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms
 from parity_audit.diagnose.identify.least_squares import ratio
-from parity_audit.diagnose.identify.rotary_positions import where_they_stand
+from parity_audit.diagnose.identify.rotary.positions import where_they_stand
 
 SITE, OFFSET, SCALE = "pos_embed", "pos_embed.offset", "pos_embed.scale"
 FROM_PADDING = "counted from the padding"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, real, relative_rms
-from parity_audit.diagnose.identify.norm_shape import normed
+from parity_audit.diagnose.identify.norm.shape import normed
 
 EXPLAINED = 1e-3
 PARALLEL = 0.9999

@@ -1,0 +1,105 @@
+"""The values that attention averaged, found from what it made of them.
+
+For one row of tokens and one head, z = P V with the pattern P `[query key]`. P is square, and triangular where attention
+is causal, so V = P^-1 z: the values that were really attended, laid beside those of the `v` site. Rounding of z grows by the rows
+of P^-1; tokens of which it would grow too far are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from parity_audit.capture.store import Capture
+from parity_audit.core.sites import layer_of
+from parity_audit.core.types import Probe
+from parity_audit.diagnose.evidence import f64, real
+from parity_audit.diagnose.forms.pair import Pair
+
+ROUNDING = 3e-7
+SURE = 1e-2
+FEWEST = 4
+BESIDE = ("q", "k", "rot_q", "rot_k")
+
+
+def attended(site: str, own: Capture, true: Capture, d_head: int) -> Pair | None:
+    """Attended values and the `v` site's `[token, (head d_head)]`; None where z, v or the pattern are not to be had.
+
+    `site` is a block's z. The pattern is the candidate's own where it shows one, else the one that its queries and keys make.
+    """
+    block = site.removesuffix("z")
+    rows = [row for probe in true.probes for row in _rows(probe, block, own, true)]
+    if sum(len(row["attended"]) for row in rows) < FEWEST:
+        return None
+    parts = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    return Pair(own=parts.pop("attended"), true=parts.pop("v"), d_head=d_head, others=parts)
+
+
+def _rows(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[dict[str, Tensor]]:
+    """Real tokens of each row of a probe of which the attended values are known well."""
+    sources = own.sites(probe.name), true.sites(probe.name)
+    pattern = next((side for side, sites in zip((own, true), sources, strict=True) if block + "pattern" in sites), None)
+    if pattern is None or not {block + "z", block + "v"} <= sources[0]:
+        return
+    near = {f"v of block {number}": f"blocks.{number}.v" for number in neighbours(block)}
+    wanted = {**{name: block + name for name in ("z", "v", *BESIDE)}, **near}
+    tensors = {name: f64(own.tensor(probe.name, site)) for name, site in wanted.items() if site in sources[0]}
+    patterns = f64(pattern.tensor(probe.name, block + "pattern"))
+    for batch, mask in enumerate(real(probe)):
+        kept = mask.nonzero()[:, 0]
+        row = {name: x[batch, kept] for name, x in tensors.items()}
+        values, sure = solved(patterns[batch][:, kept][:, :, kept], row.pop("z"), row["v"])
+        per_head = {name: _for_heads(x, values.shape[1]) for name, x in {**row, **_moved(row["v"])}.items()}
+        yield {
+            name: rearrange(x[sure], "token head d_head -> token (head d_head)")
+            for name, x in {"attended": values, **per_head, **_turned(per_head)}.items()
+        }
+
+
+def solved(pattern: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """V = P^-1 z of pattern `[head q k]` and z `[q head d_head]`, and the tokens where rounding leaves it sure `[k]`."""
+    inverse = torch.linalg.pinv(pattern)
+    values = torch.einsum("hkq,qhd->khd", inverse, z)
+    rms = z.square().mean((0, 2)).sqrt()
+    error = ROUNDING * inverse.norm(dim=-1) * rms[:, None]
+    size = v.square().mean().sqrt()
+    return values, (error <= SURE * size).all(0)
+
+
+def neighbours(site: str) -> tuple[int, ...]:
+    """The blocks before and after that of a site; none where it is in no block."""
+    layer = layer_of(site)
+    return () if layer is None else (layer - 1, layer + 1)
+
+
+def _moved(v: Tensor) -> dict[str, Tensor]:
+    """Values of the token before and of the one after."""
+    return {"v of the token before": v.roll(1, 0), "v of the token after": v.roll(-1, 0)}
+
+
+def _for_heads(x: Tensor, heads: int) -> Tensor:
+    """Keys and values `[token kv_head d_head]` repeated for the heads that read them."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def _turned(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values turned as the keys are: each pair of a key as a complex number, after over before, times that of the value."""
+    if not {"k", "rot_k"} <= row.keys():
+        return {}
+    before, after, v = row["k"], row["rot_k"], row["v"]
+    layouts: Sequence[tuple[str, str]] = (("half", "(two pair) -> pair two"), ("adjacent", "(pair two) -> pair two"))
+    found = {}
+    for name, layout in layouts:
+        left, right = layout.split(" -> ")
+        numbers = [
+            torch.view_as_complex(rearrange(x, f"t h {left} -> t h {right}", two=2).contiguous())
+            for x in (before, after, v)
+        ]
+        turn = numbers[1] / numbers[0]
+        if float((turn.abs() - turn.abs().mean()).abs().max()) < 1e-3:
+            made = torch.view_as_real(numbers[2] * turn)
+            found[f"v turned as keys are ({name})"] = rearrange(made, f"t h {right} -> t h {left}")
+    return found

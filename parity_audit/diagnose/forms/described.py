@@ -1,0 +1,81 @@
+"""What a component made of its inputs, in words, where no constant of the spec explains it.
+
+The judge replays the candidate's own inputs, so `true` is what a site should hold and `own` what it holds, both
+`[token, channel]`. The shortest of these descriptions that turns one into the other is the finding:
+
+    another site's values, or a sum of such   own = sum_s b_s site_s
+    constant, rounded                         own = c, or one vector,  own = round(true) in a narrow dtype
+    scale, shift                              own = a true,  own = true + b
+    clamp, softcap                            own = min(max(true, lo), hi),  own = c tanh(true / c)
+    curve                                     own = f(true), f a usual activation
+    position                                  own_t = true_(t - 1), or of another token near by
+    order                                     own = true with its channels permuted
+    gain, bias                                own = g_d true,  own = true + b_d     (per channel)
+    norm                                      own = s_n true, or s_n (true - mean)  (per token, or per token and head)
+    projection                                own = true - true V^T V for the few directions V of the difference
+
+Where only some tokens or channels differ, the rest is left out and said. A description counts when it leaves less
+than `LEFT` of the difference; otherwise the component stays unexplained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from parity_audit.diagnose.forms.kinds import LEFT, MAKERS, SAME, ordered
+from parity_audit.diagnose.forms.pair import Form, Pair
+
+SOME = 0.98
+MOST = 0.5
+FEW = 24
+
+
+def described(pair: Pair) -> Form | None:
+    """The first description that fits, None where none does. Tensors that do not differ have none."""
+    scale = max(float(pair.true.norm()), float(pair.own.norm()))
+    if pair.apart <= SAME * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
+        return None
+    moved = ordered(pair)  # before channels that stay where they were are left out
+    if moved is not None and moved.left < LEFT:
+        return moved
+    part, channels, tokens = _where_it_differs(pair)
+    for maker in MAKERS:
+        form = maker(part)
+        if form is not None and form.left < LEFT:
+            return dataclasses.replace(form, channels=channels, tokens=tokens)
+    return None
+
+
+def _where_it_differs(pair: Pair) -> tuple[Pair, str, str]:
+    """The channels and tokens that differ, and words for each where they are not all."""
+    wrong = (pair.own - pair.true).abs() > 1e-4 * pair.true.square().mean().sqrt()
+    tokens, channels = wrong.any(1), _whole_heads(wrong.any(0), pair.d_head)
+    some_channels, some_tokens = (int(some.sum()) < SOME * len(some) for some in (channels, tokens))
+    said = _channels(channels, pair.d_head) if some_channels else ""
+    part = pair.at(
+        tokens if some_tokens else torch.ones_like(tokens), channels if some_channels else torch.ones_like(channels)
+    )
+    return part, said, f"{int(tokens.sum())} of {len(tokens)} tokens" if some_tokens else ""
+
+
+def _whole_heads(wrong: Tensor, d_head: int) -> Tensor:
+    """The channels; those of whole heads where most channels of some heads differ and none of the others."""
+    if not d_head or len(wrong) % d_head:
+        return wrong
+    share = wrong.view(-1, d_head).double().mean(1)
+    return (share > 0).repeat_interleave(d_head) if bool(((share == 0) | (share >= MOST)).all()) else wrong
+
+
+def _channels(wrong: Tensor, d_head: int) -> str:
+    """Channels in words: a few, a range, or whole heads."""
+    found = [int(i) for i in wrong.nonzero()[:, 0]]
+    if d_head and len(wrong) % d_head == 0:
+        by_head = wrong.view(-1, d_head)
+        if bool((by_head.all(1) | ~by_head.any(1)).all()):
+            return f"heads {', '.join(str(int(i)) for i in by_head.any(1).nonzero()[:, 0])}"
+    if found == list(range(found[0], found[-1] + 1)):
+        return f"channels {found[0]} to {found[-1]}"
+    return f"channels {', '.join(map(str, found))}" if len(found) <= FEW else f"{len(found)} of {len(wrong)} channels"

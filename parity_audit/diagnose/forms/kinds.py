@@ -1,0 +1,242 @@
+"""The descriptions that `forms` tries, one function each: None, or a form with what it leaves of the difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from parity_audit.diagnose.forms.order import order_of
+from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.identify.mlp.activation import VARIANTS
+
+LEFT = 0.02
+SAME = 1e-5
+FEWEST = 4
+NARROW = {
+    "float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
+}  # fmt: skip
+EXACT_SHARE = 0.999
+RANK, MOST_OF = 1e-3, 0.75
+NEAR = 1e-3
+CAP_STEPS = 60
+CURVES = {
+    **{name: curve for name, curve in VARIANTS.items() if name not in ("linear", "none")},
+    "square": torch.square,
+    "abs": torch.abs,
+}
+
+
+def _copied(pair: Pair) -> Form | None:
+    if float(pair.own.norm()) == 0.0:
+        return Form(kind="source", value="zero", usual="as computed", left=0.0)
+    for name, other in pair.others.items():
+        if (left := pair.left(other)) < LEFT:
+            return Form(kind="source", value=f"equal to {name}", usual="as computed", left=left)
+    return None
+
+
+def _constant(pair: Pair) -> Form | None:
+    value = float(pair.own.mean())
+    even = float((pair.own - value).abs().max()) <= SAME * abs(value)
+    return Form(kind="constant", value=value, usual="as computed", left=0.0) if even else None
+
+
+def _same_for_all(pair: Pair) -> Form | None:
+    """One vector for all tokens, or one for many of them (of a sequence)."""
+    vectors = len(torch.unique(pair.own.float(), dim=0))
+    if vectors > len(pair.own) / FEWEST:
+        return None
+    return Form(kind="constant", value=f"{vectors} vectors for {len(pair.own)} tokens", usual="as computed", left=0.0)
+
+
+def _projected(pair: Pair) -> Form | None:
+    """What lies in a few directions is taken away: the directions are those of the difference."""
+    apart = pair.own - pair.true
+    if min(apart.shape) < FEWEST:
+        return None
+    _, sizes, directions = torch.linalg.svd(apart, full_matrices=False)
+    rank = int((sizes > RANK * sizes[0]).sum())
+    if rank > MOST_OF * min(apart.shape):
+        return None
+    v = directions[:rank]
+    left = pair.left(pair.true - pair.true @ v.T @ v)
+    words = f"without {rank} of {apart.shape[1]} directions"
+    return Form(kind="projection", value=words, usual="as computed", left=left)
+
+
+def _late(pair: Pair) -> Form | None:
+    """Tokens hold what one or two tokens before or after them should; the ends of sequences are left aside."""
+    size = pair.own.norm(dim=1)
+    for step in (1, -1, 2, -2):
+        near = (pair.own - pair.true.roll(step, 0)).norm(dim=1) <= NEAR * size
+        if float(near.double().mean()) >= MOST_OF:
+            words = f"those of {abs(step)} {'before' if step > 0 else 'after'}"
+            return Form(kind="position", value=words, usual="each token's own", left=0.0)
+    return None
+
+
+def _rounded(pair: Pair) -> Form | None:
+    for name, dtype in NARROW.items():
+        if float(pair.own.abs().max()) > torch.finfo(dtype).max:
+            continue
+        exact = (pair.own == pair.own.to(dtype).double()).double().mean()
+        near = (pair.own - pair.true).abs() <= torch.finfo(dtype).eps * pair.true.abs() + torch.finfo(dtype).tiny
+        if float(exact) >= EXACT_SHARE and float(near.double().mean()) >= EXACT_SHARE:
+            return Form(kind="rounded", value=name, usual="full", left=0.0)
+        if (left := pair.left(pair.true.to(dtype).double())) < LEFT:
+            return Form(kind="rounded", value=name, usual="full", left=left)
+    return None
+
+
+def _scaled(pair: Pair) -> Form | None:
+    factor = float((pair.own * pair.true).sum() / pair.true.square().sum().clamp_min(1e-300))
+    return Form(kind="scale", value=factor, usual=1.0, left=pair.left(factor * pair.true))
+
+
+def _shifted(pair: Pair) -> Form | None:
+    shift = float((pair.own - pair.true).mean())
+    return Form(kind="shift", value=shift, usual=0.0, left=pair.left(pair.true + shift))
+
+
+def _clamped(pair: Pair) -> Form | None:
+    low, high = float(pair.own.min()), float(pair.own.max())
+    used = [bound for bound, hit in ((low, pair.true.min() < low), (high, pair.true.max() > high)) if bool(hit)]
+    form = Form(kind="clamp", value=used, usual=None, left=pair.left(pair.true.clamp(low, high)))
+    return form if used else None
+
+
+def _capped(pair: Pair) -> Form | None:
+    """c by golden section in log c; a cap far above the values does nothing."""
+    top = float(pair.own.abs().max())
+    if top == 0.0 or float(pair.true.abs().max()) <= top:
+        return None
+
+    def left(log_cap: float) -> float:
+        cap = top * 2.0**log_cap
+        return pair.left(cap * torch.tanh(pair.true / cap))
+
+    low, high, golden = 0.0, 8.0, 0.6180339887498949
+    for _ in range(CAP_STEPS):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, b) if left(a) < left(b) else (a, high)
+    best = (low + high) / 2
+    return Form(kind="softcap", value=top * 2.0**best, usual=None, left=left(best))
+
+
+def ordered(pair: Pair) -> Form | None:
+    found = order_of(pair.own, pair.true, pair.d_head)
+    if found is None:
+        return None
+    words, permutation = found
+    return Form(kind="order", value=words, usual="as computed", left=pair.left(pair.true[:, permutation]))
+
+
+def _one_added(pair: Pair) -> Form | None:
+    """The true value plus a multiple of one site: of several that would do (they are multiples of each other), the one
+    whose factor is nearest to 1 or -1."""
+    found = []
+    for name, x in pair.others.items():
+        factor = float(((pair.own - pair.true) * x).sum() / x.square().sum().clamp_min(1e-300))
+        left = pair.left(pair.true + factor * x)
+        if left < LEFT and factor != 0.0:
+            found.append(
+                (
+                    abs(math.log(abs(factor))),
+                    f"the true value {'+' if factor > 0 else '-'} {abs(factor):.4g} {name}",
+                    left,
+                )
+            )
+    if not found:
+        return None
+    _, said, left = min(found)
+    return Form(kind="source", value=said, usual="as computed", left=left)
+
+
+def _plainly_summed(pair: Pair) -> Form | None:
+    """Two or three sites added; of sites that hold the same, those nearest to this one."""
+    for count in (2, 3):
+        for names in combinations(reversed(list(pair.others)), count):
+            left = pair.left(torch.stack([pair.others[name] for name in names]).sum(0))
+            if left < LEFT:
+                return Form(kind="source", value=" + ".join(reversed(names)), usual="as computed", left=left)
+    return None
+
+
+def _summed(pair: Pair) -> Form | None:
+    """Least squares over the true value and the sites before it; only what has a share of its own is named."""
+    others = {name: x for name, x in pair.others.items() if float((x - pair.true).norm()) > SAME * float(x.norm())}
+    names, columns = ["the true value", *others], [pair.true, *others.values()]
+    if not others:
+        return None
+    x = torch.stack([column.flatten() for column in columns], 1)
+    sizes = x.norm(dim=0).clamp_min(1e-300)
+    weights = torch.linalg.lstsq(x / sizes, pair.own.flatten()[:, None], driver="gelsd").solution[:, 0]
+    keep = weights.abs() > 1e-3 * weights.abs().max()
+    again = torch.linalg.lstsq(x[:, keep], pair.own.flatten()[:, None], driver="gelsd").solution[:, 0]
+    terms = [f"{float(b):.4g} {name}" for b, name in zip(again, _kept(names, keep), strict=True)]
+    guess = (x[:, keep] @ again).view_as(pair.own)
+    return Form(kind="source", value=" + ".join(terms), usual="as computed", left=pair.left(guess))
+
+
+def _kept(names: list[str], keep: Tensor) -> list[str]:
+    return [name for name, kept in zip(names, keep.tolist(), strict=True) if kept]
+
+
+def _gained(pair: Pair) -> Form | None:
+    if len(pair.own) < 4:
+        return None
+    gain = (pair.own * pair.true).sum(0) / pair.true.square().sum(0).clamp_min(1e-300)
+    said = f"{float(gain.min()):.4g} to {float(gain.max()):.4g} per channel"
+    return Form(kind="gain", value=said, usual=1.0, left=pair.left(pair.true * gain))
+
+
+def _biased(pair: Pair) -> Form | None:
+    if len(pair.own) < 4:
+        return None
+    bias = (pair.own - pair.true).mean(0)
+    said = f"rms {float(bias.square().mean().sqrt()):.4g} per channel"
+    return Form(kind="bias", value=said, usual=0.0, left=pair.left(pair.true + bias))
+
+
+def _curved(pair: Pair) -> Form | None:
+    """Each number is one function of what it should be."""
+    left, name = min((pair.left(curve(pair.true)), name) for name, curve in CURVES.items())
+    return Form(kind="curve", value=name, usual="as computed", left=left)
+
+
+def _normed(pair: Pair) -> Form | None:
+    return None if pair.true.shape[1] < FEWEST else _by_size(pair, pair.own, pair.true, "")
+
+
+def _normed_heads(pair: Pair) -> Form | None:
+    width = pair.d_head
+    if width < FEWEST or pair.true.shape[1] % width or pair.true.shape[1] == width:
+        return None
+    return _by_size(pair, pair.own.reshape(-1, width), pair.true.reshape(-1, width), "each head ")
+
+
+def _by_size(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
+    """A factor for each row, as it is or with its mean taken away."""
+    return min((_by_rms(pair, own, x, who + said) for said, x in
+                (("", true), ("centred and ", true - true.mean(1, keepdim=True)))), key=lambda form: form.left)  # fmt: skip
+
+
+def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
+    size = true.square().sum(1, keepdim=True).clamp_min(1e-300)
+    scale = (own * true).sum(1, keepdim=True) / size
+    rms = (scale.squeeze(1) * (size.squeeze(1) / true.shape[1]).sqrt()).abs()
+    even = float(rms.std()) < 1e-3 * float(rms.mean()) if len(rms) > 1 else False
+    words = f"{who}normalised to rms {float(rms.mean()):.4g}" if even else (
+        f"{who}scaled by {float(scale.min()):.4g} to {float(scale.max()):.4g} per token"
+    )  # fmt: skip
+    return Form(kind="norm", value=words, usual="as computed", left=pair.left((scale * true).view_as(pair.own)))
+
+
+MAKERS: tuple[Callable[[Pair], Form | None], ...] = (
+    _copied, _constant, _same_for_all, _late, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _biased, _one_added,
+    _gained, _normed, _normed_heads, _plainly_summed, _projected, _summed,
+)  # fmt: skip

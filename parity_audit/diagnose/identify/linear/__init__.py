@@ -1,0 +1,1 @@
+"""Matrix products: what was done to weight, bias or input."""

@@ -1,0 +1,151 @@
+"""Projections: does y = x W^T + b hold with the checkpoint's W and b, and if not, what does?
+
+With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W^T:
+
+- bias: y - p is one vector for all tokens (added, missing, a multiple of the checkpoint's);
+- scale: y = s p, s by least squares, for the whole tensor or head by head (0: a head that is gone);
+- another input: y = x' W^T for another site x' of the block;
+- another tensor: y = x V^T for another checkpoint tensor V of that shape in this block;
+- transposed: y = x W, where W is square;
+- permuted: every output of y equals another output of p (found by correlation, then checked);
+- mixed rows: every output of y is one of p or of a sibling's product: q, k and v, or gate and up, of a fused tensor;
+- shifted: y = p + c sum(x): every weight has a constant added;
+- rounded: y = x r(W)^T with r to bfloat16, float16 or 8-bit integers;
+- changed input: y = x' W^T with x' = x after a curve, a norm of the block, in another order; where W has an inverse on its
+  outputs, x' is found backwards and described (`forms`);
+- else the difference D of the weights solves x D^T = y - p where there are more tokens than inputs: which rows, how large.
+
+The first in this order that leaves rounding is the answer, or else the first that leaves little of what the checkpoint's
+weights leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.types import KnobValue
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, relative_rms
+from parity_audit.diagnose.identify.linear import inputs, weights
+from parity_audit.diagnose.identify.linear.sample import (
+    CLEAN,
+    EXPLAINS,
+    LOW,
+    NOT_STORED,
+    Answer,
+    Projection,
+    Sample,
+    tokens_of,
+)
+
+WHOLE, PARTS = 1e-6, 8
+
+PROJECTIONS = (
+    Projection(role="attn.q", inputs=("ln1.out",), unnormed=("resid_pre",), output="q", heads="n_heads"),
+    Projection(role="attn.k", inputs=("ln1.out",), unnormed=("resid_pre",), output="k", heads="n_kv_heads"),
+    Projection(role="attn.v", inputs=("ln1.out",), unnormed=("resid_pre",), output="v", heads="n_kv_heads"),
+    Projection(role="attn.o", inputs=("z",), output="attn_proj"),
+    Projection(role="mlp.gate", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.pre"),
+    Projection(role="mlp.up", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.pre_linear"),
+    Projection(role="mlp.down", inputs=("mlp.post",), output="mlp_proj"),
+    Projection(role="moe.router", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.router_logits"),
+)
+
+
+def fit(evidence: Evidence) -> list[Outcome]:
+    """Weights, bias and scale of every projection of a block that can be seen from both ends."""
+    if evidence.layer is None:
+        return []
+    found: list[Outcome] = []
+    for projection in PROJECTIONS:
+        sample = _sample(evidence, projection)
+        if sample is not None:
+            found += _fits(evidence, projection, _explained(sample, projection, evidence), len(sample.x))
+    return found
+
+
+def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
+    # A plain MLP has one input projection; specs give it the role of `up`, and its output is mlp.pre.
+    plain = projection.role == "mlp.gate" and evidence.weight("mlp.gate") is None
+    role = "mlp.up" if plain else projection.role
+    weight = evidence.weight(role)
+    if weight is None or weight.ndim != 2:
+        return None
+    bias = evidence.weight(f"{role}.bias")
+    normed = evidence.weight("norm.ln1") is not None  # else every projection reads the stream itself (OLMo 2)
+    for name in projection.inputs if normed else (*projection.inputs, *projection.unnormed):
+        xy = tokens_of(evidence, name, projection.output)
+        if xy is not None and xy[0].shape[1] == weight.shape[1] and xy[1].shape[1] == weight.shape[0]:
+            x, y = xy
+            w = f64(weight)
+            return Sample(x=x, y=y, weight=w, bias=None if bias is None else f64(bias).flatten(), p=x @ w.T)
+    return None
+
+
+CAUSES: tuple[Callable[[Sample, Projection, Evidence], Answer | None], ...] = (
+    weights.bias, weights.scale, weights.head_scales, inputs.other_input,
+    weights.other_tensor, weights.transposed, weights.permuted, weights.mixed_rows,
+    weights.shifted, weights.rounded, inputs.given,
+)  # fmt: skip
+
+
+def _explained(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
+    left = relative_rms(sample.rest, sample.y)
+    if left <= _rounding(sample.y):
+        return Answer(left=left)
+    answers = [answer for cause in CAUSES if (answer := cause(sample, projection, evidence)) is not None]
+    for enough in (CLEAN, max(EXPLAINS * left, CLEAN)):
+        found = next((answer for answer in answers if answer.left <= enough), None)
+        if found is not None:
+            return found
+    return _different(sample, left)
+
+
+def _rounding(y: Tensor) -> float:
+    """What arithmetic in the format of these numbers may leave: a side that computes in bfloat16 shows only such."""
+    return next((share for dtype, share in LOW if torch.equal(y.to(dtype).double(), y)), CLEAN)
+
+
+def _different(sample: Sample, left: float) -> Answer:
+    """No simple cause: how large the difference is, and in which outputs."""
+    share = sample.rest.norm(dim=0) / sample.y.norm(dim=0).clamp_min(1e-300)
+    wrong = (share > max(WHOLE, 10 * CLEAN)).nonzero().flatten().tolist()
+    where = "all outputs" if len(wrong) == len(share) else f"outputs {_ranges(wrong)}"
+    return Answer(weight=NOT_STORED, left=left, facts={"differs": f"{left:.3g} of the output, in {where}"})
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-3, 7` of a sorted list; the first few where there are many."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in spans[:PARTS]]
+    return ", ".join(shown) + (" ..." if len(spans) > PARTS else "")
+
+
+def _fits(evidence: Evidence, projection: Projection, answer: Answer, n: int) -> list[Outcome]:
+    """Three knobs for every projection, so that both sides can be laid side by side."""
+
+    def of(knob: str, value: KnobValue, stderr: float | None) -> KnobFit:
+        return KnobFit(
+            knob=knob, layer=evidence.layer, value=value, stderr=stderr, residual=answer.left, n=n,
+            site=projection.output, evidence=answer.facts,
+        )  # fmt: skip
+
+    name = bias_knob(projection.role)
+    return [
+        of(f"weights.{projection.role}", answer.weight, None),
+        of(name, answer.bias, None),
+        of(f"weights.{projection.role}.scale", answer.scale, max(answer.left / max(n, 1) ** 0.5, 1e-9)),
+    ]
+
+
+def bias_knob(role: str) -> str:
+    """`attention.q_bias` for `attn.q`, `mlp.down_bias` for `mlp.down`."""
+    family, _, part = role.partition(".")
+    return f"{'attention' if family == 'attn' else family}.{part}_bias"

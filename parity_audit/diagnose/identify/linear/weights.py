@@ -1,0 +1,174 @@
+"""What was done to the weight or the bias of a projection: one function a cause, see `linear`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from einops import rearrange, reduce
+from torch import Tensor
+
+from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
+from parity_audit.diagnose.identify.linear.sample import EXPLAINS, LOW, Answer, Projection, Sample
+
+SURE = 0.999  # correlation of an output with the one it is
+SIBLINGS = (("attn.q", "attn.k", "attn.v", "attn.o"), ("mlp.gate", "mlp.up"))
+
+
+def bias(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
+    """One vector for all tokens."""
+    extra = sample.rest.mean(0)
+    left = relative_rms(sample.rest - extra, sample.y)
+    return Answer(bias=_bias_in_words(extra, sample.bias), left=left)
+
+
+def _bias_in_words(extra: Tensor, known: Tensor | None) -> str:
+    if known is None or float(known.norm()) == 0.0:
+        return "one that the checkpoint does not have"
+    times = 1 + float(extra @ known) / float(known @ known)
+    if relative_rms(extra - (times - 1) * known, extra) > 0.01:
+        return "another one"
+    return "missing" if abs(times) < 0.01 else f"the checkpoint's times {times:.4g}"
+
+
+def scale(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
+    """One factor on the product, or on product and bias."""
+    best = Answer(left=float("inf"))
+    for whole, target in (
+        (sample.p, sample.y if sample.bias is None else sample.y - sample.bias),
+        (_full(sample), sample.y),
+    ):
+        factor = float((whole * target).sum() / whole.square().sum())
+        left = relative_rms(target - factor * whole, sample.y)
+        best = Answer(scale=factor, left=left) if left < best.left else best
+    return best
+
+
+def _full(sample: Sample) -> Tensor:
+    return sample.p if sample.bias is None else sample.p + sample.bias
+
+
+def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
+    """A factor for each head."""
+    if not projection.heads:
+        return None
+    count = evidence.dims[projection.heads]
+    full, y = (
+        rearrange(value, "token (head d_head) -> token head d_head", head=count) for value in (_full(sample), sample.y)
+    )
+    top = reduce(full * y, "token head d_head -> head", "sum")
+    factors = top / reduce(full.square(), "token head d_head -> head", "sum")
+    left = relative_rms(y - factors[None, :, None] * full, y)
+    odd = {head: float(f"{float(factor):.5g}") for head, factor in enumerate(factors) if abs(float(factor) - 1) > 1e-3}
+    return Answer(weight=f"heads scaled: {odd}", left=left)
+
+
+def other_tensor(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
+    """Another tensor of this block that has the shape, with its bias."""
+    for role, weight, own_bias in _siblings(evidence, projection.role):
+        if weight.shape == sample.weight.shape:
+            left = relative_rms(sample.y - sample.x @ weight.T - (0.0 if own_bias is None else own_bias), sample.y)
+            if left <= EXPLAINS * relative_rms(sample.rest, sample.y):
+                return Answer(weight=f"those of {role}", left=left)
+    return None
+
+
+def mixed_rows(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
+    """Rows of this tensor and of its siblings: a fused tensor that was cut apart in another way."""
+    made, roles = [sample.p if sample.bias is None else sample.p + sample.bias], [projection.role] * len(sample.weight)
+    for role, weight, own_bias in _siblings(evidence, projection.role):
+        if weight.shape[1:] == sample.weight.shape[1:]:
+            made.append(sample.x @ weight.T + (0.0 if own_bias is None else own_bias))
+            roles += [role] * len(weight)
+    whole = torch.cat(made, 1)
+    a, b = (value / value.norm(dim=0).clamp_min(1e-300) for value in (sample.y, whole))
+    best, order = (a.T @ b).max(dim=1)
+    if len(made) < 2 or float(best.min()) < SURE:
+        return None
+    taken = sorted({roles[int(row)] for row in order})
+    return Answer(
+        weight=f"rows of {' and '.join(taken)}, mixed", left=relative_rms(sample.y - whole[:, order], sample.y)
+    )
+
+
+def _siblings(evidence: Evidence, role: str) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Role, weight and bias of the other tensors that read the same input, or are often fused with this one."""
+    for other in next((roles for roles in SIBLINGS if role in roles), ()):
+        weight, own_bias = evidence.weight(other), evidence.weight(f"{other}.bias")
+        if other != role and weight is not None:
+            yield other, f64(weight), None if own_bias is None else f64(own_bias).flatten()
+
+
+def transposed(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
+    """The other way round, where it is square."""
+    if sample.weight.shape[0] != sample.weight.shape[1]:
+        return None
+    rest = sample.y - sample.x @ sample.weight
+    return Answer(weight="transposed", left=relative_rms(rest if sample.bias is None else rest - sample.bias, sample.y))
+
+
+def permuted(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
+    """Outputs in another order, with the bias or without it."""
+    for made, target in (
+        (sample.p, sample.y if sample.bias is None else sample.y - sample.bias),
+        (_full(sample), sample.y),
+    ):
+        a, b = (value / value.norm(dim=0).clamp_min(1e-300) for value in (target, made))
+        best, order = (a.T @ b).max(dim=1)
+        if float(best.min()) >= SURE and len(set(order.tolist())) == len(order):
+            left = relative_rms(target - made[:, order], sample.y)
+            return Answer(weight=_order_in_words(order, projection, evidence), left=left)
+    return None
+
+
+def _order_in_words(order: Tensor, projection: Projection, evidence: Evidence) -> str:
+    """An order of rows as a user would say it: heads, halves of a head, or rows."""
+    width = evidence.dims["d_head"]
+    if not projection.heads:
+        return "outputs permuted"
+    heads = order.view(-1, width)
+    if bool((heads - heads[:, :1] == torch.arange(width)).all()) and bool((heads[:, 0] % width == 0).all()):
+        return f"heads permuted: {(heads[:, 0] // width).tolist()}"
+    halves = rearrange(torch.arange(width), "(half pair) -> (pair half)", half=2)
+    if bool((heads % width == halves).all()):
+        return "rows of each head interleaved (half to adjacent pairs)"
+    if bool((heads % width == halves.argsort()).all()):
+        return "rows of each head de-interleaved (adjacent to half pairs)"
+    return "rows permuted"
+
+
+def shifted(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
+    """A constant added to every weight."""
+    total = sample.x.sum(1, keepdim=True)
+    constant = float((sample.rest.mean(1, keepdim=True) * total).sum() / total.square().sum())
+    left = relative_rms(sample.rest - constant * total, sample.y)
+    return Answer(weight=f"the checkpoint's plus {constant:.4g}", left=left)
+
+
+def rounded(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
+    """Weights or inputs in a smaller format."""
+    added = 0.0 if sample.bias is None else sample.bias
+    best: Answer | None = None
+    for words, x, weight in _rounded_products(sample):
+        left = relative_rms(sample.y - x @ weight.T - added, sample.y)
+        if best is None or left < best.left:
+            best = Answer(weight=f"the checkpoint's{words}", left=left)
+    return best
+
+
+def _rounded_products(sample: Sample) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Weights, inputs, or both in a smaller format: how it is said, and the two factors."""
+    for name, weight in _formats(sample.weight):
+        yield f" rounded to {name}", sample.x, weight
+    for dtype, _ in LOW:
+        name, x = str(dtype).removeprefix("torch."), sample.x.to(dtype).double()
+        yield f", times inputs rounded to {name}", x, sample.weight
+        yield f" rounded to {name}, as are the inputs", x, sample.weight.to(dtype).double()
+
+
+def _formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for name in ("bfloat16", "float16"):
+        yield name, weight.to(getattr(torch, name)).double()
+    for name, axis in (("int8 by row", -1), ("int8 by column", 0)):
+        step = weight.abs().amax(dim=axis, keepdim=True).clamp_min(1e-300) / 127
+        yield name, (weight / step).round() * step

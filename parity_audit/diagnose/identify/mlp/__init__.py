@@ -1,0 +1,1 @@
+"""Activations, experts and their routers."""
