@@ -95,11 +95,15 @@ def _explained(sample: Sample, projection: Projection, evidence: Evidence) -> An
     left = relative_rms(sample.rest, sample.y)
     if left <= _rounding(sample.y):
         return Answer(left=left)
-    answers = [answer for cause in CAUSES if (answer := cause(sample, projection, evidence)) is not None]
-    for enough in (CLEAN, max(EXPLAINS * left, CLEAN)):
-        found = next((answer for answer in answers if answer.left <= enough), None)
-        if found is not None:
-            return found
+    nearly: Answer | None = None
+    for cause in CAUSES:
+        answer = cause(sample, projection, evidence)
+        if answer is not None and answer.left <= CLEAN:
+            return answer
+        if nearly is None and answer is not None and answer.left <= EXPLAINS * left:
+            nearly = answer
+    if nearly is not None:
+        return nearly
     return _different(sample, left)
 
 
