@@ -22,7 +22,7 @@ from parity_audit.specs.view import cannot, section
 
 OK, KNOWN, FAILED, NOT_RUN = "ok", "known error", "failed", "not run"
 AGREES = (Verdict.EXACT, Verdict.PARITY)
-UNSEEN = "detection limit of "
+UNSEEN, SELF_CHECK = "detection limit of ", "self-check: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,8 @@ def _reference(spec: Spec, model: str, report: Report) -> PairCheck:
     """The reference: that it ran with a judge is its test; what its self-check says is its failure, unless known."""
     side = report.reference
     notes = list(side.self_check) if report.judge else [*side.self_check, "no judge ran in float64"]
-    known = _known(spec, BackendRef(name=side.backend, version=side.version))
+    listed = _known(spec, BackendRef(name=side.backend, version=side.version))
+    known = {words.removeprefix(SELF_CHECK): why for words, why in listed.items() if words.startswith(SELF_CHECK)}
     seen = {next((words for words in known if words in note), note): note for note in notes}
     status, why = judged(seen, known, agrees=not notes)
     return PairCheck(
@@ -121,7 +122,8 @@ def _reference(spec: Spec, model: str, report: Report) -> PairCheck:
 
 
 def _pair(spec: Spec, model: str, ref: BackendRef, found: Candidate) -> PairCheck:
-    known = _known(spec, replace(ref, version=found.version or _release(ref)))
+    listed = _known(spec, replace(ref, version=found.version or _release(ref)))
+    known = {knob: why for knob, why in listed.items() if not knob.startswith(SELF_CHECK)}
     seen = {finding.knob: finding.message for finding in found.findings}
     status, why = judged(seen, known, agrees=found.verdict in AGREES and not seen, said=found.why)
     hidden = sorted({item.site.split(".", 2)[-1] for item in found.not_visible})

@@ -94,7 +94,7 @@ class BackendSection(_Strict):
 
     `cannot` is why it does not run the architecture at all. `other_weights` is the path, with `{name}`, of every
     checkpoint tensor that `weights` does not mention; empty where the backend has names of its own. `known` are errors
-    of the backend itself, by the knob of their finding (for the reference: by words of its self-check), and their cause.
+    of the backend itself, by the knob of their finding (`self-check: WORDS`: of the reference's), and their cause.
     """
 
     sites: dict[str, SiteEntry | None] = {}

@@ -80,6 +80,15 @@ def test_an_error_that_the_spec_knows_of_is_green_and_named(tmp_path):
     assert bridge["why"].endswith("hook_attn_scores holds the pattern here, what the softmax made of the scores")
 
 
+def test_what_the_reference_says_of_itself_is_not_asked_of_a_candidate(tmp_path):
+    out = tmp_path / "check.json"
+    assert CliRunner().invoke(app, ["spec", "check", "gemma2", "-b", "hf", "-q", "--out", str(out)]).exit_code == 0
+    (result,) = json.loads(out.read_text())
+
+    assert [(pair["verdict"], pair["status"]) for pair in result["pairs"]] == [("reference", KNOWN), ("exact", OK)]
+    assert "has no soft-cap" in result["pairs"][0]["why"]
+
+
 def test_a_known_error_that_is_gone_is_red(written, tmp_path):
     more = "backends:\n  transformer_bridge:\n    known: {mlp.activation: its table says gelu}\n"
     code, (result,) = checked(written(more), tmp_path=tmp_path)
