@@ -130,6 +130,16 @@ def real(probe: Probe) -> Tensor:
     return torch.tensor(probe.mask, dtype=torch.bool)
 
 
+def tokens_of(evidence: Evidence, *names: str) -> list[Tensor] | None:
+    """Real tokens `[token ...]`, in float64, of sites that are all visible, over all short probes."""
+    rows: list[list[Tensor]] = []
+    for probe in evidence.short_probes():
+        tensors = [evidence.tensor(probe.name, name) for name in names]
+        if all(tensor is not None for tensor in tensors):
+            rows.append([f64(tensor[real(probe)]) for tensor in tensors if tensor is not None])
+    return [torch.cat(column) for column in zip(*rows, strict=True)] if rows else None
+
+
 def spread(count: int, wanted: int) -> Tensor:
     """At most `wanted` indices spread evenly over `range(count)`, both ends included; the same every time."""
     if count <= wanted:

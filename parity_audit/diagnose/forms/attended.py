@@ -7,7 +7,7 @@ of P^-1; tokens of which it would grow too far are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from einops import rearrange
@@ -18,6 +18,7 @@ from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.forms.pair import Pair
+from parity_audit.diagnose.identify.rotary.turns import PAIRINGS, Layout, paired
 
 ROUNDING = 3e-7
 SURE = 1e-2
@@ -89,17 +90,12 @@ def _turned(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values turned as the keys are: each pair of a key as a complex number, after over before, times that of the value."""
     if not {"k", "rot_k"} <= row.keys():
         return {}
-    before, after, v = row["k"], row["rot_k"], row["v"]
-    layouts: Sequence[tuple[str, str]] = (("half", "(two pair) -> pair two"), ("adjacent", "(pair two) -> pair two"))
     found = {}
-    for name, layout in layouts:
-        left, right = layout.split(" -> ")
-        numbers = [
-            torch.view_as_complex(rearrange(x, f"t h {left} -> t h {right}", two=2).contiguous())
-            for x in (before, after, v)
-        ]
-        turn = numbers[1] / numbers[0]
+    for name, axes in PAIRINGS.items():
+        layout = Layout(pairing=name, first=0, d_rot=row["v"].shape[-1])
+        before, after, v = (paired(row[site], layout) for site in ("k", "rot_k", "v"))
+        turn = after / before
         if float((turn.abs() - turn.abs().mean()).abs().max()) < 1e-3:
-            made = torch.view_as_real(numbers[2] * turn)
-            found[f"v turned as keys are ({name})"] = rearrange(made, f"t h {right} -> t h {left}")
+            made = torch.view_as_real(v * turn)
+            found[f"v turned as keys are ({name})"] = rearrange(made, f"t h pair two -> t h {axes}")
     return found

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import KnobValue
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, real, relative_rms
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, relative_rms, tokens_of
 from parity_audit.diagnose.identify.norm.shape import normed
 
 EXPLAINED = 1e-3
@@ -40,16 +40,6 @@ def fit(evidence: Evidence) -> list[Outcome]:
     return [outcome for outcome in [*found, _read(evidence)] if outcome is not None]
 
 
-def _sites(evidence: Evidence, *names: str) -> list[Tensor] | None:
-    """Real tokens `[token, d_model]` of sites that are all visible, over all short probes."""
-    rows: list[list[Tensor]] = []
-    for probe in evidence.short_probes():
-        tensors = [evidence.tensor(probe.name, name) for name in names]
-        if all(tensor is not None for tensor in tensors):
-            rows.append([f64(tensor[real(probe)]) for tensor in tensors if tensor is not None])
-    return [torch.cat(column) for column in zip(*rows, strict=True)] if rows else None
-
-
 def _slope(evidence: Evidence, knob: str, site: str, x: Tensor, y: Tensor) -> KnobFit | None:
     """y = b x, None where that is not what happens."""
     if float(x.norm()) == 0.0:
@@ -63,20 +53,20 @@ def _slope(evidence: Evidence, knob: str, site: str, x: Tensor, y: Tensor) -> Kn
 
 
 def _added(evidence: Evidence, knob: str, after: str, before: str, out: str) -> KnobFit | None:
-    sites = _sites(evidence, after, before, out)
+    sites = tokens_of(evidence, after, before, out)
     return None if sites is None else _slope(evidence, knob, after, sites[2], sites[0] - sites[1])
 
 
 def _share(evidence: Evidence, added: str, made: str, norm: str) -> KnobFit | None:
-    sites = None if evidence.weight(norm) is not None else _sites(evidence, added, made)
+    sites = None if evidence.weight(norm) is not None else tokens_of(evidence, added, made)
     return None if sites is None else _slope(evidence, "residual.scale", added, sites[1], sites[0])
 
 
 def _read(evidence: Evidence) -> KnobFit | None:
     """Which stream the second norm reads; None where neither fits."""
     weight = evidence.weight("norm.ln2")
-    sites = _sites(evidence, "ln2.out", "resid_mid", "resid_pre")
-    if sites is None and (parts := _sites(evidence, "ln2.out", "resid_pre", "attn_out")) is not None:
+    sites = tokens_of(evidence, "ln2.out", "resid_mid", "resid_pre")
+    if sites is None and (parts := tokens_of(evidence, "ln2.out", "resid_pre", "attn_out")) is not None:
         sites = [parts[0], parts[1] + parts[2], parts[1]]  # a parallel block shows no resid_mid
     if weight is None:
         return _read_by_mlp(evidence)
@@ -108,7 +98,7 @@ def _read_by_mlp(evidence: Evidence) -> KnobFit | None:
     stream after attention, made again with the checkpoint's weight."""
     role = "mlp.gate" if evidence.weight("mlp.gate") is not None else "mlp.up"
     product, norm = evidence.weight(role), evidence.weight("norm.ln1")
-    sites = _sites(evidence, "mlp.pre", "ln1.out", "resid_pre", "attn_out")
+    sites = tokens_of(evidence, "mlp.pre", "ln1.out", "resid_pre", "attn_out")
     if sites is None or product is None or norm is None or product.ndim != 2:
         return None
     made, once, stream = sites[0].flatten(1), sites[1], sites[2] + sites[3]

@@ -37,7 +37,7 @@ from parity_audit.diagnose.identify.linear.sample import (
     Answer,
     Projection,
     Sample,
-    tokens_of,
+    ends_of,
 )
 
 WHOLE, PARTS = 1e-6, 8
@@ -76,7 +76,7 @@ def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
     bias = evidence.weight(f"{role}.bias")
     normed = evidence.weight("norm.ln1") is not None  # else every projection reads the stream itself (OLMo 2)
     for name in projection.inputs if normed else (*projection.inputs, *projection.unnormed):
-        xy = tokens_of(evidence, name, projection.output)
+        xy = ends_of(evidence, name, projection.output)
         if xy is not None and xy[0].shape[1] == weight.shape[1] and xy[1].shape[1] == weight.shape[0]:
             x, y = xy
             w = f64(weight)

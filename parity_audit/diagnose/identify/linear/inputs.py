@@ -12,7 +12,7 @@ from parity_audit.diagnose.forms.described import described
 from parity_audit.diagnose.forms.kinds import CURVES
 from parity_audit.diagnose.forms.order import known_orders
 from parity_audit.diagnose.forms.pair import Pair
-from parity_audit.diagnose.identify.linear.sample import EXPLAINS, Answer, Projection, Sample, tokens_of
+from parity_audit.diagnose.identify.linear.sample import EXPLAINS, Answer, Projection, Sample, ends_of
 
 NORMS = ("norm.ln1", "norm.ln2", "norm.ln1_post", "norm.ln2_post")
 OTHER_INPUTS = ("resid_pre", "resid_mid", "attn_out", "ln1.out", "ln2.out", "ln1_post.out")
@@ -21,12 +21,10 @@ OTHER_INPUTS = ("resid_pre", "resid_mid", "attn_out", "ln1.out", "ln2.out", "ln1
 def other_input(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """The product of another site of the block."""
     for name in OTHER_INPUTS if projection.output != "attn_proj" else ():
-        xy = tokens_of(evidence, name, projection.output)
+        xy = ends_of(evidence, name, projection.output)
         if xy is None or xy[0].shape != sample.x.shape or torch.equal(xy[0], sample.x):
             continue
-        left = relative_rms(
-            sample.y - xy[0] @ sample.weight.T - (0.0 if sample.bias is None else sample.bias), sample.y
-        )
+        left = relative_rms(sample.unbiased - xy[0] @ sample.weight.T, sample.y)
         if left <= EXPLAINS * relative_rms(sample.rest, sample.y):
             return Answer(weight=f"the checkpoint's, of {name}", left=left)
     return None
@@ -34,7 +32,7 @@ def other_input(sample: Sample, projection: Projection, evidence: Evidence) -> A
 
 def given(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """The product of something else: tried one by one, and found backwards from y where W has an inverse."""
-    y = sample.y if sample.bias is None else sample.y - sample.bias
+    y = sample.unbiased
     tries = ((relative_rms(y - x @ sample.weight.T, sample.y), words) for words, x in _inputs(sample.x, evidence))
     left, words = min(tries)
     if left > EXPLAINS * relative_rms(sample.rest, sample.y) and sample.weight.shape[0] >= sample.weight.shape[1]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import KnobValue
-from parity_audit.diagnose.evidence import Evidence, f64, real
+from parity_audit.diagnose.evidence import Evidence, tokens_of
 
 AS_STORED, NOT_STORED = "the checkpoint's", "not the checkpoint's"
 CLEAN = 2e-5  # what float32 rounding may leave of a projection, relative
@@ -42,7 +42,17 @@ class Sample:
     @property
     def rest(self) -> Tensor:
         """What the checkpoint's weight and bias leave of y."""
-        return self.y - self.p if self.bias is None else self.y - self.p - self.bias
+        return self.unbiased - self.p
+
+    @property
+    def unbiased(self) -> Tensor:
+        """y without the checkpoint's bias."""
+        return self.y if self.bias is None else self.y - self.bias
+
+    @property
+    def full(self) -> Tensor:
+        """The prediction with the bias."""
+        return self.p if self.bias is None else self.p + self.bias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +66,7 @@ class Answer:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def tokens_of(evidence: Evidence, source: str, target: str) -> tuple[Tensor, Tensor] | None:
+def ends_of(evidence: Evidence, source: str, target: str) -> tuple[Tensor, Tensor] | None:
     """Real tokens of both sites, `[token, width]`, over all short probes."""
-    pairs = []
-    for probe in evidence.short_probes():
-        sites = [evidence.tensor(probe.name, site) for site in (source, target)]
-        if None not in sites:
-            kept = real(probe)
-            pairs.append([f64(site[kept]).flatten(1) for site in sites if site is not None])
-    if not pairs:
-        return None
-    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    found = tokens_of(evidence, source, target)
+    return None if found is None else (found[0].flatten(1), found[1].flatten(1))

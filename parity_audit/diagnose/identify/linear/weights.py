@@ -34,18 +34,11 @@ def _bias_in_words(extra: Tensor, known: Tensor | None) -> str:
 def scale(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
     """One factor on the product, or on product and bias."""
     best = Answer(left=float("inf"))
-    for whole, target in (
-        (sample.p, sample.y if sample.bias is None else sample.y - sample.bias),
-        (_full(sample), sample.y),
-    ):
+    for whole, target in ((sample.p, sample.unbiased), (sample.full, sample.y)):
         factor = float((whole * target).sum() / whole.square().sum())
         left = relative_rms(target - factor * whole, sample.y)
         best = Answer(scale=factor, left=left) if left < best.left else best
     return best
-
-
-def _full(sample: Sample) -> Tensor:
-    return sample.p if sample.bias is None else sample.p + sample.bias
 
 
 def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
@@ -54,7 +47,7 @@ def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> A
         return None
     count = evidence.dims[projection.heads]
     full, y = (
-        rearrange(value, "token (head d_head) -> token head d_head", head=count) for value in (_full(sample), sample.y)
+        rearrange(value, "token (head d_head) -> token head d_head", head=count) for value in (sample.full, sample.y)
     )
     top = reduce(full * y, "token head d_head -> head", "sum")
     factors = top / reduce(full.square(), "token head d_head -> head", "sum")
@@ -65,9 +58,9 @@ def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> A
 
 def other_tensor(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """Another tensor of this block that has the shape, with its bias."""
-    for role, weight, own_bias in _siblings(evidence, projection.role):
-        if weight.shape == sample.weight.shape:
-            left = relative_rms(sample.y - sample.x @ weight.T - (0.0 if own_bias is None else own_bias), sample.y)
+    for role, made in _siblings(sample, projection, evidence):
+        if made.shape == sample.y.shape:
+            left = relative_rms(sample.y - made, sample.y)
             if left <= EXPLAINS * relative_rms(sample.rest, sample.y):
                 return Answer(weight=f"those of {role}", left=left)
     return None
@@ -75,12 +68,9 @@ def other_tensor(sample: Sample, projection: Projection, evidence: Evidence) -> 
 
 def mixed_rows(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """Rows of this tensor and of its siblings: a fused tensor that was cut apart in another way."""
-    made, roles = [sample.p if sample.bias is None else sample.p + sample.bias], [projection.role] * len(sample.weight)
-    for role, weight, own_bias in _siblings(evidence, projection.role):
-        if weight.shape[1:] == sample.weight.shape[1:]:
-            made.append(sample.x @ weight.T + (0.0 if own_bias is None else own_bias))
-            roles += [role] * len(weight)
-    whole = torch.cat(made, 1)
+    made = {projection.role: sample.full, **dict(_siblings(sample, projection, evidence))}
+    roles = [role for role, product in made.items() for _ in range(product.shape[1])]
+    whole = torch.cat(list(made.values()), 1)
     a, b = (value / value.norm(dim=0).clamp_min(1e-300) for value in (sample.y, whole))
     best, order = (a.T @ b).max(dim=1)
     if len(made) < 2 or float(best.min()) < SURE:
@@ -91,28 +81,25 @@ def mixed_rows(sample: Sample, projection: Projection, evidence: Evidence) -> An
     )
 
 
-def _siblings(evidence: Evidence, role: str) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Role, weight and bias of the other tensors that read the same input, or are often fused with this one."""
-    for other in next((roles for roles in SIBLINGS if role in roles), ()):
-        weight, own_bias = evidence.weight(other), evidence.weight(f"{other}.bias")
-        if other != role and weight is not None:
-            yield other, f64(weight), None if own_bias is None else f64(own_bias).flatten()
+def _siblings(sample: Sample, projection: Projection, evidence: Evidence) -> Iterator[tuple[str, Tensor]]:
+    """Role and product of the other tensors that read an input of this width, with their biases."""
+    for role in next((roles for roles in SIBLINGS if projection.role in roles), ()):
+        weight, bias = evidence.weight(role), evidence.weight(f"{role}.bias")
+        if role != projection.role and weight is not None and weight.shape[1:] == sample.weight.shape[1:]:
+            product = sample.x @ f64(weight).T
+            yield role, product if bias is None else product + f64(bias).flatten()
 
 
 def transposed(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """The other way round, where it is square."""
     if sample.weight.shape[0] != sample.weight.shape[1]:
         return None
-    rest = sample.y - sample.x @ sample.weight
-    return Answer(weight="transposed", left=relative_rms(rest if sample.bias is None else rest - sample.bias, sample.y))
+    return Answer(weight="transposed", left=relative_rms(sample.unbiased - sample.x @ sample.weight, sample.y))
 
 
 def permuted(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """Outputs in another order, with the bias or without it."""
-    for made, target in (
-        (sample.p, sample.y if sample.bias is None else sample.y - sample.bias),
-        (_full(sample), sample.y),
-    ):
+    for made, target in ((sample.p, sample.unbiased), (sample.full, sample.y)):
         a, b = (value / value.norm(dim=0).clamp_min(1e-300) for value in (target, made))
         best, order = (a.T @ b).max(dim=1)
         if float(best.min()) >= SURE and len(set(order.tolist())) == len(order):
@@ -147,10 +134,9 @@ def shifted(sample: Sample, projection: Projection, evidence: Evidence) -> Answe
 
 def rounded(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """Weights or inputs in a smaller format."""
-    added = 0.0 if sample.bias is None else sample.bias
     best: Answer | None = None
     for words, x, weight in _rounded_products(sample):
-        left = relative_rms(sample.y - x @ weight.T - added, sample.y)
+        left = relative_rms(sample.unbiased - x @ weight.T, sample.y)
         if best is None or left < best.left:
             best = Answer(weight=f"the checkpoint's{words}", left=left)
     return best

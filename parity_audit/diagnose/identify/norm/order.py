@@ -11,7 +11,7 @@ import dataclasses
 
 import torch
 
-from parity_audit.diagnose.evidence import Evidence, f64, real, spread
+from parity_audit.diagnose.evidence import Evidence, spread, tokens_of
 from parity_audit.diagnose.identify.norm.shape import Norm, best_shape
 
 ORDER, USUAL_PLACE = "norm.order", "in its place"
@@ -41,15 +41,10 @@ def elsewhere(evidence: Evidence, norm: Norm, left: float) -> tuple[str, float] 
 
 def _reading(evidence: Evidence, norm: Norm, sites: tuple[str, ...]) -> Norm | None:
     """The norm as if it read the sum of these sites; None where one is not visible."""
-    ins, outs = [], []
-    for probe in evidence.short_probes():
-        tensors = [evidence.tensor(probe.name, site) for site in (*sites, norm.site)]
-        if all(tensor is not None for tensor in tensors):
-            *parts, out = (f64(tensor[real(probe)]) for tensor in tensors if tensor is not None)
-            ins.append(torch.stack(parts).sum(0))
-            outs.append(out)
-    if not ins:
+    tokens = tokens_of(evidence, *sites, norm.site)
+    if tokens is None:
         return None
-    x, y = torch.cat(ins), torch.cat(outs)
+    *parts, y = tokens
+    x = torch.stack(parts).sum(0)
     chosen = spread(len(x), len(norm.x))
     return dataclasses.replace(norm, x=x[chosen][:, None], out=y[chosen][:, None])

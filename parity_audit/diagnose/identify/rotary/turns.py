@@ -25,6 +25,8 @@ LONG_POSITIONS = 128
 EVEN = 5e-3
 BEFORE = {"q": ("q_norm.out", "q"), "k": ("k_norm.out", "k")}
 AFTER = {"q": "rot_q", "k": "rot_k"}
+PAIRINGS = {"half": "(two pair)", "adjacent": "(pair two)"}
+"""How the components of a head lie, by pairing."""
 
 
 @dataclass(frozen=True, kw_only=True)
