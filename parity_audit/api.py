@@ -5,67 +5,37 @@ resolve → pre-flight → capture → compare → localise → identify → rep
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parity_audit.capture.plan import AuditPlan, opened, side_plan
-from parity_audit.capture.session import Session
-from parity_audit.capture.side import Side
+from parity_audit.audit.context import AuditContext
+from parity_audit.audit.reporting import environment_of, probes_of, weights_of
+from parity_audit.audit.run import run_audit
+from parity_audit.capture.plan import opened
 from parity_audit.capture.store import Capture, open_capture
 from parity_audit.capture.take import reusable_capture
-from parity_audit.capture.workspace import Workspace
 from parity_audit.compare.deltas import compare
 from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.backend_ref import parse_backend
-from parity_audit.core.errors import EXIT_NOT_JUDGED, ParityError, UsageError
+from parity_audit.core.errors import UsageError
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Candidate, Report
-from parity_audit.core.types import BackendRef, Checkpoint, NotTested
+from parity_audit.core.types import BackendRef, NotTested
 from parity_audit.core.wire import FLOAT64
-from parity_audit.diagnose.limits import measure
-from parity_audit.diagnose.selfcheck import reference_notes
 from parity_audit.envs.build import default_candidates, list_envs, python_for
 from parity_audit.envs.build import remove_env as delete_env
 from parity_audit.envs.health import health
 from parity_audit.envs.recipes import recipe_for, table
-from parity_audit.repair.candidate import audit_candidate
-from parity_audit.repair.outcome import backend_facts, exit_code_of, failed_candidate, side_of
-from parity_audit.repair.reference import JUDGES, Reference, take_reference
-from parity_audit.report.environment import this_machine
-from parity_audit.report.files import write_report
+from parity_audit.repair.outcome import exit_code_of, side_of
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import knob_values
 
 BackendLike = str | BackendRef
-ON_GPU = "nothing was run on a GPU"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Run:
-    """What every stage of one audit shares."""
-
-    plan: AuditPlan
-    workspace: Workspace
-    install: bool
-    tf32: bool
-    target: float
-    repair: bool
-    hooks: bool
-    progress: Progress
-
-    def session(self, ref: BackendRef, role: str) -> Session:
-        """A session for one side; nothing is started yet, but its environment is there."""
-        if self.tf32:
-            ref = BackendRef(name=ref.name, version=ref.version, settings={**ref.settings, "tf32": True})
-        plan = side_plan(self.plan, ref, install=self.install, progress=self.progress)
-        decodes = role not in ("reference", "judge")
-        return Session(plan=plan, log=self.workspace.log(f"{role}-{ref}"), decodes=decodes, progress=self.progress)
 
 
 def audit(
@@ -103,37 +73,15 @@ def audit(
         UsageError: the question is malformed.
         NotJudged: the reference could not be captured, so nothing can be said about anybody.
     """
-    started = time.perf_counter()
     refs = _candidates(candidates, device, install)
     workspace, plan = opened(
         out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
     )
-    run = _Run(
+    context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
         progress=progress,
     )  # fmt: skip
-    session = run.session(_ref(reference), "reference")
-    judging = session if session.plan.backend_key == JUDGES else run.session(BackendRef(name=JUDGES), "judge")
-    sides = [Side(ref=ref, role=f"candidate-{number}", make=run.session) for number, ref in enumerate(refs)]
-    try:
-        truth = _take_reference(session, judging, run)
-        sides[0].prepare()
-        own = reference_notes(session, truth.capture, truth.judge, workspace.scratch("self-check"))
-        notes = [*truth.notes, *own]
-        truth = _with_sensitivity(truth, run)
-        results, captures = _judge_all(sides, truth, run)
-    finally:
-        for side in sides:
-            side.release()
-        session.release()
-        judging.release()
-        workspace.drop_working()
-    code = exit_code_of(results, accept_patched=accept_patched)
-    report = _report(run, truth, notes, results, captures, code, time.perf_counter() - started)
-    path = write_report(report, workspace.out)
-    if code != EXIT_NOT_JUDGED:
-        workspace.drop([*captures, *truth.held])
-    return dataclasses.replace(report, environment={**report.environment, "report": str(path)})
+    return run_audit(context, _ref(reference), refs, accept_patched=accept_patched)
 
 
 def capture(
@@ -161,17 +109,11 @@ def capture(
     workspace, plan = opened(
         out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
     )
-    run = _Run(
-        plan=plan,
-        workspace=workspace,
-        install=install,
-        tf32=tf32,
-        target=0.0,
-        repair=False,
-        hooks=False,
+    context = AuditContext(
+        plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, hooks=False,
         progress=progress,
-    )
-    session = run.session(_ref(backend), "capture")
+    )  # fmt: skip
+    session = context.session(_ref(backend), "capture")
     try:
         taken = [reusable_capture(session, plan.probes, workspace.captures, with_weights=True)]
         _copy(taken[0], out)
@@ -211,9 +153,9 @@ def diff(a: Path, b: Path, *, judge: Path | None = None, progress: Progress = SI
         not_tested=(*comparison.not_tested, NotTested(what="causes", why="two captures cannot be replayed")),
     )  # fmt: skip
     return Report(
-        model=reference.manifest.checkpoint.repo_id, architecture="", spec="", weights=_weights(reference.manifest.checkpoint),
-        reference=side_of(reference), judge=side_of(truth) if truth else None, probes=_probes(reference),
-        candidates=(result,), environment=_environment([reference, candidate]),
+        model=reference.manifest.checkpoint.repo_id, architecture="", spec="", weights=weights_of(reference.manifest.checkpoint),
+        reference=side_of(reference), judge=side_of(truth) if truth else None, probes=probes_of(reference),
+        candidates=(result,), environment=environment_of([reference, candidate]),
         seconds={"total": time.perf_counter() - started}, exit_code=exit_code_of([result], accept_patched=False),
     )  # fmt: skip
 
@@ -233,85 +175,6 @@ def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool
     for ref in refs:
         recipe_for(ref, device)  # a malformed version is refused before anything is run
     return refs
-
-
-def _take_reference(session: Session, judging: Session, run: _Run) -> Reference:
-    """The reference, its judge, and its fingerprints. Raises NotJudged when it cannot be had."""
-    keep = run.workspace.keeps_loaded(run.plan.checkpoint)
-    return take_reference(session, judging, run.plan.probes, folder=run.workspace.captures, keep=keep)
-
-
-def _with_sensitivity(truth: Reference, run: _Run) -> Reference:
-    """Measured while the judge is loaded, before any candidate is; a reference without a judge has none."""
-    if truth.judge is None:
-        return truth
-    run.progress.update("limits", "the smallest errors that this run can see")
-    found = measure(
-        truth.judging, truth.judge, truth.floor, dtype=truth.dtype,
-        small=run.workspace.keeps_loaded(run.plan.checkpoint), own=truth.judging is truth.session,
-        out=run.workspace.scratch("limits"),
-    )  # fmt: skip
-    return dataclasses.replace(truth, sensitivity=found)
-
-
-def _judge_all(sides: Sequence[Side], truth: Reference, run: _Run) -> tuple[list[Candidate], list[Capture]]:
-    """Every candidate in turn; one that fails is reported, and the others go on."""
-    results: list[Candidate] = []
-    captures = [truth.capture]
-    for side, following in zip(sides, [*sides[1:], None], strict=True):
-        results.append(_judge_one(side, following, truth, run, captures))
-    return results, captures
-
-
-def _judge_one(side: Side, following: Side | None, truth: Reference, run: _Run, captures: list[Capture]) -> Candidate:
-    try:
-        session = side.ready()
-        if not run.workspace.keeps_loaded(run.plan.checkpoint):
-            truth.release()
-        if following is not None:
-            following.prepare()
-        taken = reusable_capture(session, truth.probes, run.workspace.captures, with_weights=True)
-        captures.append(taken)
-        out = run.workspace.scratch(side.role)
-        return audit_candidate(session, taken, truth, target=run.target, repair=run.repair, hooks=run.hooks, out=out)
-    except ParityError as error:
-        if isinstance(error, UsageError):
-            raise
-        return failed_candidate(side.ref, error, run.plan.dtype, run.plan.device)
-    finally:
-        side.release()
-
-
-def _report(
-    run: _Run, truth: Reference, notes: Sequence[str], results: Sequence[Candidate], captures: Sequence[Capture],
-    code: int, seconds: float,
-) -> Report:  # fmt: skip
-    plan = run.plan
-    gaps = () if plan.device != "cpu" else (NotTested(what="device", why=ON_GPU),)
-    return Report(
-        model=plan.model.repo_id, architecture=plan.model.spec.architecture, spec=Path(plan.model.spec.file).name,
-        weights=_weights(plan.checkpoint), reference=side_of(truth.capture, notes),
-        judge=side_of(truth.judge) if truth.judge else None, probes=_probes(truth.capture), candidates=tuple(results),
-        environment=_environment(captures), seconds=_seconds(truth, seconds), exit_code=code, not_tested=gaps,
-    )  # fmt: skip
-
-
-def _seconds(truth: Reference, total: float) -> dict[str, float]:
-    own = {} if truth.sensitivity is None else {"detection limits": truth.sensitivity.seconds}
-    return {"total": total, **own}
-
-
-def _environment(captures: Sequence[Capture]) -> dict[str, object]:
-    return {**this_machine(), "backends": backend_facts(captures)}
-
-
-def _weights(checkpoint: Checkpoint) -> dict[str, object]:
-    source = f"synthetic:{checkpoint.synthetic}" if checkpoint.synthetic else checkpoint.path
-    return {"source": source, "fingerprint": checkpoint.fingerprint}
-
-
-def _probes(taken: Capture) -> tuple[dict[str, object], ...]:
-    return tuple({"name": probe.name, "shape": list(probe.shape), "purpose": probe.purpose} for probe in taken.probes)
 
 
 def _copy(taken: Capture, out: Path) -> None:

@@ -104,3 +104,10 @@ def test_the_readme_has_two_set_up_commands_and_ci_runs_the_second():
 def test_links_of_the_readme_exist():
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
     assert [target for target in targets if not target.startswith("http") and not (ROOT / target).exists()] == []
+
+
+def test_functions_of_the_api_are_not_hidden_by_subpackages_of_their_name():
+    code = "import parity_audit as p, parity_audit.capture.store, parity_audit.audit.run, parity_audit.api as api\n"
+    code += "print(all(getattr(p, name) is getattr(api, name) for name in ('audit', 'capture', 'diff')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr

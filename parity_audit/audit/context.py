@@ -1,0 +1,33 @@
+"""What every stage of one audit shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parity_audit.capture.plan import AuditPlan, side_plan
+from parity_audit.capture.session import Session
+from parity_audit.capture.workspace import Workspace
+from parity_audit.core.progress import Progress
+from parity_audit.core.types import BackendRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditContext:
+    """The question, resolved; the place to work; and what the user allows."""
+
+    plan: AuditPlan
+    workspace: Workspace
+    install: bool
+    tf32: bool
+    target: float
+    repair: bool
+    hooks: bool
+    progress: Progress
+
+    def session(self, ref: BackendRef, role: str) -> Session:
+        """A session for one side; nothing is started yet, but its environment is there."""
+        if self.tf32:
+            ref = BackendRef(name=ref.name, version=ref.version, settings={**ref.settings, "tf32": True})
+        plan = side_plan(self.plan, ref, install=self.install, progress=self.progress)
+        decodes = role not in ("reference", "judge")
+        return Session(plan=plan, log=self.workspace.log(f"{role}-{ref}"), decodes=decodes, progress=self.progress)

@@ -1,0 +1,52 @@
+"""The parts of a Report that come from the plan and the captures rather than from a candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from parity_audit.audit.context import AuditContext
+from parity_audit.capture.store import Capture
+from parity_audit.core.report import Candidate, Report
+from parity_audit.core.types import Checkpoint, NotTested
+from parity_audit.repair.outcome import backend_facts, side_of
+from parity_audit.repair.reference import Reference
+from parity_audit.report.environment import this_machine
+
+ON_GPU = "nothing was run on a GPU"
+
+
+def report_of(
+    context: AuditContext, truth: Reference, notes: Sequence[str], results: Sequence[Candidate],
+    captures: Sequence[Capture], code: int, seconds: float,
+) -> Report:  # fmt: skip
+    """The Report of an audit whose reference could be had."""
+    plan = context.plan
+    gaps = () if plan.device != "cpu" else (NotTested(what="device", why=ON_GPU),)
+    return Report(
+        model=plan.model.repo_id, architecture=plan.model.spec.architecture, spec=Path(plan.model.spec.file).name,
+        weights=weights_of(plan.checkpoint), reference=side_of(truth.capture, notes),
+        judge=side_of(truth.judge) if truth.judge else None, probes=probes_of(truth.capture), candidates=tuple(results),
+        environment=environment_of(captures), seconds=_seconds(truth, seconds), exit_code=code, not_tested=gaps,
+    )  # fmt: skip
+
+
+def _seconds(truth: Reference, total: float) -> dict[str, float]:
+    own = {} if truth.sensitivity is None else {"detection limits": truth.sensitivity.seconds}
+    return {"total": total, **own}
+
+
+def environment_of(captures: Sequence[Capture]) -> dict[str, object]:
+    """This machine, and every backend that ran on it."""
+    return {**this_machine(), "backends": backend_facts(captures)}
+
+
+def weights_of(checkpoint: Checkpoint) -> dict[str, object]:
+    """Where the weights came from, and their fingerprint."""
+    source = f"synthetic:{checkpoint.synthetic}" if checkpoint.synthetic else checkpoint.path
+    return {"source": source, "fingerprint": checkpoint.fingerprint}
+
+
+def probes_of(taken: Capture) -> tuple[dict[str, object], ...]:
+    """Name, shape and purpose of every probe of a capture."""
+    return tuple({"name": probe.name, "shape": list(probe.shape), "purpose": probe.purpose} for probe in taken.probes)
