@@ -5,31 +5,26 @@ resolve → pre-flight → capture → compare → localise → identify → rep
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
-from parity_audit.audit.reporting import environment_of, probes_of, weights_of
 from parity_audit.audit.run import run_audit
+from parity_audit.capture.place import JUDGE_FOLDER, place, require_replaceable
 from parity_audit.capture.plan import opened
-from parity_audit.capture.store import Capture, open_capture
 from parity_audit.capture.take import reusable_capture
-from parity_audit.compare.deltas import compare
-from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import UsageError
 from parity_audit.core.progress import SILENT, Progress
-from parity_audit.core.report import Candidate, Report
-from parity_audit.core.types import BackendRef, NotTested
+from parity_audit.core.report import Report
+from parity_audit.core.types import BackendRef
 from parity_audit.core.wire import FLOAT64
 from parity_audit.envs.build import default_candidates, list_envs, python_for
-from parity_audit.envs.build import remove_env as delete_env
+from parity_audit.envs.build import remove_env as remove_env
 from parity_audit.envs.health import health
 from parity_audit.envs.recipes import recipe_for, table
-from parity_audit.repair.outcome import exit_code_of, side_of
+from parity_audit.offline.diff import diff as diff
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.schema import Spec
@@ -102,10 +97,13 @@ def capture(
 ) -> Path:
     """Capture one backend into `out`; with `judge`, its true-float64 run into `out/judge` as well.
 
+    A capture that is there already is replaced whole, its `judge` with it, or left as it is when this one fails.
+
     Raises:
-        UsageError: the question is malformed.
+        UsageError: the question is malformed, or `out` holds files that are no capture's.
         NotJudged: the backend failed.
     """
+    require_replaceable(out)
     workspace, plan = opened(
         out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
     )
@@ -115,49 +113,15 @@ def capture(
     )  # fmt: skip
     session = context.session(_ref(backend), "capture")
     try:
-        taken = [reusable_capture(session, plan.probes, workspace.captures, with_weights=True)]
-        _copy(taken[0], out)
+        taken = {"": reusable_capture(session, plan.probes, workspace.captures, with_weights=True)}
         if judge:
-            taken.append(reusable_capture(session, plan.probes, workspace.captures, precision=FLOAT64))
-            _copy(taken[1], out / "judge")
+            taken[JUDGE_FOLDER] = reusable_capture(session, plan.probes, workspace.captures, precision=FLOAT64)
+        place(taken, out)
     finally:
         session.release()
         workspace.drop_working()
-    workspace.drop(taken)
+    workspace.drop(list(taken.values()))
     return out
-
-
-def diff(a: Path, b: Path, *, judge: Path | None = None, progress: Progress = SILENT) -> Report:
-    """Compare two captures on disk: `a` is the reference, `b` the candidate. `a/judge` is used where it exists.
-
-    Raises:
-        CaptureBroken: one of them is not a capture, or a file is missing, truncated or altered.
-        UsageError: they were taken with different tokens.
-    """
-    started = time.perf_counter()
-    reference, candidate = open_capture(a), open_capture(b)
-    judge = judge or (a / "judge" if (a / "judge").is_dir() else None)
-    truth = open_capture(judge) if judge else None
-    _same_tokens(reference, candidate)
-    progress.update("compare", f"{b} against {a}")
-    comparison = compare(candidate, reference, truth, dtype=reference.manifest.dtype)
-    verdict, why = judge_comparison(comparison)
-    first = first_divergence(comparison)
-    about = candidate.manifest.description
-    result = Candidate(
-        backend=candidate.manifest.backend, package=about.package if about else "", version=about.version if about else "",
-        settings=about.settings if about else {}, dtype=candidate.manifest.dtype, device=candidate.manifest.device,
-        verdict=verdict, why=why, logits=comparison.logits, sites=comparison.sites,
-        first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
-        not_visible=candidate.manifest.not_visible,
-        not_tested=(*comparison.not_tested, NotTested(what="causes", why="two captures cannot be replayed")),
-    )  # fmt: skip
-    return Report(
-        model=reference.manifest.checkpoint.repo_id, architecture="", spec="", weights=weights_of(reference.manifest.checkpoint),
-        reference=side_of(reference), judge=side_of(truth) if truth else None, probes=probes_of(reference),
-        candidates=(result,), environment=environment_of([reference, candidate]),
-        seconds={"total": time.perf_counter() - started}, exit_code=exit_code_of([result], accept_patched=False),
-    )  # fmt: skip
 
 
 def _ref(backend: BackendLike) -> BackendRef:
@@ -175,21 +139,6 @@ def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool
     for ref in refs:
         recipe_for(ref, device)  # a malformed version is refused before anything is run
     return refs
-
-
-def _copy(taken: Capture, out: Path) -> None:
-    shutil.copytree(taken.folder, out, dirs_exist_ok=True)
-
-
-def _same_tokens(reference: Capture, candidate: Capture) -> None:
-    ours = {probe.name: probe for probe in candidate.probes}
-    for probe in reference.probes:
-        other = ours.get(probe.name)
-        if other is not None and (other.token_ids, other.mask) != (probe.token_ids, probe.mask):
-            raise UsageError(
-                f"probe `{probe.name}` has different tokens in the two captures", code="different-tokens",
-                hint="take both captures with the same model, --seed and --probe",
-            )  # fmt: skip
 
 
 def specs() -> tuple[Spec, ...]:
@@ -235,13 +184,6 @@ def tested_releases() -> list[tuple[str, list[str]]]:
 def create_env(backend: BackendLike, *, device: str = "cpu", progress: Progress = SILENT) -> str:
     """Make the environment of a backend; returns its interpreter. Raises EnvFailed."""
     return python_for(_ref(backend), device=device, progress=progress).python
-
-
-def remove_env(key: str) -> None:
-    """Delete an environment. Raises UsageError when there is none of that name."""
-    if not delete_env(key):
-        known = ", ".join(name for name, _, _ in list_envs())
-        raise UsageError(f"no environment `{key}`", code="unknown-env", expected=known or "none is there")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,11 @@ class Capture:
         """Manifest entries by (probe, site)."""
         return {(entry.probe, entry.site): entry for entry in self.manifest.entries}
 
+    @property
+    def hashes(self) -> dict[tuple[str, str], str]:
+        """The sha256 of every tensor file that has one in the manifest, by (probe, site)."""
+        return {key: entry.sha256 for key, entry in self.entries.items() if entry.sha256}
+
     @cached_property
     def _sites(self) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}

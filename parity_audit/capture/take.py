@@ -73,7 +73,8 @@ def take_capture(
         gaps += reply.not_tested
     manifest = Manifest(
         backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,
-        checkpoint=plan.checkpoint, description=description, probes=tuple(probes), entries=tuple(entries),
+        checkpoint=plan.checkpoint, precision=precision, architecture=plan.spec.architecture,
+        spec=Path(plan.spec.file).name, description=description, probes=tuple(probes), entries=tuple(entries),
         not_visible=tuple(hidden.values()), not_tested=tuple(gaps),
         weights=session.weights() if with_weights else (), seconds=seconds,
     )  # fmt: skip

@@ -31,13 +31,21 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Provenance and contents of one capture."""
+    """Provenance and contents of one capture.
+
+    `precision` is "native", or "float64" for a run with every cast promoted, which alone can judge others. `architecture`
+    and `spec` say by which spec the sites were read; both may be empty. `checkpoint.fingerprint` is equal only for
+    captures of the same weights.
+    """
 
     format: int = CAPTURE_FORMAT
     backend: str
     dtype: str
     device: str
     checkpoint: Checkpoint
+    precision: str = "native"
+    architecture: str = ""
+    spec: str = ""
     description: Description | None = None
     probes: tuple[Probe, ...] = ()
     entries: tuple[Entry, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import importlib.metadata
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from parity_audit.core.errors import EnvFailed
+from parity_audit.core.errors import EnvFailed, UsageError
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef
 from parity_audit.envs.cache import cache_root
@@ -187,14 +188,22 @@ def list_envs() -> list[tuple[str, str, int]]:
     return found
 
 
-def remove_env(key: str) -> bool:
-    """Delete one environment; False when there is none of that name."""
-    folder = envs_root() / key
-    if folder.parent != envs_root() or not folder.is_dir():
-        return False
-    shutil.rmtree(folder)
-    (envs_root() / f"{key}.lock").unlink(missing_ok=True)
-    return True
+def remove_env(key: str) -> None:
+    """Delete one environment, finished or half-made, by the name of its folder.
+
+    Raises:
+        UsageError: it is not the name of an environment; paths are not names.
+    """
+    root = envs_root()
+    known = {folder.name: folder for folder in root.glob("*/") if not folder.is_symlink()}
+    if key not in known:
+        near = difflib.get_close_matches(key, known, 1, 0.4)
+        raise UsageError(
+            f"no environment `{key}`", code="unknown-env", expected=", ".join(sorted(known)) or "none is there",
+            hint=f"did you mean `{near[0]}`?" if near else "`parity-audit envs list` shows their names",
+        )  # fmt: skip
+    shutil.rmtree(known[key])
+    (root / f"{key}.lock").unlink(missing_ok=True)
 
 
 def default_candidates(device: str, *, install: bool) -> list[BackendRef]:

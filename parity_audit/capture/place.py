@@ -1,0 +1,99 @@
+"""Put finished captures where the user wants them: the directory is replaced whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from parity_audit.capture.store import Capture
+from parity_audit.core.errors import NotJudged, UsageError
+from parity_audit.core.manifest import MANIFEST_NAME
+
+JUDGE_FOLDER = "judge"
+LOGS = "logs"
+SUFFIXES = (".safetensors", ".part")
+SITE_FILE = re.compile(r"(embed|logits|blocks\.\d+\.\w+)[.\w]*\.(safetensors|part)$")
+
+
+def require_replaceable(out: Path) -> None:
+    """Refuse a directory that holds anything but a capture, before a model is run for it.
+
+    Raises:
+        UsageError: a file that no capture wrote would be lost.
+    """
+    if out.exists() and not out.is_dir():
+        raise _foreign(out, out)
+    for path in sorted(out.iterdir()) if out.is_dir() else ():
+        if not _of_a_capture(path):
+            raise _foreign(out, path)
+
+
+def place(taken: Mapping[str, Capture], out: Path) -> None:
+    """Replace `out` by these captures, each in the subfolder it is named by ("" is `out` itself), logs kept.
+
+    Everything is copied beside `out` first. What stood there before goes only when the new one is complete, a `judge`
+    of the old capture with it.
+
+    Raises:
+        NotJudged: the disk is full or read-only; `out` is as it was.
+    """
+    out = out.resolve()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    except OSError as error:
+        raise _no_room(out, error) from error
+    try:
+        new, old = staging / "new", staging / "old"
+        for folder, capture in taken.items():
+            shutil.copytree(capture.folder, new / folder, dirs_exist_ok=True)
+        if (out / LOGS).is_dir():
+            shutil.copytree(out / LOGS, new / LOGS)
+        _swap(new, out, old)
+    except (OSError, shutil.Error) as error:
+        raise _no_room(out, error) from error
+    finally:
+        if out.exists() or not old.exists():  # else the earlier capture could not be put back: it stays in `staging`
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _swap(new: Path, out: Path, old: Path) -> None:
+    """Two renames; when the second fails the first is undone."""
+    there = out.is_dir()
+    if there:
+        os.rename(out, old)
+    try:
+        os.rename(new, out)
+    except OSError:
+        if there:
+            os.rename(old, out)
+        raise
+
+
+def _of_a_capture(path: Path) -> bool:
+    """Whether a capture, finished or broken off, has this entry: manifest, logs, or the folder of a probe's tensors.
+
+    The embedding is the first site that a run writes, and no file of weights is named like it.
+    """
+    if path.name in (MANIFEST_NAME, JUDGE_FOLDER, LOGS):
+        return True
+    files = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
+    return all(name.endswith(SUFFIXES) for name in files) and (not files or any(map(SITE_FILE.match, files)))
+
+
+def _foreign(out: Path, path: Path) -> UsageError:
+    return UsageError(
+        f"{out} is not a capture: it holds `{path.name}`, which would be lost", code="out-not-empty", where=str(path),
+        hint="give an empty or new directory, or that of an earlier capture, to --out",
+    )  # fmt: skip
+
+
+def _no_room(out: Path, error: Exception) -> NotJudged:
+    return NotJudged(
+        f"cannot write the capture: {error}", code="disk", where=str(out),
+        hint="what was there before is unchanged; make room, or choose another place with --out",
+    )  # fmt: skip

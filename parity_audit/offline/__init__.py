@@ -1,0 +1,1 @@
+"""What works on captures on disk alone: no model is loaded, no engine is started."""
