@@ -51,6 +51,7 @@ def audit(
     install: bool = True,
     tf32: bool = False,
     accept_patched: bool = False,
+    match_reference: bool = False,
     progress: Progress = SILENT,
 ) -> Report:
     """Run the same tokens through every backend, say which agree, why the others do not, and what repairs them.
@@ -63,6 +64,8 @@ def audit(
         hooks: also edit every hook of a port at parity, and compare with the same edit in the reference.
         target: max-abs logit difference that a repaired candidate should reach.
         install: allow creating environments.
+        match_reference: where the reference departs from the spec, patch candidates to do what it does. Otherwise a
+            right reference is proposed, and candidates are patched against that.
 
     Raises:
         UsageError: the question is malformed.
@@ -74,7 +77,7 @@ def audit(
     )
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
-        progress=progress,
+        progress=progress, match_reference=match_reference,
     )  # fmt: skip
     return run_audit(context, _ref(reference), refs, accept_patched=accept_patched)
 

@@ -13,20 +13,24 @@ from parity_audit.core.report import Candidate
 from parity_audit.repair.candidate import audit_candidate
 from parity_audit.repair.outcome import failed_candidate
 from parity_audit.repair.reference import Reference
+from parity_audit.repair.right_reference import RightReferences
 
 
-def judge_all(sides: Sequence[Side], truth: Reference, context: AuditContext) -> tuple[list[Candidate], list[Capture]]:
+def judge_all(
+    sides: Sequence[Side], truth: Reference, context: AuditContext, rights: RightReferences
+) -> tuple[list[Candidate], list[Capture]]:
     """Every candidate in turn; one that fails is reported, and the others go on."""
     results: list[Candidate] = []
     captures = [truth.capture]
     for side, following in zip(sides, [*sides[1:], None], strict=True):
-        results.append(_judge_one(side, following, truth, context, captures))
+        results.append(_judge_one(side, following, truth, context, captures, rights))
     return results, captures
 
 
 def _judge_one(
-    side: Side, following: Side | None, truth: Reference, context: AuditContext, captures: list[Capture]
-) -> Candidate:
+    side: Side, following: Side | None, truth: Reference, context: AuditContext, captures: list[Capture],
+    rights: RightReferences,
+) -> Candidate:  # fmt: skip
     workspace = context.workspace
     try:
         session = side.ready()
@@ -38,8 +42,9 @@ def _judge_one(
         captures.append(taken)
         out = workspace.scratch(side.role)
         return audit_candidate(
-            session, taken, truth, target=context.target, repair=context.repair, hooks=context.hooks, out=out
-        )
+            session, taken, truth, target=context.target, repair=context.repair, hooks=context.hooks, out=out,
+            rights=None if context.match_reference else rights,
+        )  # fmt: skip
     except ParityError as error:
         if isinstance(error, UsageError):
             raise

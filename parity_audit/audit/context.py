@@ -9,6 +9,7 @@ from parity_audit.capture.session import Session
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.progress import Progress
 from parity_audit.core.types import BackendRef
+from parity_audit.repair.right_reference import RightReferences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class AuditContext:
     repair: bool
     hooks: bool
     progress: Progress
+    match_reference: bool = False
 
     def session(self, ref: BackendRef, role: str) -> Session:
         """A session for one side; nothing is started yet, but its environment is there."""
@@ -31,3 +33,10 @@ class AuditContext:
         plan = side_plan(self.plan, ref, install=self.install, progress=self.progress)
         decodes = role not in ("reference", "judge")
         return Session(plan=plan, log=self.workspace.log(f"{role}-{ref}"), decodes=decodes, progress=self.progress)
+
+    def right_references(self) -> RightReferences:
+        """What takes the place of a reference that departs from the spec; nothing is run yet."""
+        keep = self.workspace.keeps_loaded(self.plan.checkpoint)
+        return RightReferences(
+            make=lambda ref: self.session(ref, "reference"), folder=self.workspace.captures, keep=keep
+        )  # fmt: skip

@@ -33,14 +33,16 @@ def run_audit(
     session = context.session(reference, "reference")
     judging = session if session.plan.backend_key == JUDGES else context.session(BackendRef(name=JUDGES), "judge")
     sides = [Side(ref=ref, role=f"candidate-{number}", make=context.session) for number, ref in enumerate(candidates)]
+    rights = context.right_references()
     try:
         truth = _take_reference(session, judging, context)
         sides[0].prepare()
         own = reference_notes(session, truth.capture, truth.judge, workspace.scratch("self-check"))
         notes = [*truth.notes, *own]
         truth = _with_sensitivity(truth, context)
-        results, captures = judge_all(sides, truth, context)
+        results, captures = judge_all(sides, truth, context, rights)
     finally:
+        rights.release()
         for side in sides:
             side.release()
         session.release()
@@ -50,7 +52,7 @@ def run_audit(
     report = report_of(context, truth, notes, results, captures, code, time.perf_counter() - started)
     path = write_report(report, workspace.out)
     if code != EXIT_NOT_JUDGED:
-        workspace.drop([*captures, *truth.held])
+        workspace.drop([*captures, *truth.held, *rights.held])
     return dataclasses.replace(report, environment={**report.environment, "report": str(path)})
 
 

@@ -72,6 +72,12 @@ Hooks = Annotated[
 ]
 NoInstall = Annotated[bool, typer.Option("--no-install", help="Never create an environment.")]
 AcceptPatched = Annotated[bool, typer.Option("--accept-patched", help="Exit 0 when a verified patch reaches parity.")]
+MatchReference = Annotated[
+    bool,
+    typer.Option(
+        "--match-reference", help="Where the reference departs from the spec, patch candidates to do what it does."
+    ),
+]
 Sites = Annotated[Path | None, typer.Option(help="Site map of `python:` ports that return a plain module.")]
 Tf32 = Annotated[bool, typer.Option("--tf32", help="Allow TF32 on the GPU, to see what it costs.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for the report and the logs.")]
@@ -99,6 +105,7 @@ def audit(
     hooks: Hooks = False,
     no_install: NoInstall = False,
     accept_patched: AcceptPatched = False,
+    match_reference: MatchReference = False,
     tf32: Tf32 = False,
     out: Out = None,
     format: Format = "terminal",
@@ -113,7 +120,8 @@ def audit(
         report = api.audit(
             model, candidates=_with_sites(candidate, sites), reference=reference, miniature=_size(miniature, synthetic), seed=seed,
             weights=weights, dtype=dtype, device=device, probes=probe, target=target, repair=not no_repair, hooks=hooks, out=out,
-            install=not no_install, tf32=tf32, accept_patched=accept_patched, progress=progress,
+            install=not no_install, tf32=tf32, accept_patched=accept_patched, match_reference=match_reference,
+            progress=progress,
         )  # fmt: skip
     show(report, "json" if json else format, quiet=quiet)
     return report.exit_code

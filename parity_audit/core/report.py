@@ -94,13 +94,35 @@ class Patch:
 
 @dataclass(frozen=True, kw_only=True)
 class Patched:
-    """The candidate again, with its patches applied."""
+    """The candidate again, with its patches applied.
+
+    `against` is the BACKEND string of the reference that it was judged against, empty for the one that was given.
+    """
 
     verdict: Verdict
     logits: LogitsDelta | None
     sites: tuple[SiteDelta, ...]
     target: float
     target_reached: bool
+    against: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RightReference:
+    """The given reference departs from the spec in `knobs`: what to take in its place, and the candidate as shipped against that.
+
+    `backend` is the BACKEND string for `-r`; empty where no setting does it and `code` edits the loaded reference.
+    `verified` says that its activations show the spec's values, or that a candidate which has them agrees with it; `why`
+    says which. `verdict` and `logits` compare the candidate as shipped with it; None where it was not run.
+    """
+
+    knobs: tuple[str, ...]
+    backend: str
+    code: str
+    verified: bool
+    why: str
+    verdict: Verdict | None = None
+    logits: LogitsDelta | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +197,7 @@ class Candidate:
     sites: tuple[SiteDelta, ...] = ()
     first_divergence: dict[str, Any] | None = None
     findings: tuple[Finding, ...] = ()
+    right_reference: RightReference | None = None
     patches: tuple[Patch, ...] = ()
     patched: Patched | None = None
     proof: Proof | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -39,8 +40,13 @@ class BackendRef:
 
     def __str__(self) -> str:
         version = f"=={self.version}" if self.version else f":{self.target}" if self.target else ""
-        settings = "".join(f",{key}={value}" for key, value in self.settings.items())
+        settings = "".join(f",{key}={_written(value)}" for key, value in self.settings.items())
         return f"{self.name}{version}{settings}"
+
+
+def _written(value: Any) -> str:
+    """A setting as a BACKEND string holds it: JSON, but text without its quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True, kw_only=True)

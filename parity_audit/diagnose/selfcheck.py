@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parity_audit.capture.session import Session
+from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.core.errors import NotJudged
 from parity_audit.diagnose.agreement import is_number, same
@@ -33,10 +33,8 @@ def reference_notes(session: Session, capture: Capture, judge: Capture | None, o
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     notes = config_warnings(spec_values(plan.spec, plan.config), live, "reference")
     notes += [COARSE] if reduced_products(about, plan.device, plan.dtype) else []
-    layers = evidence_by_layer("reference", [capture], plan)
-    fits, _ = fit_side([layers[0]], [attention.fit])
     knobs = knob_values(plan.spec, plan.config)
-    notes += [_note(fit, spec) for fit in fits if _departs(fit, spec := spec_value(knobs, fit.knob, 0))]
+    notes += [_note(fit, spec_value(knobs, fit.knob, 0)) for fit in departures(capture, plan)]
     notes += hook_warnings(capture, "reference", plan.dtype)
     if judge is None:
         return notes
@@ -48,9 +46,18 @@ def reference_notes(session: Session, capture: Capture, judge: Capture | None, o
         return [*notes, f"the self-check broke off: {error.message}"]
 
 
+def departures(capture: Capture, plan: SidePlan) -> list[KnobFit]:
+    """Constants of the attention core whose value in a capture's first block is not the spec's.
+
+    A constant that its probes do not show has no fit, and is not among them.
+    """
+    layers = evidence_by_layer("reference", [capture], plan)
+    fits, _ = fit_side([layers[0]], [attention.fit])
+    knobs = knob_values(plan.spec, plan.config)
+    return [fit for fit in fits if fit.knob in CHECKED and _departs(fit, spec_value(knobs, fit.knob, 0))]
+
+
 def _departs(fit: KnobFit, spec: object) -> bool:
-    if fit.knob not in CHECKED:
-        return False
     if is_number(fit.value) and is_number(spec):
         slack = max(TOLERANCE * abs(float(spec)), 8.0 * (fit.stderr or 0.0))  # type: ignore[arg-type]
         return abs(float(fit.value) - float(spec)) > slack  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from parity_audit.repair.choose import Proposal, no_patch, propose
 from parity_audit.repair.first_look import first_look, with_hooks, with_limits
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
+from parity_audit.repair.right_reference import RightReferences, confirmed, judged_for_the_rest, left_to_prove
 from parity_audit.repair.verify import Bench, Verified, changes_nothing, merge_fixes, needed, run_patched, with_places
 from parity_audit.specs.view import dims, knob_values, roles
 
@@ -42,22 +43,28 @@ class _State:
     proposals: list[Proposal] = field(default_factory=list)
     gaps: list[NotTested] = field(default_factory=list)
     stuck: set[str] = field(default_factory=set)
+    match_reference: bool = False
     verified: Verified | None = None
 
 
 def audit_candidate(
-    session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path
-) -> Candidate:
+    session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path,
+    rights: RightReferences | None,
+) -> Candidate:  # fmt: skip
     """One candidate's result, tensors that are wrong in the same way together: see `_audited`."""
-    result = _audited(session, capture, reference, target=target, repair=repair, hooks=hooks, out=out)
+    result = _audited(session, capture, reference, target=target, repair=repair, hooks=hooks, out=out, rights=rights)
     gaps = tuple(dict.fromkeys(result.not_tested))
     return dataclasses.replace(result, findings=tuple(grouped(result.findings)), not_tested=gaps)
 
 
 def _audited(
-    session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path
-) -> Candidate:
+    session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path,
+    rights: RightReferences | None,
+) -> Candidate:  # fmt: skip
     """Compare a capture and, on a mismatch, diagnose, repair and verify; with `hooks`, edit a good port's hooks.
+
+    Where the reference departs from the spec, repairs are judged against one of `rights`; without them the candidate is
+    patched to do what the given reference does.
 
     Raises:
         NotJudged: a backend failed; what it captured before stays on disk.
@@ -90,6 +97,8 @@ def _audited(
     except Exception as error:
         return _broken_off(result, "diagnosis", error, session)
     result = _with_diagnosis(result, comparison, diagnosis, reference.session.plan)
+    if rights is not None:
+        result, reference = judged_for_the_rest(result, capture, reference, rights, allowed, run=repair)
     if not repair:
         untried = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair"))
         return dataclasses.replace(result, not_tested=untried)
@@ -101,12 +110,12 @@ def _audited(
         dtype=reference.dtype,
         target=target,
     )
-    state = _State(findings=[*result.findings])
+    state = _State(findings=[*result.findings], match_reference=rights is None)
     try:
         _peel(session, reference, bench, state, out)
     except Exception as error:
         result = _broken_off(result, "repair", error, session)
-    return _with_proof(_with_repair(result, state), session, capture, reference, state, out)
+    return confirmed(_with_proof(_with_repair(result, state), session, capture, reference, state, out))
 
 
 def _broken_off(result: Candidate, stage: str, error: Exception, session: Session) -> Candidate:
@@ -132,7 +141,9 @@ def _peel(session: Session, reference: Reference, bench: Bench, state: _State, o
     new = list(state.findings)
     for number in range(1, MAX_ROUNDS + 1):
         version = session.description().version
-        proposals, gaps = propose(new, session.plan, version, known=state.findings)
+        proposals, gaps = propose(
+            new, session.plan, version, known=state.findings, match_reference=state.match_reference
+        )
         state.gaps += gaps
         if not proposals:
             return
@@ -201,7 +212,8 @@ def _with_proof(
 ) -> Candidate:
     """The diagnosis proved on the reference, where no patch has proved it, or where the reference is wrong."""
     verified, patched = state.verified, result.patched.verdict if result.patched else None
-    if reference.judge is None or not wants_proof(result.findings, patched):
+    open_findings = left_to_prove(result)
+    if reference.judge is None or not wants_proof(open_findings, patched):
         return result
     trial = Trial(
         reference=reference.judging, probes=reference.probes, dtype=reference.dtype, shipped=capture, before=result.logits,
@@ -209,9 +221,9 @@ def _with_proof(
         patched_knobs=frozenset(proposal.knob for proposal in state.proposals) if verified else frozenset(),
     )  # fmt: skip
     session.release()
-    unpatched = {finding.knob for finding in result.findings} - {proposal.knob for proposal in state.proposals}
+    unpatched = {finding.knob for finding in open_findings} - {proposal.knob for proposal in state.proposals}
     try:
-        proof = prove(trial, result.findings, sorted(unpatched))
+        proof = prove(trial, open_findings, sorted(unpatched))
     except Exception as error:
         return _broken_off(result, "proof", error, session)
     if isinstance(proof, NotTested):

@@ -38,12 +38,22 @@ class Proposal:
 
 
 def propose(
-    findings: Sequence[Finding], plan: SidePlan, version: str, known: Sequence[Finding]
+    findings: Sequence[Finding],
+    plan: SidePlan,
+    version: str,
+    known: Sequence[Finding],
+    *,
+    match_reference: bool = False,
 ) -> tuple[list[Proposal], list[NotTested]]:
     """Edits per finding, and the findings that this backend has no setting for, with the reason.
 
     `known` are all findings so far: rotary ones share one table, which is rewritten with every value at once.
+    Where only the reference departs from the spec nothing is edited, unless the candidate shall `match_reference`.
     """
+    if not match_reference:
+        findings, known = (
+            [item for item in some if item.departs_from_spec != "reference"] for some in (findings, known)
+        )
     proposals: list[Proposal] = []
     gaps: list[NotTested] = []
     for finding in findings:
@@ -53,9 +63,9 @@ def propose(
         if finding.evidence.get("extent") == DECODED:
             gaps.append(no_patch(finding.knob, "a whole run is right: cached decoding has no setting of its own"))
             continue
-        target = whole_value(target_value(finding), finding, plan)
+        target = whole_value(target_value(finding, match_reference), finding, plan)
         causes = [other for other in known if other.kind not in NO_PATCH_KINDS]
-        targets = {other.knob: whole_value(target_value(other), other, plan) for other in causes}
+        targets = {other.knob: whole_value(target_value(other, match_reference), other, plan) for other in causes}
         found = _found(finding, plan, version, target, targets)
         if isinstance(found, str):
             gaps.append(no_patch(finding.knob, found))
@@ -103,9 +113,14 @@ def _on_norms(edits: tuple[Edit, ...], finding: Finding, plan: SidePlan) -> tupl
     return tuple(edit for edit in edits if edit.path not in others)
 
 
-def target_value(finding: Finding) -> KnobValue:
-    """The reference's value; the spec's own number where the fit agrees with it, so that a patch says 16 and not 15.99997."""
+def target_value(finding: Finding, match_reference: bool = False) -> KnobValue:
+    """The reference's value; the spec's own number where the fit agrees with it, so that a patch says 16 and not 15.99997.
+
+    Where both sides depart, the spec's, unless the candidate shall `match_reference`.
+    """
     fitted, spec = finding.reference_value, finding.spec_value
+    if finding.departs_from_spec == "both" and not match_reference:
+        return spec
     if is_number(fitted) and is_number(spec):
         return nearest(fitted, spec, SIGMAS * _stderr(finding))
     return spec if finding.departs_from_spec == "candidate" else fitted

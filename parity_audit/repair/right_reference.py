@@ -1,0 +1,189 @@
+"""A reference that departs from the spec is replaced by a right one; nobody is patched to follow it.
+
+What takes its place, in this order: the definition in transformers that judged it anyway; the same program with the load
+settings that the spec knows for the wrong constants; the same program without the settings that were given to it; and
+where no setting does it, the loaded reference with its live values edited.
+
+The replacement runs every probe natively and in float64 as the given reference did, so that candidates are judged and
+patched against it like against any other. It is made once for all candidates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parity_audit.capture.session import Session, SidePlan, merged
+from parity_audit.capture.store import Capture
+from parity_audit.compare.processing import Allowance
+from parity_audit.compare.verdict import judge_comparison
+from parity_audit.core.errors import NotJudged
+from parity_audit.core.jsonio import dumps
+from parity_audit.core.report import Candidate, Finding, RightReference, Verdict
+from parity_audit.core.types import BackendRef, Edit, NotTested
+from parity_audit.diagnose.selfcheck import CHECKED, departures
+from parity_audit.repair.choose import NO_PATCH_KINDS, each_once
+from parity_audit.repair.layers import RELATIVE, on_layers
+from parity_audit.repair.reference import JUDGES, Reference, take_reference
+from parity_audit.repair.render import render
+from parity_audit.specs.view import edits, knob_values
+
+GOOD = (Verdict.EXACT, Verdict.PARITY)
+WRONG_SIDES = ("reference", "both")
+WHAT = "a right reference"
+NO_SETTING = (
+    "no setting of the reference is known that gives it the spec's value; compare with `-r hf`, or with another release"
+)
+NOT_RUN = "not run: switched off with --no-repair"
+SHOWN = "its own activations show the spec's values"
+AGREES = "a candidate with the spec's values agrees with it up to rounding"
+EDITED = "the reference with the spec's values"
+UNCONFIRMED = "nothing has confirmed it: no candidate, patched or not, agrees with it up to rounding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """What makes a reference follow the spec: another BACKEND, or edits of the loaded one."""
+
+    ref: BackendRef
+    edits: tuple[Edit, ...] = ()
+
+
+def wrong(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings in which the reference departs from the spec."""
+    return [item for item in findings if item.kind not in NO_PATCH_KINDS and item.departs_from_spec in WRONG_SIDES]
+
+
+def remedy(plan: SidePlan, version: str, causes: Sequence[Finding], *, judged_by_definition: bool) -> Remedy | None:
+    """What to take in place of a reference that is wrong in these constants; None where nothing is known."""
+    if judged_by_definition:
+        return Remedy(ref=BackendRef(name=JUDGES))
+    found = [_spec_s_value(cause, plan, version) for cause in causes]
+    settings = dict(plan.ref.settings)
+    for edit in (edit for own in found for edit in own if edit.op == "load"):
+        settings = merged(settings, edit.value)
+    by_loading = all(any(edit.op == "load" for edit in own) for own in found)
+    if by_loading and settings != plan.ref.settings:
+        return Remedy(ref=dataclasses.replace(plan.ref, settings=settings))
+    if plan.ref.settings and plan.ref.target is None:
+        return Remedy(ref=dataclasses.replace(plan.ref, settings={}))
+    live = each_once(edit for own in found for edit in own)
+    return Remedy(ref=plan.ref, edits=live) if all(found) else None
+
+
+def _spec_s_value(cause: Finding, plan: SidePlan, version: str) -> tuple[Edit, ...]:
+    """The edits that give the reference the spec's value where it has another; none where it has no setting for that."""
+    known = knob_values(plan.spec, plan.config).get(cause.knob)
+    value = cause.spec_value if known is None else known.value
+    found = edits(plan.spec, plan.backend_key, cause.knob, value, plan.config, version, {}, cause.reference_value) or ()
+    relative = any(edit.op in RELATIVE for edit in found)
+    return on_layers(found, cause.layers) or () if relative else found
+
+
+@dataclass
+class RightReferences:
+    """Replacements of the given reference, each made once; candidates come to it with their findings.
+
+    `make` opens a session for a BACKEND string. `keep` says whether more than one model may be in memory.
+    """
+
+    make: Callable[[BackendRef], Session]
+    folder: Path
+    keep: bool
+    taken: dict[str, Reference] = field(default_factory=dict)
+
+    def instead_of(
+        self, given: Reference, causes: Sequence[Finding], *, run: bool
+    ) -> tuple[RightReference, Reference | None] | NotTested:
+        """What to take in place of `given`, and its captures where it was to be run and could be."""
+        plan, version = given.session.plan, given.session.description().version
+        found = remedy(plan, version, causes, judged_by_definition=given.definition is not None)
+        knobs = tuple(dict.fromkeys(cause.knob for cause in causes))
+        if found is None:
+            return NotTested(what=WHAT, why=f"{NO_SETTING} ({', '.join(knobs)})")
+        code = render(found.edits, plan.backend_key) if found.edits else ""
+        text = "" if found.edits else str(found.ref)
+        proposal = RightReference(knobs=knobs, backend=text, code=code, verified=False, why=NOT_RUN)
+        if not run:
+            return proposal, None
+        try:
+            right = self._reference(given, found)
+        except NotJudged as error:
+            return dataclasses.replace(proposal, why=f"it could not be run: {error.message}"), None
+        shown = set(knobs) <= set(CHECKED) and not {
+            fit.knob for fit in departures(right.capture, right.session.plan)
+        } & set(knobs)
+        return dataclasses.replace(proposal, verified=shown, why=SHOWN if shown else UNCONFIRMED), right
+
+    def _reference(self, given: Reference, found: Remedy) -> Reference:
+        if given.definition is not None:
+            return dataclasses.replace(given, session=given.judging, capture=given.definition, definition=None)
+        key = dumps([str(found.ref), found.edits])
+        if key not in self.taken:
+            self.taken[key] = self._take(given, found)
+        return self.taken[key]
+
+    def _take(self, given: Reference, found: Remedy) -> Reference:
+        if not self.keep:
+            given.release()
+        session = self.make(found.ref)
+        session.apply(found.edits)
+        judging = session if session.plan.backend_key == JUDGES else given.judging
+        return take_reference(session, judging, given.probes, folder=self.folder, keep=self.keep)
+
+    @property
+    def held(self) -> list[Capture]:
+        """Captures of every replacement that was run."""
+        return [capture for right in self.taken.values() for capture in (right.capture, *right.held)]
+
+    def release(self) -> None:
+        """Let their models go."""
+        for right in self.taken.values():
+            right.release()
+
+
+def judged_for_the_rest(
+    result: Candidate,
+    capture: Capture,
+    given: Reference,
+    rights: RightReferences,
+    allowed: Allowance | None,
+    *,
+    run: bool,
+) -> tuple[Candidate, Reference]:
+    """The candidate with its comparison against a right reference, and the reference that patches are judged against."""
+    causes = wrong(result.findings)
+    if not causes or given.judge is None:
+        return result, given
+    found = rights.instead_of(given, causes, run=run)
+    if isinstance(found, NotTested):
+        return dataclasses.replace(result, not_tested=(*result.not_tested, found)), given
+    proposal, right = found
+    if right is None:
+        return dataclasses.replace(result, right_reference=proposal), given
+    comparison = right.compared(capture, allowed)
+    verdict, _ = judge_comparison(comparison)
+    proposal = dataclasses.replace(proposal, verdict=verdict, logits=comparison.logits)
+    return dataclasses.replace(result, right_reference=proposal), right
+
+
+def left_to_prove(result: Candidate) -> tuple[Finding, ...]:
+    """The findings that hold against the reference that patches were judged against: a replacement is right already."""
+    right = result.right_reference
+    if right is None or right.verdict is None:
+        return result.findings
+    return tuple(item for item in result.findings if item.departs_from_spec != "reference")
+
+
+def confirmed(result: Candidate) -> Candidate:
+    """The candidate once patches were tried: one that agrees with the replacement has confirmed it."""
+    right, patched = result.right_reference, result.patched
+    if right is None or right.verdict is None:
+        return result
+    if right.verdict in GOOD or (patched is not None and patched.verdict in GOOD):
+        right = dataclasses.replace(right, verified=True, why=f"{right.why}; {AGREES}" if right.verified else AGREES)
+    label = right.backend or EDITED
+    patched = None if patched is None else dataclasses.replace(patched, against=label)
+    return dataclasses.replace(result, right_reference=right, patched=patched)
