@@ -33,8 +33,14 @@ def exit_code_of(candidates: Sequence[Candidate], *, accept_patched: bool) -> in
         return EXIT_NOT_JUDGED
     wrong = [candidate for candidate in able if candidate.verdict not in GOOD]
     if accept_patched:
-        wrong = [item for item in wrong if item.patched is None or item.patched.verdict not in GOOD]
+        wrong = [item for item in wrong if not _remedied(item)]
     return EXIT_MISMATCH if wrong else EXIT_OK
+
+
+def _remedied(item: Candidate) -> bool:
+    """Whether a patch, or a right reference in place of a wrong one, was seen to bring parity."""
+    seen = [part.verdict for part in (item.patched, item.right_reference) if part is not None]
+    return any(verdict in GOOD for verdict in seen)
 
 
 def side_of(capture: Capture, self_check: Sequence[str] = ()) -> Side:

@@ -18,6 +18,7 @@ from parity_audit.report.words import (
     label,
     limit_text,
     proof_rows,
+    right_reference_rows,
     scope_line,
     weights_line,
     where_found,
@@ -65,10 +66,12 @@ def _candidate(candidate: Candidate) -> list[str]:
         lines += [f"First divergence: {markdown(first)}", ""]
     for finding in candidate.findings:
         lines += _finding(finding)
+    lines += _right_reference(candidate)
     for patch in candidate.patches:
         lines += _patch(patch)
     if candidate.logits is not None or candidate.patched is not None:
-        lines += [*_table(("logits", "as shipped", "patched"), map(_escaped, before_after(candidate))), ""]
+        titles, compared = before_after(candidate)
+        lines += [*_table(titles, map(_escaped, compared)), ""]
     if candidate.proof:
         lines += _list("Proof on the reference's side", proof_rows(candidate.proof))
     lines += _list("Edited hooks", hook_rows(candidate))
@@ -91,6 +94,14 @@ def _finding(finding: Finding) -> list[str]:
     departs = DEPARTS.get(finding.departs_from_spec, finding.departs_from_spec)
     lines += [f"{markdown(departs)}; confidence {finding.confidence:.2f}.", ""]
     return lines + [f"- {markdown(line)}" for line in evidence_lines(finding.evidence)] + [""]
+
+
+def _right_reference(candidate: Candidate) -> list[str]:
+    right = candidate.right_reference
+    if right is None:
+        return []
+    lines = _list("The reference departs from the spec", right_reference_rows(right))
+    return [*lines, fenced(right.code, "python"), ""] if right.code else lines
 
 
 def _patch(patch: Patch) -> list[str]:

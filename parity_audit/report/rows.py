@@ -82,14 +82,15 @@ def introduced(candidate: Candidate) -> list[SiteDelta]:
     return [delta for delta in candidate.sites if (delta.introduced_ratio or 0.0) > limit_of(delta.site)]
 
 
-def before_after(candidate: Candidate) -> list[tuple[str, str, str]]:
-    """(metric, as shipped, patched) of the logits."""
-    after = candidate.patched
-    rows = [("verdict", candidate.verdict.value, after.verdict.value if after else "-")]
-    shipped, patched = candidate.logits, after.logits if after else None
-    for name, read in METRICS.items():
-        rows.append((name, _metric(shipped, read), _metric(patched, read)))
-    return rows
+def before_after(candidate: Candidate) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows (metric by metric) of the logits as shipped, against a right reference, and patched."""
+    right, after = candidate.right_reference, candidate.patched
+    columns = [("as shipped", candidate.verdict, candidate.logits)]
+    columns += [("right reference", right.verdict, right.logits)] if right and right.verdict else []
+    columns += [(f"patched{', against it' if after.against else ''}", after.verdict, after.logits)] if after else []
+    rows = [["verdict", *(verdict.value for _, verdict, _ in columns)]]
+    rows += [[name, *(_metric(logits, read) for _, _, logits in columns)] for name, read in METRICS.items()]
+    return ["logits", *(title for title, _, _ in columns)], rows
 
 
 METRICS = {

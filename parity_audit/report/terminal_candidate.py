@@ -20,6 +20,7 @@ from parity_audit.report.words import (
     label,
     limit_text,
     proof_rows,
+    right_reference_rows,
     settings_text,
     where_found,
 )
@@ -49,7 +50,7 @@ def candidate_parts(candidate: Candidate, width: int) -> list[Part]:
         parts.append(pairs([(key, str(candidate.error[key])) for key in keys if candidate.error.get(key)]))
     if settings_text(candidate) and settings_text(candidate) not in label(candidate):
         parts.append(pairs([("settings", settings_text(candidate))]))
-    for section in (_layers, _divergence, _findings):
+    for section in (_layers, _divergence, _findings, _right_reference):
         parts += section(candidate)
     for patch in candidate.patches:
         parts += _patch(patch, width)
@@ -121,6 +122,18 @@ def _marked(lines: list[str]) -> list[tuple[bool, str]]:
     return [(number == 0, line) for number, line in enumerate(lines)]
 
 
+def _right_reference(candidate: Candidate) -> list[Part]:
+    right = candidate.right_reference
+    if right is None:
+        return []
+    return [
+        "",
+        heading("The reference departs from the spec"),
+        pairs(right_reference_rows(right)),
+        *code_lines(right.code),
+    ]
+
+
 def _patch(patch: Patch, width: int) -> list[Part]:
     fixes = ", ".join(patch.fixes or (patch.knob,))
     parts: list[Part] = ["", styled(("Patch ", "bold"), (f"for {fixes} in {patch.backend}", ""))]
@@ -137,13 +150,13 @@ def _patch(patch: Patch, width: int) -> list[Part]:
 def _before_after(candidate: Candidate) -> list[Part]:
     if candidate.logits is None and candidate.patched is None:
         return []
-    rows = before_after(candidate)
+    titles, rows = before_after(candidate)
     after = candidate.patched
     if after is None:
-        return ["", columns(("logits", "as shipped"), [row[:2] for row in rows])]
+        return ["", columns(titles, rows)]
     reached = f"{'reached' if after.target_reached else 'not reached'} (max |difference| <= {number(after.target)})"
     good = "" if after.verdict in GOOD else "; the patched candidate is still not at parity"
-    return ["", columns(("logits", "as shipped", "patched"), rows), pairs([("target", reached + good)])]
+    return ["", columns(titles, rows), pairs([("target", reached + good)])]
 
 
 def _proof(candidate: Candidate) -> list[Part]:

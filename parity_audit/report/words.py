@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parity_audit.core.errors import EXIT_NOT_JUDGED
-from parity_audit.core.report import Candidate, DetectionLimit, Finding, Proof, Report, Side, Verdict
+from parity_audit.core.report import (
+    Candidate,
+    DetectionLimit,
+    Finding,
+    Proof,
+    Report,
+    RightReference,
+    Side,
+    Verdict,
+)  # fmt: skip
 from parity_audit.report.numbers import layer_set, number, ratio, shown
 
 JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
@@ -41,8 +50,38 @@ def _claim(judged: Sequence[Candidate]) -> str:
         how = "bit-identical to the reference" if exact else "the reference's function up to rounding"
         return f"Parity: {_names(judged)} {'is' if exact else 'computes'} {how}"
     mended = all(one.patched is not None and one.patched.verdict in GOOD for one in wrong)
+    replaced = next(
+        (one.right_reference for one in wrong if one.right_reference and one.right_reference.verified), None
+    )
     after = "; the patch below mends it" if mended else ""
+    if replaced is not None:
+        after = _replaced(replaced, all(is_right_against_another(one) for one in wrong), mended)
     return f"Mismatch: {_names(wrong)} does not compute the reference's function{after}"
+
+
+def _replaced(right: RightReference, agrees: bool, mended: bool) -> str:
+    """What the headline says of a reference that departs from the spec."""
+    which = f"-r {right.backend}" if right.backend else "the reference edited as below"
+    then = (
+        ": it is at parity with that" if agrees else ": the patch below brings it to parity with that" if mended else ""
+    )
+    return f", and the reference itself departs from the spec; compare with {which}{then}"
+
+
+def is_right_against_another(one: Candidate) -> bool:
+    """Whether a candidate as shipped is at parity with a right reference in place of the given one."""
+    return one.right_reference is not None and one.right_reference.verdict in GOOD
+
+
+def right_reference_rows(right: RightReference) -> list[tuple[str, str]]:
+    """What to take in place of a reference that departs from the spec, and how that is known."""
+    rows = [("departs in", ", ".join(right.knobs))]
+    rows += [("compare with", f"-r {right.backend}")] if right.backend else []
+    rows.append(("verified" if right.verified else "not verified", right.why))
+    if right.verdict is not None:
+        rows.append(("as shipped", f"the candidate is at {right.verdict.value} with it" if right.verdict in GOOD else
+                     f"the candidate against it: {right.verdict.value}"))  # fmt: skip
+    return rows
 
 
 def _names(candidates: Sequence[Candidate]) -> str:

@@ -24,9 +24,9 @@ def load(model_path: str, dtype: str, device: str):
 """
 
 
-def audit(model, out, *candidates, reference="hf"):
+def audit(model, out, *candidates, reference="hf", probes=PROBES, **how):
     report = parity_audit.audit(
-        model, reference=reference, candidates=candidates, miniature="mini", out=out, probes=PROBES
+        model, reference=reference, candidates=candidates, miniature="mini", out=out, probes=probes, **how
     )
     return report.candidates
 
@@ -75,10 +75,28 @@ def test_the_reference_is_as_before_for_the_next_candidate(wrong_ports):
     assert right.proof is None
 
 
-def test_a_reference_that_drops_the_soft_cap_is_shown_to_be_the_wrong_side(tmp_path):
-    (right,) = audit("gemma-2-2b-it", tmp_path, "hf", reference="hf,attn_implementation=sdpa")
+SDPA = "hf,attn_implementation=sdpa"
+
+
+def test_a_reference_that_drops_the_soft_cap_is_replaced_and_nobody_is_patched(tmp_path):
+    (right,) = audit("gemma-2-2b-it", tmp_path, "hf", reference=SDPA, probes=("short",))
 
     assert [finding.departs_from_spec for finding in right.findings] == ["reference"]
+    assert right.verdict is Verdict.MISMATCH
+    assert right.right_reference.backend == "hf,attn_implementation=eager"
+    assert right.right_reference.verified
+    assert right.right_reference.verdict is Verdict.EXACT
+    assert right.patches == ()
+    assert right.proof is None
+
+
+def test_match_reference_patches_the_candidate_to_drop_it_as_well(tmp_path):
+    (right,) = audit("gemma-2-2b-it", tmp_path, "hf", reference=SDPA, probes=("short",), match_reference=True)
+
+    assert [(patch.knob, patch.value) for patch in right.patches] == [("attention.softcap", None)]
+    assert right.patched.verdict in GOOD
+    assert right.patched.against == ""
+    assert right.right_reference is None
     assert right.proof.proven
     assert right.proof.imposed[0].value == 50.0
     assert "spec's value" in right.proof.statement
