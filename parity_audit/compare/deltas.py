@@ -13,6 +13,7 @@ from torch import Tensor
 from parity_audit.compare.divergences import kl_per_position, top1_matches
 from parity_audit.compare.floor import LARGEST, noise_ratio
 from parity_audit.compare.moments import Moments
+from parity_audit.compare.signal import no_signal
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.errors import NotJudged
@@ -27,7 +28,8 @@ CHUNK_ENTRIES = 1 << 17
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Every delta of one candidate. `sites` holds one delta per site, from the probe with the largest
-    noise ratio; `by_probe` holds them all. `decoded` names the probes that the candidate ran token by token."""
+    noise ratio; `by_probe` holds them all. `decoded` names the probes that the candidate ran token by token.
+    `no_signal` says why agreement with this reference would say nothing; empty where it says something."""
 
     sites: tuple[SiteDelta, ...]
     by_probe: tuple[SiteDelta, ...]
@@ -36,6 +38,7 @@ class Comparison:
     non_finite: tuple[str, ...] = ()
     mask_mismatch: tuple[str, ...] = ()
     decoded: tuple[str, ...] = ()
+    no_signal: str = ""
     seconds: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
 
@@ -83,6 +86,7 @@ def compare(
         sites=worst_per_site(deltas), by_probe=tuple(deltas), logits=logits.result(deltas),
         not_tested=tuple(gaps), non_finite=tuple(bad), mask_mismatch=tuple(masks),
         decoded=tuple(probe.name for probe in reference.probes if probe.decode_from is not None),
+        no_signal=no_signal(definition or reference, judge, dtype=dtype),
     )  # fmt: skip
 
 

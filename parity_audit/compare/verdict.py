@@ -10,7 +10,14 @@ REQUIRED = "logits"
 
 
 def judge_comparison(comparison: Comparison) -> tuple[Verdict, str]:
-    """The verdict and, in one line, why."""
+    """The verdict and, in one line, why. Agreement with a reference that says nothing about its input claims nothing."""
+    verdict, why = _judged(comparison)
+    if verdict in (Verdict.EXACT, Verdict.PARITY) and comparison.no_signal:
+        return Verdict.INCONCLUSIVE, comparison.no_signal
+    return verdict, why
+
+
+def _judged(comparison: Comparison) -> tuple[Verdict, str]:
     if comparison.non_finite:
         return Verdict.INCONCLUSIVE, f"not finite: {comparison.non_finite[0]}"
     if not comparison.by_probe:

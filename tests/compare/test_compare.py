@@ -18,7 +18,7 @@ PROBE = probe()
 
 def against_nothing(value, dtype="float32"):
     """A candidate with `value` at a site where judge and reference are 0, and equal logits."""
-    zero, logits = torch.zeros(1, 4, 3), torch.ones(1, 4, 5)
+    zero, logits = torch.zeros(1, 4, 3), torch.arange(20.0).reshape(1, 4, 5).sin()
     candidate = Held(PROBE, {"blocks.0.attn_out": zero + value, "logits": logits})
     truth = Held(PROBE, {"blocks.0.attn_out": zero, "logits": logits})
     return compare(candidate, truth, truth, dtype=dtype)
