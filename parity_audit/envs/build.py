@@ -7,9 +7,7 @@ import difflib
 import hashlib
 import importlib.metadata
 import json
-import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,8 @@ from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef
 from parity_audit.envs.cache import cache_root
 from parity_audit.envs.recipes import Recipe, backend_key, port_environment, recipe_for
+from parity_audit.envs.resolve import Resolution, forget, known_resolution, resolve
+from parity_audit.envs.uv import run, run_uv
 
 INFO = "parity_audit_env.json"
 OFFLINE = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -57,16 +57,16 @@ def python_for(
     if own is not None and ref.version in (None, own):
         return Environment(python=sys.executable, key="same", same=True, backend_key=backend_key(ref, own), version=own)
     recipe = recipe_for(ref, device)
-    folder = envs_root() / recipe.key
-    if not is_ready(folder):
+    folder = environment_of(recipe)
+    if folder is None:
         if not allow_install:
             raise EnvFailed(
                 f"no environment for `{ref}`, and --no-install forbids making one", code="env-missing",
                 hint=f"run `parity-audit envs create '{ref.name}=={recipe.version}'`",
             )  # fmt: skip
-        create(recipe, progress)
+        folder = create(recipe, progress)
     return Environment(
-        python=str(folder / "bin" / "python"), key=recipe.key, same=False,
+        python=str(folder / "bin" / "python"), key=folder.name, same=False,
         backend_key=backend_key(ref, recipe.version), version=recipe.version,
     )  # fmt: skip
 
@@ -114,6 +114,13 @@ def is_ready(folder: Path) -> bool:
     return (folder / INFO).is_file() and (folder / "bin" / "python").exists()
 
 
+def environment_of(recipe: Recipe) -> Path | None:
+    """The finished environment of a recipe, with the very versions that it was resolved to; None where there is none."""
+    resolution = known_resolution(recipe)
+    folder = envs_root() / recipe.key_with(resolution.pins) if resolution else None
+    return folder if folder is not None and is_ready(folder) else None
+
+
 def create(recipe: Recipe, progress: Progress = SILENT) -> Path:
     """Build an environment, check that it starts, and put it in place.
 
@@ -123,58 +130,43 @@ def create(recipe: Recipe, progress: Progress = SILENT) -> Path:
     root = envs_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / f"{recipe.key}.lock")
-        with lock:
-            return _create_locked(recipe, root / recipe.key, progress)
+        with FileLock(root / f"{recipe.key}.lock"):
+            progress.update("environment", f"{recipe.package} {recipe.version}: resolving")
+            resolution = resolve(recipe)
+            return _create_locked(recipe, resolution, root / recipe.key_with(resolution.pins), progress)
     except OSError as error:
         raise EnvFailed(
             f"cannot write environments: {error}", where=str(root), hint="set PARITY_AUDIT_CACHE"
         ) from error
 
 
-def _create_locked(recipe: Recipe, folder: Path, progress: Progress) -> Path:
+def _create_locked(recipe: Recipe, resolution: Resolution, folder: Path, progress: Progress) -> Path:
     if is_ready(folder):
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        _install(recipe, folder, progress)
-        (folder / INFO).write_text(json.dumps({"backend": recipe.backend, "requirements": recipe.requirements}))
+        _install(recipe, resolution, folder, progress)
+        content = {"backend": recipe.backend, "date": resolution.date, "packages": resolution.versions}
+        (folder / INFO).write_text(json.dumps(content, indent=1))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        forget(recipe)
         raise
     return folder
 
 
-def _install(recipe: Recipe, folder: Path, progress: Progress) -> None:
+def _install(recipe: Recipe, resolution: Resolution, folder: Path, progress: Progress) -> None:
     name = f"{recipe.package} {recipe.version}"
     progress.update("environment", f"{name}: creating")
-    _uv("venv", "--quiet", "--python", recipe.python, str(folder), what=name)
-    overrides = folder / "overrides.txt"
-    overrides.write_text("".join(f"{package} ; sys_platform == 'never'\n" for package in recipe.excluded))
+    run_uv("venv", "--quiet", "--python", recipe.python, str(folder), what=f"{name} needs Python {recipe.python}")
     progress.update("environment", f"{name}: installing")
     python = str(folder / "bin" / "python")
-    _uv("pip", "install", "--quiet", "--python", python, "--override", str(overrides), *recipe.requirements, what=name)
+    run_uv(
+        "pip", "install", "--quiet", "--no-deps", "--python", python, *resolution.options, "--requirement", "-",
+        what=f"{name} cannot be installed", text="\n".join(resolution.pins),
+    )  # fmt: skip
     progress.update("environment", f"{name}: checking")
-    _run([python, "-I", "-c", recipe.check], f"{name} installs but does not start")
-
-
-def _uv(*args: str, what: str) -> None:
-    from uv import find_uv_bin
-
-    _run([find_uv_bin(), *args], f"{what} cannot be installed")
-
-
-def _run(command: list[str], what: str) -> None:
-    environ = dict(os.environ)
-    if "PIP_FIND_LINKS" in environ:
-        environ.setdefault("UV_FIND_LINKS", environ["PIP_FIND_LINKS"])
-    environ.pop("PYTHONPATH", None)
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        last = "\n".join(f"    {line}" for line in (done.stderr or done.stdout).strip().splitlines()[-12:])
-        raise EnvFailed(
-            what, found="\n" + last, hint="try another version; `parity-audit envs list` shows the tested ones"
-        )
+    run([python, "-I", "-c", recipe.check], f"{name} installs but does not start")
 
 
 def list_envs() -> list[tuple[str, str, int]]:
@@ -213,4 +205,4 @@ def default_candidates(device: str, *, install: bool) -> list[BackendRef]:
 
 
 def _exists(ref: BackendRef, device: str) -> bool:
-    return installed_here(ref.name) is not None or is_ready(envs_root() / recipe_for(ref, device).key)
+    return installed_here(ref.name) is not None or environment_of(recipe_for(ref, device)) is not None

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 from parity_audit.core.types import BackendRef
-from parity_audit.envs.build import envs_root, installed_here, is_ready
+from parity_audit.envs.build import environment_of, installed_here
 from parity_audit.envs.cache import cache_root
 from parity_audit.envs.recipes import recipe_for, table
 
@@ -22,7 +22,7 @@ def _backend(name: str) -> tuple[str, bool, str]:
     if own:
         return name, True, f"{own}, in this interpreter"
     recipe = recipe_for(BackendRef(name=name))
-    if is_ready(envs_root() / recipe.key):
+    if environment_of(recipe) is not None:
         return name, True, f"{recipe.version}, in an environment of its own"
     return name, True, f"{recipe.version}, its environment is made on first use (or: parity-audit envs create {name})"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,6 +19,7 @@ from parity_audit.core.types import BackendRef
 
 BRIDGE_ONLY_FROM = Version("4.0")
 BRIDGE_FROM = Version("3.0")
+LOCKS = "locks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +29,23 @@ class Recipe:
     backend: str
     package: str
     version: str
+    torch: str
     requirements: tuple[str, ...]
-    excluded: tuple[str, ...]
+    overrides: tuple[str, ...]
+    locked: tuple[str, ...]
     python: str
+    device: str
     check: str
 
     @property
     def key(self) -> str:
-        """Folder name: readable, and different for different contents."""
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
-        return f"{self.package}-{self.version}-{digest}"
+        """A readable name, different for different contents."""
+        return self.key_with(())
+
+    def key_with(self, pins: Sequence[str]) -> str:
+        """The same for a recipe and the versions that it was resolved to."""
+        content = json.dumps([asdict(self), list(pins)], sort_keys=True)
+        return f"{self.package}-{self.version}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
 @cache
@@ -62,15 +70,19 @@ def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
     text = ref.version or entry["default"]
     version = parse_version(text, ref)
     line = next((line for line in entry["releases"] if version in SpecifierSet(line["versions"], prereleases=True)), {})
-    requirements = (
-        entry.get("torch", data["torch"]), f"{entry['package']}=={text}", *entry["with"], *line.get("with", [])
-    )  # fmt: skip
-    python = line.get("python", f"{sys.version_info.major}.{sys.version_info.minor}")
-    excluded = tuple(data["no_wheels"]) if device == "cpu" else ()
     return Recipe(
-        backend=ref.name, package=entry["package"], version=text, requirements=requirements, excluded=excluded,
-        python=python, check=entry["check"],
+        backend=ref.name, package=entry["package"], version=text, device=device, check=entry["check"],
+        torch=entry.get("torch", data["torch"]),
+        requirements=(f"{entry['package']}=={text}", *entry["with"], *line.get("with", [])),
+        overrides=tuple(data["overrides"]) if device == "cpu" else (),
+        locked=_lock(f"{entry['package']}-{text}.txt"), python=data["python"],
     )  # fmt: skip
+
+
+def _lock(name: str) -> tuple[str, ...]:
+    """`name==version` of a tested release's dependencies, as they are shipped; none for a release without a lock."""
+    path = files("parity_audit.envs").joinpath(LOCKS, name)
+    return tuple(path.read_text().split()) if path.is_file() else ()
 
 
 def port_environment(ref: BackendRef) -> BackendRef | None:

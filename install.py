@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Make .venv with parity-audit in it, and with the build of torch that this machine can use.
+
+Without `--torch`: a CUDA build where a CUDA device answers, else a CPU build. A wheel at hand (PIP_FIND_LINKS) is taken where it
+is of that kind. With `--test` the package is editable, and comes with what its tests need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from parity_audit.envs.torch_build import cuda_answers, is_for, torch_options
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = str(VENV / "bin" / "python")
+PIP = (PYTHON, "-m", "pip", "--quiet", "--disable-pip-version-check")
+CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
+
+
+def main() -> int:
+    """Exit code of the installer."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--test", action="store_true", help="editable, with what the tests need")
+    parser.add_argument(
+        "--torch", choices=("cpu", "cuda"), help="which build of torch; by default what this machine has"
+    )
+    asked = parser.parse_args()
+    venv.create(VENV, with_pip=True, symlinks=True)
+    return _install(("-e", f"{ROOT}[test]") if asked.test else (str(ROOT),), asked.torch or _device())
+
+
+def _device() -> str:
+    return "cuda" if cuda_answers() else "cpu"
+
+
+def _install(what: tuple[str, ...], device: str) -> int:
+    """With pip where the torch that it would take is of the right build, else with uv from an index that has one."""
+    code = 1
+    for options in torch_options(device):
+        if options:
+            subprocess.run([*PIP, "install", *CONSTRAINTS, "uv"], check=True)
+            uv = (str(VENV / "bin" / "uv"), "pip", "install", "--quiet", "--python", PYTHON)
+            code = subprocess.run([*uv, *options, *CONSTRAINTS, *what]).returncode
+        elif is_for(device, _torch_of_pip()):
+            code = subprocess.run([*PIP, "install", *CONSTRAINTS, *what]).returncode
+        if code == 0:
+            return 0
+    print(f"no build of torch for {device} could be installed: put one where PIP_FIND_LINKS points", file=sys.stderr)
+    return code
+
+
+def _torch_of_pip() -> list[tuple[str, str]]:
+    """(name, version) of torch and what it needs, as pip would install them; nothing is downloaded but metadata."""
+    dry = subprocess.run(
+        [*PIP, "install", "--dry-run", "--ignore-installed", "--report", "-", *CONSTRAINTS, "torch"],
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found = [item["metadata"] for item in json.loads(dry.stdout)["install"]]
+    return [(str(item["name"]).lower(), str(item["version"])) for item in found]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
