@@ -25,10 +25,12 @@ from parity_audit.envs.build import remove_env as remove_env
 from parity_audit.envs.health import health
 from parity_audit.envs.recipes import recipe_for, table
 from parity_audit.offline.diff import diff as diff
+from parity_audit.report.files import failure_reported, set_aside
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import knob_values
+from parity_audit.workers.client import TIMEOUT
 
 BackendLike = str | BackendRef
 
@@ -52,6 +54,7 @@ def audit(
     tf32: bool = False,
     accept_patched: bool = False,
     match_reference: bool = False,
+    timeout: float = TIMEOUT,
     progress: Progress = SILENT,
 ) -> Report:
     """Run the same tokens through every backend, say which agree, why the others do not, and what repairs them.
@@ -66,20 +69,25 @@ def audit(
         install: allow creating environments.
         match_reference: where the reference departs from the spec, patch candidates to do what it does. Otherwise a
             right reference is proposed, and candidates are patched against that.
+        timeout: seconds that a worker may take for one request.
 
     Raises:
         UsageError: the question is malformed.
         NotJudged: the reference could not be captured, so nothing can be said about anybody.
     """
-    refs = _candidates(candidates, device, install)
-    workspace, plan = opened(
-        out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
-    )
+    if out is not None:
+        set_aside(out)
+    with failure_reported(model, out):
+        refs = _candidates(candidates, device, install)
+        workspace, plan = opened(
+            out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
+        )
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
-        progress=progress, match_reference=match_reference,
+        timeout=timeout, progress=progress, match_reference=match_reference,
     )  # fmt: skip
-    return run_audit(context, _ref(reference), refs, accept_patched=accept_patched)
+    with failure_reported(model, workspace.out):
+        return run_audit(context, _ref(reference), refs, accept_patched=accept_patched)
 
 
 def capture(
@@ -96,6 +104,7 @@ def capture(
     install: bool = True,
     tf32: bool = False,
     judge: bool = False,
+    timeout: float = TIMEOUT,
     progress: Progress = SILENT,
 ) -> Path:
     """Capture one backend into `out`; with `judge`, its true-float64 run into `out/judge` as well.
@@ -112,7 +121,7 @@ def capture(
     )
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, hooks=False,
-        progress=progress,
+        timeout=timeout, progress=progress,
     )  # fmt: skip
     session = context.session(_ref(backend), "capture")
     try:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
+from parity_audit.audit.finite import with_finite_numbers
 from parity_audit.capture.side import Side
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import reusable_capture
-from parity_audit.core.errors import ParityError, UsageError
+from parity_audit.capture.workspace import Workspace
+from parity_audit.core.errors import explained
 from parity_audit.core.report import Candidate
 from parity_audit.repair.candidate import audit_candidate
 from parity_audit.repair.outcome import failed_candidate
@@ -19,7 +24,7 @@ from parity_audit.repair.right_reference import RightReferences
 def judge_all(
     sides: Sequence[Side], truth: Reference, context: AuditContext, rights: RightReferences
 ) -> tuple[list[Candidate], list[Capture]]:
-    """Every candidate in turn; one that fails is reported, and the others go on."""
+    """Every candidate in turn; one that fails, in whatever way, is reported, and the others go on."""
     results: list[Candidate] = []
     captures = [truth.capture]
     for side, following in zip(sides, [*sides[1:], None], strict=True):
@@ -41,13 +46,21 @@ def _judge_one(
         taken = reusable_capture(session, truth.probes, workspace.captures, with_weights=True)
         captures.append(taken)
         out = workspace.scratch(side.role)
-        return audit_candidate(
+        result = audit_candidate(
             session, taken, truth, target=context.target, repair=context.repair, hooks=context.hooks, out=out,
             rights=None if context.match_reference else rights,
         )  # fmt: skip
-    except ParityError as error:
-        if isinstance(error, UsageError):
-            raise
-        return failed_candidate(side.ref, error, context.plan.dtype, context.plan.device)
+        return with_finite_numbers(result)
+    except Exception as error:
+        known = explained(error, str(_logged(error, workspace, side)))
+        return failed_candidate(side.ref, known, context.plan.dtype, context.plan.device)
     finally:
         side.release()
+
+
+def _logged(error: Exception, workspace: Workspace, side: Side) -> Path:
+    """The side's log, with the traceback of what went wrong in this process."""
+    log = workspace.log(f"{side.role}-{side.ref}")
+    with contextlib.suppress(OSError), log.open("a") as stream:
+        traceback.print_exception(error, file=stream)
+    return log

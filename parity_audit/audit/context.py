@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from parity_audit.capture.plan import AuditPlan, side_plan
@@ -14,7 +15,7 @@ from parity_audit.repair.right_reference import RightReferences
 
 @dataclass(frozen=True, kw_only=True)
 class AuditContext:
-    """The question, resolved; the place to work; and what the user allows."""
+    """The question, resolved; the place to work; and what the user allows. `timeout`: seconds for each request to a worker."""
 
     plan: AuditPlan
     workspace: Workspace
@@ -23,16 +24,20 @@ class AuditContext:
     target: float
     repair: bool
     hooks: bool
+    timeout: float
     progress: Progress
     match_reference: bool = False
 
     def session(self, ref: BackendRef, role: str) -> Session:
         """A session for one side; nothing is started yet, but its environment is there."""
         if self.tf32:
-            ref = BackendRef(name=ref.name, version=ref.version, settings={**ref.settings, "tf32": True})
+            ref = dataclasses.replace(ref, settings={**ref.settings, "tf32": True})
         plan = side_plan(self.plan, ref, install=self.install, progress=self.progress)
         decodes = role not in ("reference", "judge")
-        return Session(plan=plan, log=self.workspace.log(f"{role}-{ref}"), decodes=decodes, progress=self.progress)
+        return Session(
+            plan=plan, log=self.workspace.log(f"{role}-{ref}"), decodes=decodes, timeout=self.timeout,
+            progress=self.progress,
+        )  # fmt: skip
 
     def right_references(self) -> RightReferences:
         """What takes the place of a reference that departs from the spec; nothing is run yet."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 from parity_audit.audit.candidates import judge_all
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.reporting import report_of
 from parity_audit.capture.session import Session
 from parity_audit.capture.side import Side
-from parity_audit.core.errors import EXIT_NOT_JUDGED
+from parity_audit.core.errors import EXIT_NOT_JUDGED, NotJudged, explained
 from parity_audit.core.report import Report
-from parity_audit.core.types import BackendRef
+from parity_audit.core.types import BackendRef, NotTested
 from parity_audit.diagnose.limits import measure
 from parity_audit.diagnose.selfcheck import reference_notes
 from parity_audit.repair.outcome import exit_code_of
 from parity_audit.repair.reference import JUDGES, Reference, take_reference
 from parity_audit.report.files import write_report
+
+FILES = "the files of this report"
 
 
 def run_audit(
@@ -30,29 +34,34 @@ def run_audit(
         NotJudged: the reference could not be captured, so nothing can be said about anybody.
     """
     started, workspace = time.perf_counter(), context.workspace
-    session = context.session(reference, "reference")
-    judging = session if session.plan.backend_key == JUDGES else context.session(BackendRef(name=JUDGES), "judge")
     sides = [Side(ref=ref, role=f"candidate-{number}", make=context.session) for number, ref in enumerate(candidates)]
     rights = context.right_references()
-    try:
+    with ExitStack() as stack:
+        stack.callback(workspace.drop_working)
+        session = context.session(reference, "reference")
+        judging = session if session.plan.backend_key == JUDGES else context.session(BackendRef(name=JUDGES), "judge")
+        for owner in (session, judging, rights, *sides):
+            stack.callback(owner.release)
+        for side in sides:
+            side.settle()
         truth = _take_reference(session, judging, context)
         sides[0].prepare()
-        own = reference_notes(session, truth.capture, truth.judge, workspace.scratch("self-check"))
-        notes = [*truth.notes, *own]
+        notes = [*truth.notes, *_self_check(session, truth, context)]
         truth = _with_sensitivity(truth, context)
         results, captures = judge_all(sides, truth, context, rights)
-    finally:
-        rights.release()
-        for side in sides:
-            side.release()
-        session.release()
-        judging.release()
-        workspace.drop_working()
     code = exit_code_of(results, accept_patched=accept_patched)
     report = report_of(context, truth, notes, results, captures, code, time.perf_counter() - started)
-    path = write_report(report, workspace.out)
     if code != EXIT_NOT_JUDGED:
         workspace.drop([*captures, *truth.held, *rights.held])
+    return _written(report, workspace.out)
+
+
+def _written(report: Report, folder: Path) -> Report:
+    """The report, with the place of its file; or with the reason why it has none, for it is printed in any case."""
+    try:
+        path = write_report(report, folder)
+    except NotJudged as error:
+        return dataclasses.replace(report, not_tested=(*report.not_tested, NotTested(what=FILES, why=error.message)))
     return dataclasses.replace(report, environment={**report.environment, "report": str(path)})
 
 
@@ -61,6 +70,15 @@ def _take_reference(session: Session, judging: Session, context: AuditContext) -
     workspace, plan = context.workspace, context.plan
     keep = workspace.keeps_loaded(plan.checkpoint)
     return take_reference(session, judging, plan.probes, folder=workspace.captures, keep=keep)
+
+
+def _self_check(session: Session, truth: Reference, context: AuditContext) -> list[str]:
+    """What the reference says of itself; a check that cannot be made is said, and takes nobody's result away."""
+    try:
+        out = context.workspace.scratch("self-check")
+        return list(reference_notes(session, truth.capture, truth.judge, out))
+    except Exception as error:
+        return [f"the self-check broke off: {explained(error).message}"]
 
 
 def _with_sensitivity(truth: Reference, context: AuditContext) -> Reference:

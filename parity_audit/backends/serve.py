@@ -5,16 +5,20 @@ Runs as `python -I worker.pyz BACKEND_KEY` with the wire's file descriptors in t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import importlib
 import json
 import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from parity_audit.backends.base import REGISTRY
+from parity_audit.core.errors import ParityError, is_out_of_memory
 from parity_audit.core.jsonio import dumps, from_plain, to_plain
 from parity_audit.core.wire import (
     PROTOCOL,
@@ -26,13 +30,19 @@ from parity_audit.core.wire import (
 )
 
 PR_SET_PDEATHSIG = 1
+MOST_EXPENDABLE = "1000"
+STDERR = 2
 
 
 def main() -> None:
     """Serve until the wire closes."""
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _first_to_go()
     read_fd, write_fd = (int(fd) for fd in os.environ.pop(WIRE_FD_ENV).split(","))
+    os.register_at_fork(after_in_child=lambda: _close(read_fd, write_fd))
+    for fd in (read_fd, write_fd):
+        os.set_inheritable(fd, False)
     with os.fdopen(read_fd) as requests, os.fdopen(write_fd, "w") as replies:
         server = _Server(sys.argv[1], replies)
         server.say({"hello": PROTOCOL, "python": sys.version.split()[0], "pid": os.getpid()})
@@ -41,8 +51,20 @@ def main() -> None:
             if message["op"] == "shutdown":
                 break
             server.answer(message)
-    sys.stdout.flush()
     os._exit(0)
+
+
+def _close(*fds: int) -> None:
+    """A forked copy neither takes requests from the wire nor keeps it open."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _first_to_go() -> None:
+    """When memory runs out, the kernel shall end this process, and not the one that can report it (Linux only)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(MOST_EXPENDABLE)
 
 
 def _die_with_parent() -> None:
@@ -58,8 +80,12 @@ class _Server:
         self.backend_key = backend_key
         self.replies = replies
         self.backend: Any = None
+        self.pid = os.getpid()
 
     def say(self, message: dict[str, Any]) -> None:
+        """One line. A copy of this process that a port forked has nothing to say."""
+        if os.getpid() != self.pid:
+            os._exit(0)
         self.replies.write(dumps(message) + "\n")
         self.replies.flush()
 
@@ -72,9 +98,9 @@ class _Server:
         try:
             result = self.do(message["op"], message.get("args", {}), tell)
             self.say({"id": number, "result": to_plain(result)})
-        except Exception as error:
+        except BaseException as error:  # a port's sys.exit() and KeyboardInterrupt are failures of that port
             trace = traceback.format_exc()
-            print(trace, file=sys.stderr, flush=True)
+            os.write(STDERR, trace.encode(errors="replace"))
             self.say({"id": number, "error": _explained(error, trace)})
 
     def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:
@@ -99,15 +125,22 @@ def _backend_class(key: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _explained(error: Exception, trace: str) -> dict[str, Any]:
+def _explained(error: BaseException, trace: str) -> dict[str, Any]:
     """The exception as data: its kind decides the hint, its last lines are kept."""
-    text = f"{type(error).__name__}: {error}"
-    memory = (
-        isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower()
-    )
-    disk = isinstance(error, OSError) and error.errno == 28
-    code = "out-of-memory" if memory else "disk-full" if disk else "backend-failed"
+    if isinstance(error, ParityError):
+        return {"code": error.code, "message": error.message, "traceback": trace[-8000:]}
+    text = f"{type(error).__name__}: {_words(error)}"
+    disk = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    code = "out-of-memory" if is_out_of_memory(error) else "disk-full" if disk else "backend-failed"
     return {"code": code, "message": text[:2000], "traceback": trace[-8000:]}
+
+
+def _words(error: BaseException) -> str:
+    """What an exception says, if it can say anything."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be shown)"
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from parity_audit.core.errors import ParityError
+from parity_audit.core.errors import WorkerDied
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -21,8 +22,9 @@ from parity_audit.envs.cache import cache_root
 from parity_audit.specs.checkpoints import stored_names
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import dims, reads, weight_taps
-from parity_audit.workers.client import Worker
+from parity_audit.workers.client import TIMEOUT, Worker
 
+T = TypeVar("T")
 TOKENIZE = ("The quick brown fox jumps over 13 lazy dogs.",)
 
 
@@ -50,12 +52,14 @@ class SidePlan:
 class Session:
     """A backend that answers; see the module docstring for when it is loaded.
 
-    `decodes`: probes that say so are run through its cache (a candidate), and not whole (a reference).
+    `decodes`: probes that say so are run through its cache (a candidate), and not whole (a reference). `timeout`: seconds
+    that one request may take.
     """
 
     plan: SidePlan
     log: Path
     decodes: bool = False
+    timeout: float = TIMEOUT
     progress: Progress = SILENT
     load_settings: dict[str, Any] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
@@ -85,21 +89,20 @@ class Session:
 
     def run(self, request: RunRequest) -> RunReply:
         """Run one probe."""
-        worker = self._loaded()
-        return worker.run(request, on_progress=self._relay(f"run {request.probe.name}"))
+        return self._asked(lambda worker: worker.run(request, on_progress=self._relay(f"run {request.probe.name}")))
 
     def replay(self, request: RunRequest) -> RunReply:
         """Run one probe with sites replaced by `request.inputs`."""
-        worker = self._loaded()
-        return worker.replay(request, on_progress=self._relay(f"replay {request.probe.name}"))
+        relay = self._relay(f"replay {request.probe.name}")
+        return self._asked(lambda worker: worker.replay(request, on_progress=relay))
 
     def weights(self) -> tuple[WeightPrint, ...]:
         """Fingerprints of every checkpoint tensor in the live model."""
+        version = self.description().version
         plan = self.plan
-        worker = self._loaded()
         stored = stored_names(Path(plan.checkpoint.path))
-        taps = weight_taps(plan.spec, plan.backend_key, plan.config, self.description().version, stored)
-        return tuple(worker.weights(WeightsRequest(taps=taps)))
+        taps = weight_taps(plan.spec, plan.backend_key, plan.config, version, stored)
+        return tuple(self._asked(lambda worker: worker.weights(WeightsRequest(taps=taps))))
 
     def apply(self, edits: tuple[Edit, ...]) -> tuple[ReadBack, ...]:
         """Bring the live model to exactly these edits; `load` edits start the backend afresh."""
@@ -114,8 +117,9 @@ class Session:
         if live == self.edits:
             self._loaded()
             return self.read_back
-        worker, self.edits = self._loaded(), ()  # a worker that cannot make an edit undoes them all
-        self.read_back = tuple(worker.apply(ApplyRequest(edits=live)))
+        self._loaded()
+        self.edits = ()  # a worker that cannot make an edit undoes them all
+        self.read_back = tuple(self._asked(lambda worker: worker.apply(ApplyRequest(edits=live))))
         self.edits = live
         return self.read_back
 
@@ -125,6 +129,15 @@ class Session:
             if worker is not None:
                 worker.kill()
         self._worker = self._ready = None
+
+    def _asked(self, question: Callable[[Worker], T]) -> T:
+        """The answer of the loaded model. A process that died is let go, so that the next question starts another."""
+        worker = self._loaded()
+        try:
+            return question(worker)
+        except WorkerDied:
+            self.release()
+            raise
 
     def _loaded(self) -> Worker:
         if self._worker is not None:
@@ -148,8 +161,9 @@ class Session:
     def _started(self) -> Worker:
         environment = self.plan.environment
         return Worker.start(
-            environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers"
-        )
+            environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers",
+            self.timeout,
+        )  # fmt: skip
 
     def _request(self) -> LoadRequest:
         plan = self.plan
@@ -185,19 +199,3 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(out.get(key), dict)
         out[key] = merged(out[key], value) if both else value
     return out
-
-
-def failed(error: ParityError, label: str) -> dict[str, Any]:
-    """The error as the report carries it, with the backend it happened in."""
-    return dataclasses.asdict(_Failure(backend=label, **error.to_json()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Failure:
-    backend: str
-    code: str
-    message: str
-    where: str = ""
-    expected: str = ""
-    found: str = ""
-    hint: str = ""

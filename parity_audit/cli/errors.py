@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from parity_audit.core.errors import EXIT_INTERRUPTED, EXIT_NOT_JUDGED, NotJudged, ParityError
+from parity_audit.core.errors import EXIT_INTERRUPTED, EXIT_NOT_JUDGED, INTERNAL, ParityError, explained
 from parity_audit.report import json
 from parity_audit.report.escape import plain
 from parity_audit.report.failure import failed_report
@@ -43,17 +43,13 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
 
 
 def _explained(error: Exception) -> ParityError:
-    """Any exception as an error that says what to do."""
-    if isinstance(error, ParityError):
-        return error
-    if isinstance(error, OSError):
-        return NotJudged(str(error), code="disk", hint="choose another place with --out, or set PARITY_AUDIT_CACHE")
+    """Any exception as an error that says what to do; a mistake of ours leaves its traceback in a file."""
+    known = explained(error)
+    if known is error or known.code != INTERNAL:
+        return known
     with tempfile.NamedTemporaryFile("w", prefix="parity-audit-", suffix=".log", delete=False) as log:
         log.write("".join(traceback.format_exception(error)))
-    return NotJudged(
-        f"parity-audit itself failed: {type(error).__name__}: {error}", code="internal", where=log.name,
-        hint="a mistake in parity-audit: please report it with that file",
-    )  # fmt: skip
+    return explained(error, log.name)
 
 
 def _failed(error: ParityError, *, model: str, as_json: bool) -> int:

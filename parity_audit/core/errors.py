@@ -22,6 +22,9 @@ EXIT_USAGE = 2
 EXIT_NOT_JUDGED = 3
 EXIT_INTERRUPTED = 130
 
+INTERNAL = "internal"
+LESS_MEMORY = "use a smaller --dtype, fewer probes (--probe short), or a machine with more memory"
+
 
 class ParityError(Exception):
     """An error that explains itself: what, where, what was expected and found, what to do next."""
@@ -121,3 +124,28 @@ class Interrupted(ParityError):
 
     exit_code = EXIT_INTERRUPTED
     default_code = "interrupted"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's own error, or a tensor library's, which is a RuntimeError with such words."""
+    if isinstance(error, MemoryError):
+        return True
+    try:
+        text = str(error).lower()
+    except Exception:
+        return False
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+def explained(error: Exception, log: str = "") -> ParityError:
+    """Any exception as an error that says what to do; `log` is the file that has its traceback."""
+    if isinstance(error, ParityError):
+        return error
+    if is_out_of_memory(error):
+        return NotJudged("parity-audit itself ran out of memory", code="out-of-memory", where=log, hint=LESS_MEMORY)
+    if isinstance(error, OSError):
+        return NotJudged(str(error), code="disk", hint="choose another place with --out, or set PARITY_AUDIT_CACHE")
+    return NotJudged(
+        f"parity-audit itself failed: {type(error).__name__}: {error}", code="internal", where=log,
+        hint="a mistake in parity-audit: please report it with that file",
+    )  # fmt: skip

@@ -34,9 +34,13 @@ def from_plain(kind: type[T], value: Any) -> T:
     """Build `kind` (a dataclass, or a type built of them) from plain JSON values.
 
     Raises:
-        TypeError: a required field is missing or a field is unknown.
+        TypeError: a required field is missing, a field is unknown, or a value is of another type.
+        ValueError: a value is none of an enum's, or a tuple has another length.
     """
-    return typing.cast(T, _build(kind, value))
+    try:
+        return typing.cast(T, _build(kind, value))
+    except RecursionError as error:
+        raise TypeError("nested too deeply") from error
 
 
 def _build(kind: Any, value: Any) -> Any:
@@ -44,26 +48,35 @@ def _build(kind: Any, value: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _build_union(typing.get_args(kind), value)
     if origin in (list, tuple) or kind in (list, tuple):
-        return _build_sequence(origin or kind, typing.get_args(kind), value)
+        return _build_sequence(origin or kind, typing.get_args(kind), _of(list, value))
     if origin is dict:
         item = typing.get_args(kind)[1]
-        return {key: _build(item, entry) for key, entry in value.items()}
+        return {key: _build(item, entry) for key, entry in _of(dict, value).items()}
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return typing.cast(Any, kind)(**{key: _build(hints.get(key, Any), entry) for key, entry in value.items()})
+        fields = {key: _build(hints.get(key, Any), entry) for key, entry in _of(dict, value).items()}
+        return typing.cast(Any, kind)(**fields)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(value)
+    return _of(kind, value) if kind in (bool, int, float, str) else value
+
+
+def _of(kind: type, value: Any) -> Any:
+    """The value, if it is of that JSON type; whole numbers are floats too, and truth values are no numbers."""
+    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    if not fits:
+        raise TypeError(f"expected {kind.__name__}, found {type(value).__name__} {value!r:.60}")
     return value
 
 
 def _build_union(options: tuple[Any, ...], value: Any) -> Any:
-    if value is None:
+    if value is None and type(None) in options:
         return None
     real = [option for option in options if option is not type(None)]
     return _build(real[0], value) if len(real) == 1 else value
 
 
-def _build_sequence(origin: Any, args: tuple[Any, ...], value: Any) -> Any:
+def _build_sequence(origin: Any, args: tuple[Any, ...], value: list[Any]) -> Any:
     if not args:
         return origin(value)
     if origin is tuple and len(args) > 1 and args[-1] is not Ellipsis:

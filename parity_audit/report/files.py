@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from parity_audit.core.errors import NotJudged
+from parity_audit.core.errors import EXIT_USAGE, Interrupted, NotJudged, explained
 from parity_audit.core.report import Report
 from parity_audit.report import json, markdown, terminal
+from parity_audit.report.failure import failed_report
 
 JSON_NAME = "report.json"
+RENDERERS: dict[str, Callable[[Report], str]] = {
+    JSON_NAME: json.dumps,
+    "report.md": partial(markdown.render, where=JSON_NAME),
+    "report.txt": partial(terminal.render, where=JSON_NAME),
+}
 
 
 def write_report(report: Report, folder: Path) -> Path:
@@ -19,21 +28,46 @@ def write_report(report: Report, folder: Path) -> Path:
         NotJudged: the disk is full or read-only.
     """
     path = folder / JSON_NAME
-    texts = {
-        JSON_NAME: json.dumps(report),
-        "report.md": markdown.render(report, where=JSON_NAME),
-        "report.txt": terminal.render(report, where=JSON_NAME),
-    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            _write(folder / name, text)
+        for name, render in RENDERERS.items():
+            _write(folder / name, render(report))
     except OSError as error:
         raise NotJudged(
             f"cannot write the report: {error.strerror or error}", code="disk", where=str(folder),
             hint="choose another place with --out",
         ) from error  # fmt: skip
     return path
+
+
+def set_aside(folder: Path) -> None:
+    """Rename the report of an earlier run (`report.json` to `previous-report.json`): it must not stand for this one.
+
+    Raises:
+        NotJudged: it cannot be renamed.
+    """
+    try:
+        for name in RENDERERS:
+            if (folder / name).is_file():
+                os.replace(folder / name, folder / f"previous-{name}")
+    except OSError as error:
+        raise NotJudged(
+            f"an earlier report cannot be set aside: {error.strerror or error}", code="disk", where=str(folder),
+            hint="choose another place with --out",
+        ) from error  # fmt: skip
+
+
+@contextlib.contextmanager
+def failure_reported(model: str, folder: Path | None) -> Iterator[None]:
+    """Write what ends a run as its report too, where there is a folder; a malformed question leaves nothing behind."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        known = explained(error) if isinstance(error, Exception) else Interrupted("interrupted: nothing was judged")
+        if folder is not None and known.exit_code != EXIT_USAGE:
+            with contextlib.suppress(NotJudged):
+                write_report(failed_report(model, known), folder)
+        raise
 
 
 def _write(path: Path, text: str) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
-import selectors
-import signal
 import subprocess
 import time
+import uuid
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from parity_audit.core.errors import BackendFailed, WorkerDied
-from parity_audit.core.jsonio import dumps, from_plain
+from parity_audit.core.errors import LESS_MEMORY, BackendFailed, EnvFailed, WorkerDied
+from parity_audit.core.jsonio import from_plain
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import (
+    PROTOCOL,
     WIRE_FD_ENV,
     ApplyRequest,
     LoadRequest,
@@ -27,15 +26,21 @@ from parity_audit.core.wire import (
     WeightsRequest,
 )
 from parity_audit.workers.bundle import bundle
+from parity_audit.workers.channel import Channel, Ended, Garbled, TimedOut
+from parity_audit.workers.reap import MARK_ENV, end_family, how_it_ended
 
+T = TypeVar("T")
 OnProgress = Callable[..., None]
-LOG_TAIL_LINES = 20
+LOG_TAIL_LINES, LOG_TAIL_BYTES = 20, 1 << 16
+TIMEOUT = 3600.0
+"""Seconds that one request may take: a float64 run of a full-size model on a few cores takes most of an hour."""
 START_TIMEOUT = 300.0
-OP_TIMEOUT = 3600.0
 HINTS = {
-    "out-of-memory": "use a smaller --dtype, fewer probes (--probe short), or a machine with more memory",
+    "out-of-memory": LESS_MEMORY,
     "disk-full": "free some space, or point PARITY_AUDIT_CACHE and --out at another disk",
     "backend-failed": "the log has the whole traceback",
+    "missing-tensors": "the loader would fill them with random numbers; give the complete checkpoint",
+    "bad-weights": "get the checkpoint again",
 }
 _ALIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
 
@@ -43,43 +48,53 @@ _ALIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
 class Worker:
     """A running backend process. Use `start`, ask with the typed methods, always `kill` in the end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], read_fd: int, write_fd: int, label: str, log: Path) -> None:
-        self.process = process
-        self.label = label
-        self.log = log
-        self._read_fd, self._write_fd = read_fd, write_fd
-        self._pending = b""
+    def __init__(self, channel: Channel, label: str, mark: str, timeout: float) -> None:
+        self.channel, self.process, self.log = channel, channel.process, channel.log
+        self.label, self.mark, self.timeout = label, mark, timeout
         self._next_id = 0
+        self._killed = False
         _ALIVE.add(self)
 
     @staticmethod
-    def start(backend_key: str, python: str, env_vars: dict[str, str], log: Path, scratch: Path) -> Worker:
-        """Spawn a worker and wait for its greeting.
+    def start(
+        backend_key: str, python: str, env_vars: dict[str, str], log: Path, scratch: Path, timeout: float = TIMEOUT
+    ) -> Worker:
+        """Spawn a worker and wait for its greeting; `timeout` is for each request.
 
         Raises:
+            EnvFailed: there is no such interpreter.
             WorkerDied: the process ended before it could speak; the message has the log's last lines.
         """
         to_worker, ours = os.pipe()
         theirs, from_worker = os.pipe()
-        environ = {**os.environ, **env_vars, WIRE_FD_ENV: f"{to_worker},{from_worker}"}
+        mark = uuid.uuid4().hex
+        environ = {**os.environ, **env_vars, WIRE_FD_ENV: f"{to_worker},{from_worker}", MARK_ENV: mark}
         environ.pop("PYTHONPATH", None)
         environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait starve their neighbours
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as sink:
-            process = subprocess.Popen(
-                [python, "-I", str(bundle(scratch)), backend_key], stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
-                env=environ, pass_fds=(to_worker, from_worker), start_new_session=True,
-            )  # fmt: skip
-        os.close(to_worker)
-        os.close(from_worker)
-        worker = Worker(process, theirs, ours, backend_key, log)
-        worker._read(START_TIMEOUT, "start")
+        try:
+            with log.open("ab") as sink:
+                process = subprocess.Popen(
+                    [python, "-I", str(bundle(scratch)), backend_key], stdin=subprocess.DEVNULL, stdout=sink,
+                    stderr=sink, env=environ, pass_fds=(to_worker, from_worker), start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            os.close(theirs)
+            os.close(ours)
+            raise EnvFailed(f"cannot start `{python}`: {error.strerror or error}", where=python) from error
+        finally:
+            os.close(to_worker)
+            os.close(from_worker)
+        worker = Worker(Channel(process, theirs, ours, log), backend_key, mark, timeout)
+        greeting = worker._answer("start", min(START_TIMEOUT, timeout))
+        if greeting.get("hello") != PROTOCOL:
+            raise worker._bad("start", f"greeted with {greeting!r:.80}")
         return worker
 
     def prepare(self, request: LoadRequest) -> None:
         """Let it import its engine meanwhile; returns at once. What goes wrong, `load` will say."""
-        with contextlib.suppress(OSError):
-            self._ask("prepare", request)
+        with contextlib.suppress(TimedOut, Ended, Garbled):
+            self._ask("prepare", request, time.monotonic() + self.timeout)
 
     def load(self, request: LoadRequest, on_progress: OnProgress | None = None) -> None:
         """Load a model."""
@@ -87,116 +102,122 @@ class Worker:
 
     def describe(self) -> Description:
         """Versions and effective settings of the loaded model."""
-        return from_plain(Description, self.call("describe", {}))
+        return self._asked(Description, "describe", {})
 
     def weights(self, request: WeightsRequest) -> list[WeightPrint]:
         """Fingerprints of live tensors."""
-        return [from_plain(WeightPrint, item) for item in self.call("weights", request)]
+        return self._asked(list[WeightPrint], "weights", request)
 
     def run(self, request: RunRequest, on_progress: OnProgress | None = None) -> RunReply:
         """Run one probe."""
-        return from_plain(RunReply, self.call("run", request, on_progress=on_progress))
+        return self._asked(RunReply, "run", request, on_progress)
 
     def replay(self, request: RunRequest, on_progress: OnProgress | None = None) -> RunReply:
         """Run one probe with sites replaced."""
-        return from_plain(RunReply, self.call("replay", request, on_progress=on_progress))
+        return self._asked(RunReply, "replay", request, on_progress)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Bring the live model to exactly these edits."""
-        return [from_plain(ReadBack, item) for item in self.call("apply", request)]
+        return self._asked(list[ReadBack], "apply", request)
 
-    def call(self, op: str, args: Any, *, timeout: float = OP_TIMEOUT, on_progress: OnProgress | None = None) -> Any:
+    def _asked(self, kind: type[T], op: str, args: Any, on_progress: OnProgress | None = None) -> T:
+        answer = self.call(op, args, on_progress=on_progress)
+        try:
+            return from_plain(kind, answer)
+        except (TypeError, ValueError) as error:
+            raise self._bad(op, f"answered what is no {kind.__name__}: {error}") from error
+
+    def call(self, op: str, args: Any, *, on_progress: OnProgress | None = None) -> Any:
         """Ask and wait.
 
         Raises:
             WorkerDied: no process, no answer in time, or an answer that is not the protocol's.
             BackendFailed: the backend raised.
         """
+        deadline = time.monotonic() + self.timeout
         try:
-            self._ask(op, args)
-        except OSError:
-            raise self._died(op) from None
+            self._ask(op, args, deadline)
+        except (TimedOut, Ended, Garbled) as error:
+            raise self._ended(op, error, self.timeout) from None
         while True:
-            message = self._read(timeout, op)
+            message = self._answer(op, deadline - time.monotonic())
             if message.get("id") != self._next_id:
                 continue  # an answer that nobody waited for
             if "progress" in message:
-                if on_progress is not None:
-                    on_progress(**message["progress"])
+                self._tell(op, message["progress"], on_progress)
             elif "error" in message:
                 raise self._failed(op, message["error"])
             else:
                 return message.get("result")
 
+    def _tell(self, op: str, news: Any, on_progress: OnProgress | None) -> None:
+        if not isinstance(news, dict) or not news.keys() <= {"text", "done", "total"} or "text" not in news:
+            raise self._bad(op, f"reported {news!r:.80}")
+        if on_progress is not None:
+            on_progress(**news)
+
     def kill(self) -> None:
-        """End the whole process group, now. Safe to call twice."""
-        if self._read_fd < 0:
-            return
-        os.close(self._write_fd)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        os.close(self._read_fd)
-        self._read_fd = self._write_fd = -1
+        """End the process and all that it started, now. Safe to call twice."""
+        if not self._killed:
+            end_family(self.process, self.mark)
+            self.channel.close()
+            self._killed = True
 
-    def _ask(self, op: str, args: Any) -> None:
+    def _ask(self, op: str, args: Any, deadline: float) -> None:
         self._next_id += 1
-        _write_all(self._write_fd, dumps({"id": self._next_id, "op": op, "args": args}).encode() + b"\n")
+        self.channel.send({"id": self._next_id, "op": op, "args": args}, deadline)
 
-    def _read(self, timeout: float, op: str) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout
-        while b"\n" not in self._pending:
-            if not _readable(self._read_fd, deadline - time.monotonic()):
-                self.kill()
-                raise WorkerDied(f"{self.label} did not answer `{op}` in {timeout:.0f} s", where=str(self.log))
-            data = os.read(self._read_fd, 1 << 16)
-            if not data:
-                raise self._died(op)
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
+    def _answer(self, op: str, seconds: float) -> dict[str, Any]:
+        """The next message. What fails ends the worker: nothing more can be expected of it."""
         try:
-            message: dict[str, Any] = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise WorkerDied(
-                f"{self.label} answered `{op}` with something that is not JSON", where=str(self.log)
-            ) from error
-        return message
+            return self.channel.receive(time.monotonic() + seconds)
+        except (TimedOut, Ended, Garbled) as error:
+            raise self._ended(op, error, self.timeout if op != "start" else seconds) from None
+
+    def _ended(self, op: str, error: Exception, limit: float) -> WorkerDied:
+        if isinstance(error, Garbled):
+            return self._bad(op, f"said {error}")
+        if isinstance(error, Ended):
+            return self._died(op)
+        self.kill()
+        return WorkerDied(
+            f"{self.label} did not answer `{op}` in {limit:.0f} s", code="timeout", where=str(self.log),
+            found=self._log_tail(), hint="give it longer with --timeout, or see in its log what it waits for",
+        )  # fmt: skip
+
+    def _bad(self, op: str, what: str) -> WorkerDied:
+        self.kill()
+        return WorkerDied(
+            f"{self.label} broke the protocol during `{op}`: {what}", code="bad-answer", where=str(self.log),
+            hint="something in that process writes to a file descriptor that is not its own, or prints without end",
+        )  # fmt: skip
 
     def _died(self, op: str) -> WorkerDied:
         self.kill()
         code = self.process.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         hint = "likely out of memory, or somebody killed it; captures already taken are kept" if code == -9 else ""
         return WorkerDied(
-            f"the {self.label} process {how} during `{op}`", where=str(self.log), found=self._log_tail(), hint=hint
-        )
+            f"the {self.label} process {how_it_ended(code)} during `{op}`", where=str(self.log),
+            found=self._log_tail(), hint=hint,
+        )  # fmt: skip
 
-    def _failed(self, op: str, error: dict[str, Any]) -> BackendFailed:
-        code = error.get("code", "backend-failed")
+    def _failed(self, op: str, error: Any) -> BackendFailed | WorkerDied:
+        if not isinstance(error, dict) or not all(isinstance(error.get(key), str) for key in ("code", "message")):
+            return self._bad(op, f"failed with {error!r:.80}")
+        code = error["code"]
         return BackendFailed(
-            f"{self.label} failed during `{op}`: {error['message']}",
-            code=code,
-            where=str(self.log),
+            f"{self.label} failed during `{op}`: {error['message']}", code=code, where=str(self.log),
             hint=HINTS.get(code, ""),
-        )
+        )  # fmt: skip
 
     def _log_tail(self) -> str:
         try:
-            lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+            with self.log.open("rb") as log:
+                log.seek(max(0, self.log.stat().st_size - LOG_TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         except OSError:
             return ""
-        return "\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-def _readable(fd: int, seconds: float) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(fd, selectors.EVENT_READ)
-        return bool(selector.select(max(0.0, seconds)))
+        return "\n" + "\n".join(f"    {line[:500]}" for line in lines) if lines else ""
 
 
 @atexit.register

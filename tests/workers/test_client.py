@@ -13,15 +13,34 @@ from pathlib import Path
 
 import pytest
 
-from parity_audit.core.errors import BackendFailed, WorkerDied
+from parity_audit.core.errors import BackendFailed, EnvFailed, WorkerDied
 from parity_audit.core.types import Checkpoint
 from parity_audit.core.wire import LoadRequest
+from parity_audit.workers import channel
 from parity_audit.workers.client import Worker
+from parity_audit.workers.reap import marked
 
 BACKEND = textwrap.dedent(
     """
     import os, sys, time
     from parity_audit.core.types import Description
+
+    LINES = {
+        "not json": b"\\xff\\xfe{", "a list": b"[]", "a number": b"3", "deep": b"[" * 100_000,
+        "bad error": b'{"id": 1, "error": 3}', "bad progress": b'{"id": 1, "progress": {"txet": 1}}',
+    }
+
+    class Unprintable(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def wire():
+        pipes = [fd for fd in range(3, 50) if os.path.exists(f"/proc/self/fd/{fd}")]
+        return next(fd for fd in pipes if writable_pipe(fd))
+
+    def writable_pipe(fd):
+        flags = int(open(f"/proc/self/fdinfo/{fd}").read().split("flags:")[1].split()[0], 8)
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:") and flags & 1
 
     class Tiny:
         def load(self, request):
@@ -35,6 +54,22 @@ BACKEND = textwrap.dedent(
                 os._exit(7)
             if mode == "sleep":
                 time.sleep(600)
+            if mode == "sys.exit":
+                sys.exit(0)
+            if mode == "interrupt":
+                raise KeyboardInterrupt
+            if mode == "fork" and os.fork() == 0:  # holds every descriptor, and outlives its parent
+                os.setsid()
+                time.sleep(600)
+            if mode == "fork":
+                os._exit(3)
+            if mode == "twice":
+                os.fork()
+            if mode in LINES:
+                os.write(wire(), LINES[mode] + b"\\n")
+                time.sleep(600)
+            if mode == "unprintable":
+                raise Unprintable
 
         def describe(self):
             return Description(backend="tiny", package=",".join(sorted(sys.modules))[:0], version="1")
@@ -96,6 +131,87 @@ def test_kill_9_is_noticed_at_once(worker):
 
     assert time.monotonic() - started < 30
     assert "memory" in caught.value.hint
+
+
+@pytest.mark.parametrize(("mode", "says"), [("sys.exit", "SystemExit: 0"), ("interrupt", "KeyboardInterrupt"),
+                                            ("unprintable", "Unprintable: ")])  # fmt: skip
+def test_what_would_end_a_program_is_a_failure_of_the_port(worker, mode, says):
+    with pytest.raises(BackendFailed, match=says):
+        load(worker, mode)
+    load(worker)
+
+
+def test_a_death_is_noticed_although_a_forked_child_holds_the_pipe_and_the_child_ends_too(worker):
+    started = time.monotonic()
+    with pytest.raises(WorkerDied, match="exit code 3"):
+        load(worker, "fork")
+
+    assert time.monotonic() - started < 10
+    assert wait_until(lambda: not list(marked(worker.mark)), 5)
+
+
+def test_a_forked_copy_of_a_port_takes_no_requests(worker):
+    load(worker, "twice")
+    assert [worker.describe().version for _ in range(5)] == ["1"] * 5
+
+
+def test_no_answer_in_time_is_an_error_with_the_limit(tmp_path, worker):
+    worker.timeout = 1.0
+    started = time.monotonic()
+    with pytest.raises(WorkerDied, match="in 1 s") as caught:
+        load(worker, "sleep")
+
+    assert 0.9 < time.monotonic() - started < 10
+    assert (caught.value.code, "--timeout" in caught.value.hint) == ("timeout", True)
+    assert not alive(worker.process.pid)
+
+
+def test_a_request_that_nobody_reads_does_not_hang(worker):
+    worker.timeout = 1.5
+    with pytest.raises(WorkerDied, match="did not answer"):
+        load(worker, "sleep")
+    with pytest.raises(WorkerDied):
+        worker.call("load", {"much": "x" * (1 << 20)})
+
+
+@pytest.mark.parametrize("mode", ["not json", "a list", "a number", "deep", "bad error", "bad progress"])
+def test_garbage_on_the_wire_is_said_to_be_that(worker, mode):
+    with pytest.raises(WorkerDied, match="broke the protocol during `load`") as caught:
+        load(worker, mode)
+    assert caught.value.code == "bad-answer"
+
+
+@pytest.mark.parametrize("result", [None, 3, {"entries": 3}, {"entries": [{"probe": 1}]}, {"unknown": 1}])
+def test_an_answer_of_another_shape_is_an_error(worker, result, monkeypatch):
+    monkeypatch.setattr(worker, "call", lambda *_, **__: result)
+    with pytest.raises(WorkerDied, match="no RunReply"):
+        worker.run(None)
+
+
+def test_prints_without_end_stop_before_the_disk_is_full(worker, monkeypatch):
+    monkeypatch.setattr(channel, "LOG_BYTES", 10)
+    with pytest.raises(WorkerDied, match="of prints"):
+        load(worker, "sleep")
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "/", "/etc/passwd"])
+def test_an_interpreter_that_cannot_be_started_is_named(tmp_path, python):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(EnvFailed, match="cannot start") as caught:
+        Worker.start("hf", python, {}, tmp_path / "log", tmp_path)
+    assert (caught.value.where, len(os.listdir("/proc/self/fd"))) == (python, before)
+
+
+def test_a_program_that_is_no_python_says_how_it_ended(tmp_path):
+    with pytest.raises(WorkerDied, match="ended with exit code 1 during `start`"):
+        Worker.start("hf", "/bin/false", {}, tmp_path / "log", tmp_path)
+
+
+def wait_until(true, seconds):
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return true()
 
 
 def test_a_worker_dies_with_its_parent(tmp_path):
