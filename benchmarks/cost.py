@@ -20,12 +20,12 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from parity_audit.cache.root import cache_root
 from parity_audit.capture.plan import plan_audit, side_plan
 from parity_audit.capture.session import Session
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.progress import SILENT
 from parity_audit.core.wire import RunRequest
-from parity_audit.envs.cache import cache_root
 from parity_audit.specs.view import taps
 
 BACKENDS = ("hf", "transformer_lens", "vllm")

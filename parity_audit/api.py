@@ -125,9 +125,10 @@ def capture(
     )  # fmt: skip
     session = context.session(_ref(backend), "capture")
     try:
-        taken = {"": reusable_capture(session, plan.probes, workspace.captures, with_weights=True)}
-        if judge:
-            taken[JUDGE_FOLDER] = reusable_capture(session, plan.probes, workspace.captures, precision=FLOAT64)
+        with plan.guard.watched(session.label):
+            taken = {"": reusable_capture(session, plan.probes, workspace.captures, with_weights=True)}
+            if judge:
+                taken[JUDGE_FOLDER] = reusable_capture(session, plan.probes, workspace.captures, precision=FLOAT64)
         place(taken, out)
     finally:
         session.release()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.finite import with_finite_numbers
+from parity_audit.capture.checkpoint import CHANGED
 from parity_audit.capture.side import Side
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import reusable_capture
@@ -36,23 +37,28 @@ def _judge_one(
     side: Side, following: Side | None, truth: Reference, context: AuditContext, captures: list[Capture],
     rights: RightReferences,
 ) -> Candidate:  # fmt: skip
-    workspace = context.workspace
+    workspace, guard = context.workspace, context.plan.guard
     try:
         session = side.ready()
         if not workspace.keeps_loaded(context.plan.checkpoint):
             truth.release()
         if following is not None:
             following.prepare()
-        taken = reusable_capture(session, truth.probes, workspace.captures, with_weights=True)
+        with guard.watched(session.label):
+            taken = reusable_capture(session, truth.probes, workspace.captures, with_weights=True)
         captures.append(taken)
         out = workspace.scratch(side.role)
-        result = audit_candidate(
-            session, taken, truth, target=context.target, repair=context.repair, hooks=context.hooks, out=out,
-            rights=None if context.match_reference else rights,
-        )  # fmt: skip
+        with guard.watched(session.label):
+            result = audit_candidate(
+                session, taken, truth, target=context.target, repair=context.repair, hooks=context.hooks, out=out,
+                rights=None if context.match_reference else rights,
+            )  # fmt: skip
         return with_finite_numbers(result)
     except Exception as error:
         known = explained(error, str(_logged(error, workspace, side)))
+        if known.code == CHANGED:
+            for owner in (truth, rights):
+                owner.release()  # what they have loaded since may be what the candidate wrote
         return failed_candidate(side.ref, known, context.plan.dtype, context.plan.device)
     finally:
         side.release()

@@ -34,9 +34,11 @@ class AuditContext:
             ref = dataclasses.replace(ref, settings={**ref.settings, "tf32": True})
         plan = side_plan(self.plan, ref, install=self.install, progress=self.progress)
         decodes = role not in ("reference", "judge")
+        # Engines load by name, and a folder of that name in the working directory would come first. A port is the user's.
+        home = None if ref.target else self.workspace.home()
         return Session(
             plan=plan, log=self.workspace.log(f"{role}-{ref}"), decodes=decodes, timeout=self.timeout,
-            progress=self.progress,
+            progress=self.progress, home=home,
         )  # fmt: skip
 
     def right_references(self) -> RightReferences:

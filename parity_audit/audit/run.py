@@ -44,7 +44,8 @@ def run_audit(
             stack.callback(owner.release)
         for side in sides:
             side.settle()
-        truth = _take_reference(session, judging, context)
+        with context.plan.guard.watched(session.label):
+            truth = _take_reference(session, judging, context)
         sides[0].prepare()
         notes = [*truth.notes, *_self_check(session, truth, context)]
         truth = _with_sensitivity(truth, context)

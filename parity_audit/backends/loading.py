@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from parity_audit.core.types import Checkpoint
 
 
 def load_name(checkpoint: Checkpoint) -> str:
-    """The hub id where the weights lie in a hub cache (ours or the user's), else the directory."""
-    in_cache = checkpoint.hf_home is not None or Path(checkpoint.path).parent.name == "snapshots"
-    return checkpoint.repo_id if in_cache else checkpoint.path
+    """The hub id where a hub cache gives these very weights for it (ours or the user's), else the directory."""
+    return checkpoint.repo_id if checkpoint.by_name else checkpoint.path
 
 
 def tokenization(checkpoint: Checkpoint, texts: tuple[str, ...]) -> dict[str, list[int]]:

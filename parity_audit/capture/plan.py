@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from parity_audit.capture.checkpoint import GuardedCheckpoint, guarded
 from parity_audit.capture.probes import plan_probes
 from parity_audit.capture.session import SidePlan
 from parity_audit.capture.workspace import Workspace
@@ -27,11 +29,16 @@ class AuditPlan:
     """The question, resolved."""
 
     model: ResolvedModel
-    checkpoint: Checkpoint
+    guard: GuardedCheckpoint
     config: dict[str, Any]
     probes: tuple[Probe, ...]
     dtype: str
     device: str
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The weights that every backend is given."""
+        return self.guard.checkpoint
 
 
 def plan_audit(
@@ -44,8 +51,12 @@ def plan_audit(
     dtype: str,
     device: str,
     cache: Path,
+    copies: Path | None = None,
 ) -> AuditPlan:
     """Resolve the model, find or make its weights, and choose the probes.
+
+    Args:
+        copies: where a small synthetic checkpoint is copied to, so that backends never get the one in the cache.
 
     Raises:
         UsageError: unknown model or probe.
@@ -53,13 +64,14 @@ def plan_audit(
     """
     resolved = resolve_model(model, weights)
     if synthetic is not None:
-        checkpoint = miniature.make(resolved, size=synthetic, seed=seed, root=cache / "synthetic")
+        remake = partial(miniature.make, resolved, size=synthetic, seed=seed, root=cache / "synthetic")
+        guard = guarded(remake(), remake=remake, copies=copies)
     else:
-        checkpoint = find_checkpoint(resolved, weights)
-    config = json.loads((Path(checkpoint.path) / "config.json").read_text())
+        guard = guarded(find_checkpoint(resolved, weights), remake=None, copies=None)
+    config = json.loads((Path(guard.checkpoint.path) / "config.json").read_text())
     chosen = _choose(plan_probes(config, seed=seed), probes)
     return AuditPlan(
-        model=resolved, checkpoint=checkpoint, config=config, probes=chosen, dtype=dtype, device=device
+        model=resolved, guard=guard, config=config, probes=chosen, dtype=dtype, device=device
     )  # fmt: skip
 
 
@@ -67,7 +79,7 @@ def opened(out: Path | None, model: str, **question: Any) -> tuple[Workspace, Au
     """A place to work and what will be run there, as `plan_audit`; a malformed question leaves nothing behind."""
     workspace = Workspace.open(out, model)
     try:
-        plan = plan_audit(model, cache=workspace.cache, **question)
+        plan = plan_audit(model, cache=workspace.cache, copies=workspace.working / "checkpoint", **question)
         require_judgeable(plan)
     except BaseException:
         workspace.abandon()

@@ -7,24 +7,27 @@ again by itself. Edits are part of its state: they survive a reload.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from parity_audit.cache.root import cache_root
 from parity_audit.core.errors import WorkerDied
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 from parity_audit.envs.build import Environment
-from parity_audit.envs.cache import cache_root
 from parity_audit.specs.checkpoints import stored_names
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import dims, reads, weight_taps
 from parity_audit.workers.client import TIMEOUT, Worker
 
 T = TypeVar("T")
+HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE")
+"""Variables that some release puts before HF_HOME: where the user has set one, a miniature needs it too."""
 TOKENIZE = ("The quick brown fox jumps over 13 lazy dogs.",)
 
 
@@ -53,13 +56,14 @@ class Session:
     """A backend that answers; see the module docstring for when it is loaded.
 
     `decodes`: probes that say so are run through its cache (a candidate), and not whole (a reference). `timeout`: seconds
-    that one request may take.
+    that one request may take. `home`: the directory that its process runs in, the parent's where it is None.
     """
 
     plan: SidePlan
     log: Path
     decodes: bool = False
     timeout: float = TIMEOUT
+    home: Path | None = None
     progress: Progress = SILENT
     load_settings: dict[str, Any] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()
@@ -162,7 +166,7 @@ class Session:
         environment = self.plan.environment
         return Worker.start(
             environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers",
-            self.timeout,
+            self.timeout, cwd=self.home,
         )  # fmt: skip
 
     def _request(self) -> LoadRequest:
@@ -183,10 +187,11 @@ class Session:
         return {name: reads(plan.spec, name, "") for name in plan.spec.content.backends}
 
     def _environ(self) -> dict[str, str]:
-        environ = dict(self.plan.environment.env_vars)
-        if self.plan.checkpoint.hf_home:
-            environ |= {"HF_HOME": self.plan.checkpoint.hf_home, "HF_HUB_OFFLINE": "1"}
-        return environ
+        environ, hf_home = dict(self.plan.environment.env_vars), self.plan.checkpoint.hf_home
+        if hf_home is None:
+            return environ
+        own = {name: str(Path(hf_home) / "hub") for name in HUB_CACHES if name in os.environ}
+        return {**environ, **own, "HF_HOME": hf_home, "HF_HUB_OFFLINE": "1"}
 
     def _relay(self, stage: str) -> Any:
         return lambda text, done=None, total=None: self.progress.update(stage, f"{self.label} {text}", done, total)

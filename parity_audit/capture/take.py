@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import shutil
 import time
@@ -14,7 +15,7 @@ from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
 from parity_audit.core.sites import ATTENTION_SITES
-from parity_audit.core.types import NotTested, NotVisible, Probe, SiteTap
+from parity_audit.core.types import Checkpoint, NotTested, NotVisible, Probe, SiteTap
 from parity_audit.core.wire import NATIVE, RunRequest
 from parity_audit.specs.view import not_visible, taps
 
@@ -73,13 +74,18 @@ def take_capture(
         gaps += reply.not_tested
     manifest = Manifest(
         backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,
-        checkpoint=plan.checkpoint, precision=precision, architecture=plan.spec.architecture,
+        checkpoint=_lasting(plan.checkpoint), precision=precision, architecture=plan.spec.architecture,
         spec=Path(plan.spec.file).name, description=description, probes=tuple(probes), entries=tuple(entries),
         not_visible=tuple(hidden.values()), not_tested=tuple(gaps),
         weights=session.weights() if with_weights else (), seconds=seconds,
     )  # fmt: skip
     write_manifest(out, manifest)
     return open_capture(out, just_written=True)
+
+
+def _lasting(checkpoint: Checkpoint) -> Checkpoint:
+    """What a manifest says of the weights: a synthetic checkpoint is told by its fingerprint, not by this audit's copy."""
+    return checkpoint if checkpoint.synthetic is None else dataclasses.replace(checkpoint, path="", hf_home=None)
 
 
 def _inputs(forced_by: Capture | None, probe: Probe, chosen: Sequence[SiteTap]) -> dict[str, str]:
@@ -112,7 +118,7 @@ def plan_key(session: Session, probes: Sequence[Probe], precision: str) -> str:
         "checkpoint": plan.checkpoint.fingerprint,
         "environment": plan.environment.key,
         "version": plan.environment.version,
-        "weights": plan.checkpoint.path,
+        "weights": _lasting(plan.checkpoint).path,
         "settings": [plan.ref.settings, session.load_settings, session.edits],
         "run": [plan.dtype, plan.device, precision, session.decodes],
         "probes": list(probes),

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from parity_audit.cache.root import cache_root
+from parity_audit.capture.checkpoint import SMALL_BYTES
 from parity_audit.capture.store import Capture
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.types import Checkpoint
-from parity_audit.envs.cache import cache_root
-
-SMALL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +61,10 @@ class Workspace:
         folder = self.working / name
         shutil.rmtree(folder, ignore_errors=True)
         return folder
+
+    def home(self) -> Path:
+        """A new empty directory for an engine to run in: a folder named like a model would be loaded in its place."""
+        return Path(tempfile.mkdtemp(dir=self.working, prefix="home-"))
 
     def keeps_loaded(self, checkpoint: Checkpoint) -> bool:
         """Whether the reference stays in memory beside a candidate: only where it costs next to nothing."""

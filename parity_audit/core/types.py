@@ -53,6 +53,8 @@ def _written(value: Any) -> str:
 class Checkpoint:
     """Weights on disk: `path` holds config.json and safetensors.
 
+    `by_name`: the worker's hub cache holds these weights as `repo_id`, so that they are loaded by that name; a directory
+    that the user gave is loaded by its path.
     `hf_home` is set when the weights live in a hub cache of our own (miniatures): workers then get
     `HF_HOME` and `HF_HUB_OFFLINE=1`, so every backend loads `repo_id` through its ordinary code path.
     `synthetic` is None for real weights, else "mini", "small" or "full"; only then may a backend
@@ -61,6 +63,7 @@ class Checkpoint:
 
     repo_id: str
     path: str
+    by_name: bool = False
     hf_home: str | None = None
     synthetic: str | None = None
     fingerprint: str = ""

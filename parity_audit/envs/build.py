@@ -14,10 +14,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from parity_audit.cache.root import cache_root
 from parity_audit.core.errors import EnvFailed, UsageError
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef
-from parity_audit.envs.cache import cache_root
 from parity_audit.envs.recipes import Recipe, backend_key, port_environment, recipe_for
 from parity_audit.envs.resolve import Resolution, forget, known_resolution, resolve
 from parity_audit.envs.uv import run, run_uv

@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 
+from parity_audit.cache.root import cache_root
 from parity_audit.core.types import BackendRef
 from parity_audit.envs.build import environment_of, installed_here
-from parity_audit.envs.cache import cache_root
 from parity_audit.envs.recipes import recipe_for, table
 
 

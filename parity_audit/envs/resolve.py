@@ -18,8 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from parity_audit.cache.root import cache_root
 from parity_audit.core.errors import EnvFailed
-from parity_audit.envs.cache import cache_root
 from parity_audit.envs.recipes import Recipe
 from parity_audit.envs.torch_build import is_for, torch_options
 from parity_audit.envs.uv import run_uv

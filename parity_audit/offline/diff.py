@@ -86,7 +86,8 @@ def _weights(reference: Capture, candidate: Capture) -> tuple[list[Finding], lis
     ours, theirs = (side.checkpoint.fingerprint for side in sides)
     dtype = max((side.dtype for side in sides), key=lambda name: SKETCH_TOLERANCE.get(name, math.inf))
     printed = {item.name for item in sides[0].weights} & {item.name for item in sides[1].weights}
-    findings, gaps = [], []
+    findings: list[Finding] = []
+    gaps: list[NotTested] = []
     if printed and dtype in SKETCH_TOLERANCE:
         findings, gaps = weight_findings(sides[0].weights, sides[1].weights, dtype)
     if ours and theirs and ours != theirs and (findings or not printed):

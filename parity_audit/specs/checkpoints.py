@@ -20,13 +20,12 @@ def find_checkpoint(model: ResolvedModel, weights: Path | None) -> Checkpoint:
     Raises:
         NotJudged: no weights here and no way to fetch them, or a safetensors file is truncated.
     """
-    local = Path(model.repo_id) if Path(model.repo_id, "config.json").is_file() else None
-    folder = weights or local or cached_snapshot(model.repo_id) or _download(model.repo_id)
+    given = weights or (Path(model.repo_id) if model.local else None)
+    folder = given or cached_snapshot(model.repo_id) or _download(model.repo_id)
     files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        files = sorted(
-            (_download(model.repo_id) if folder != weights and folder != local else folder).glob("*.safetensors")
-        )
+    if not files and given is None:
+        folder = _download(model.repo_id)
+        files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise NotJudged(
             "no safetensors weights", code="missing-weights", where=str(folder),
@@ -34,7 +33,9 @@ def find_checkpoint(model: ResolvedModel, weights: Path | None) -> Checkpoint:
         )  # fmt: skip
     for file in files:
         check_safetensors(file)
-    return Checkpoint(repo_id=model.repo_id, path=str(folder.resolve()), fingerprint=_fingerprint(files))
+    return Checkpoint(
+        repo_id=model.repo_id, path=str(folder.resolve()), by_name=given is None, fingerprint=_fingerprint(files)
+    )
 
 
 def check_safetensors(path: Path) -> None:
@@ -72,8 +73,15 @@ def _download(repo_id: str) -> Path:
         raise NotJudged(
             f"no weights of `{repo_id}` here, and the hub did not give them: {type(error).__name__}",
             code="missing-weights",
-            hint="accept the licence and log in to the hub, give --weights DIR, or run `--miniature` (needs no download)",
+            hint="accept the licence and log in to the hub, give --weights DIR, or run `--miniature` (needs no download)"
+            + _beside(repo_id),
         ) from error  # fmt: skip
+
+
+def _beside(repo_id: str) -> str:
+    """Where the working directory has a checkpoint of that name: how to say that it is meant."""
+    near = next((name for name in (repo_id, repo_id.rpartition("/")[2]) if Path(name, "config.json").is_file()), None)
+    return f"; for the directory here, write `./{near}`" if near else ""
 
 
 def _fingerprint(files: list[Path]) -> str:

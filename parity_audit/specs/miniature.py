@@ -10,9 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
-import shutil
-import tempfile
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from parity_audit.core.types import Checkpoint
 from parity_audit.specs.draws import DEFAULT_SCALES, draw, inputs_of, tapered
 from parity_audit.specs.resolve import ResolvedModel
 from parity_audit.specs.schema import ModelEntry
+from parity_audit.specs.sealed import sealed
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
 from parity_audit.specs.view import dims, knob_values, role_tensor
 
@@ -50,13 +49,24 @@ class _Recipe:
     seed: int
 
     @property
+    def repo_id(self) -> str:
+        """The real id, or for a local directory an id that no hub has, made of the directory's name."""
+        if not self.model.local:
+            return self.model.repo_id
+        name = re.sub(r"[^A-Za-z0-9]+", "-", Path(self.model.repo_id).resolve().name).strip("-")
+        return f"local/{name or 'model'}"
+
+    @property
     def key(self) -> str:
-        content = [RECIPE, self.config, self.scales, self.kinds, self.seed, self.model.repo_id]
+        content = [RECIPE, self.config, self.scales, self.kinds, self.seed, self.repo_id]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make(model: ResolvedModel, *, size: str = "mini", seed: int = 0, root: Path) -> Checkpoint:
-    """The checkpoint of a model in one size; made once per size, seed and recipe.
+    """The checkpoint of a model in one size; made once per size, seed and recipe, and verified whenever it is asked for.
+
+    A local directory gives its config only; its weights are not read. Every backend then loads the synthetic ones, under a
+    name of their own.
 
     Raises:
         UsageError: not a size, or the spec has no sizes of that name.
@@ -67,14 +77,14 @@ def make(model: ResolvedModel, *, size: str = "mini", seed: int = 0, root: Path)
         model=model, config=_config(model, size), scales={**DEFAULT_SCALES, **content.weight_scales, **own},
         kinds=tuple(content.draws.items()), size=size, seed=seed,
     )  # fmt: skip
-    repo = model.repo_id.replace("/", "--")
+    repo = recipe.repo_id.replace("/", "--")
     home = root / f"{repo}-{size}-{seed}-{recipe.key}"
     snapshot = home / "hub" / f"models--{repo}" / "snapshots" / recipe.key
-    if not home.is_dir():
-        _write(home, snapshot, recipe)
+    sealed(home, snapshot, lambda folder: _write(folder / snapshot.relative_to(home), recipe))
     return Checkpoint(
-        repo_id=model.repo_id,
+        repo_id=recipe.repo_id,
         path=str(snapshot),
+        by_name=True,
         hf_home=str(home),
         synthetic=size,
         fingerprint=f"synthetic-{recipe.key}",
@@ -105,29 +115,17 @@ def _own(model: ResolvedModel) -> ModelEntry:
     return model.spec.content.models.get(model.repo_id) or ModelEntry(config=model.config)
 
 
-def _write(home: Path, snapshot: Path, recipe: _Recipe) -> None:
-    """Build beside the final place and rename, so that a checkpoint that exists is whole."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=home.parent, prefix=".making-"))
-    try:
-        folder = staging / snapshot.relative_to(home)
-        folder.mkdir(parents=True)
-        sizes = dims(recipe.model.spec, recipe.config)
-        _save(_drawn_model(recipe, sizes), folder)
-        (folder / "config.json").write_text(json.dumps(recipe.config, indent=1))
-        (folder / MARKER).write_text(
-            json.dumps({"size": recipe.size, "seed": recipe.seed, "sizes_only": sorted(sizes)})
-        )
-        write_tokenizer(folder, min(sizes["d_vocab"], 512))
-        refs = folder.parents[1] / "refs"
-        refs.mkdir()
-        (refs / "main").write_text(snapshot.name)
-        os.replace(staging, home)
-    except OSError:
-        if not home.is_dir():
-            raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+def _write(folder: Path, recipe: _Recipe) -> None:
+    """The files of a snapshot directory, and the reference that makes it the repository's current one."""
+    folder.mkdir(parents=True)
+    sizes = dims(recipe.model.spec, recipe.config)
+    _save(_drawn_model(recipe, sizes), folder)
+    (folder / "config.json").write_text(json.dumps(recipe.config, indent=1))
+    (folder / MARKER).write_text(json.dumps({"size": recipe.size, "seed": recipe.seed, "sizes_only": sorted(sizes)}))
+    write_tokenizer(folder, min(sizes["d_vocab"], 512))
+    refs = folder.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(folder.name)
 
 
 def _save(model: nn.Module, folder: Path) -> None:

@@ -17,26 +17,32 @@ from parity_audit.specs.schema import Spec
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedModel:
-    """A model: its id, its architecture's spec, and the config it was released with."""
+    """A model: its id, its architecture's spec, and the config it was released with.
+
+    `local`: what the user named is a directory, and `repo_id` its path as typed.
+    """
 
     repo_id: str
     spec: Spec
     config: dict[str, Any]
+    local: bool = False
 
 
 def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
     """Find the spec of a hub id, an alias, or a local directory with a config.json.
 
-    A hub id that no spec lists is looked up in the user's hub cache, then on the hub.
+    A name that a spec lists is that model, whatever the working directory holds: `./NAME` is the directory of that name. A
+    hub id that no spec lists is looked up in the user's hub cache, then on the hub.
 
     Raises:
         UsageError: nothing of that name (nearest names are given), or an architecture without a spec.
     """
-    folder = weights or (Path(name) if Path(name, "config.json").is_file() else None)
     known = _known(name)
+    local = known is None and Path(name, "config.json").is_file()
+    folder = weights or (Path(name) if local else None)
     if folder is not None:
-        config = read_config(folder)
-        return ResolvedModel(repo_id=known[0] if known else name, spec=spec_for(config, str(folder)), config=config)
+        config, repo_id = read_config(folder), known[0] if known else name
+        return ResolvedModel(repo_id=repo_id, spec=spec_for(config, str(folder)), config=config, local=local)
     if known:
         repo_id, spec = known
         return ResolvedModel(repo_id=repo_id, spec=spec, config=spec.content.models[repo_id].config)

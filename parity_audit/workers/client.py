@@ -57,9 +57,10 @@ class Worker:
 
     @staticmethod
     def start(
-        backend_key: str, python: str, env_vars: dict[str, str], log: Path, scratch: Path, timeout: float = TIMEOUT
-    ) -> Worker:
-        """Spawn a worker and wait for its greeting; `timeout` is for each request.
+        backend_key: str, python: str, env_vars: dict[str, str], log: Path, scratch: Path, timeout: float = TIMEOUT,
+        *, cwd: Path | None = None,
+    ) -> Worker:  # fmt: skip
+        """Spawn a worker, in the directory `cwd` or the parent's own, and wait for its greeting; `timeout` is for each request.
 
         Raises:
             EnvFailed: there is no such interpreter.
@@ -76,7 +77,7 @@ class Worker:
             with log.open("ab") as sink:
                 process = subprocess.Popen(
                     [python, "-I", str(bundle(scratch)), backend_key], stdin=subprocess.DEVNULL, stdout=sink,
-                    stderr=sink, env=environ, pass_fds=(to_worker, from_worker), start_new_session=True,
+                    stderr=sink, env=environ, cwd=cwd, pass_fds=(to_worker, from_worker), start_new_session=True,
                 )  # fmt: skip
         except OSError as error:
             os.close(theirs)

@@ -1,0 +1,128 @@
+"""The checkpoint that the backends of one audit are given: who writes to it is named, and the next one reads the right one.
+
+Backends are foreign code and get a path. A synthetic checkpoint that is small is copied for the audit, so that no other
+audit sees what is done to it; every checkpoint is looked at again after each backend ran on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity_audit.cache.contents import difference, sha256_of
+from parity_audit.core.errors import NotJudged
+from parity_audit.core.types import Checkpoint
+from parity_audit.specs.sealed import loaded_files
+
+CHANGED = "checkpoint-changed"
+SMALL_BYTES = 64 << 20
+"""What is copied or hashed whole without a thought, in well under a second; a miniature has 2 to 20 MiB."""
+
+HEADER_BYTES = 1 << 20
+"""Of a large file: names, shapes and places of all its tensors, and the first numbers."""
+
+
+@dataclass
+class GuardedCheckpoint:
+    """`checkpoint` is what backends are given, `expected` what its files have to be, by name.
+
+    `restore` brings it back where that is possible; weights of the user's own cannot be, and are `spoiled` by the first
+    backend that changes them.
+    """
+
+    checkpoint: Checkpoint
+    expected: dict[str, str]
+    restore: Callable[[], object] | None = None
+    spoiled: str = ""
+
+    @contextmanager
+    def watched(self, who: str) -> Iterator[None]:
+        """Look at the files when the block, in which backend `who` runs, is done.
+
+        Raises:
+            NotJudged: `who` changed them, or somebody did before and they cannot be restored.
+        """
+        if self.spoiled:
+            raise _changed(self.spoiled, "", restored=False)
+        try:
+            yield
+        except Exception:
+            self._look(who)
+            raise
+        self._look(who)
+
+    def _look(self, who: str) -> None:
+        found = _state(self.checkpoint)
+        if self.checkpoint.by_name and self.restore is None:  # the hub library may fetch what was not there yet
+            found = {name: token for name, token in found.items() if name in self.expected}
+        what = difference(found, self.expected)
+        if not what:
+            return
+        if self.restore is None:
+            self.spoiled = who
+        else:
+            self.restore()
+        raise _changed(who, what, restored=self.restore is not None)
+
+
+def guarded(
+    checkpoint: Checkpoint, *, remake: Callable[[], Checkpoint] | None, copies: Path | None
+) -> GuardedCheckpoint:
+    """Watch a checkpoint, or a copy of it below `copies` where it is synthetic and small.
+
+    Args:
+        remake: verifies and if need be writes a synthetic checkpoint again; None for weights of the user's own.
+    """
+    if remake is None or checkpoint.hf_home is None:
+        return GuardedCheckpoint(checkpoint, _state(checkpoint))
+    home = Path(checkpoint.hf_home)
+    if copies is None or _bytes(home) > SMALL_BYTES:
+        return GuardedCheckpoint(checkpoint, _state(checkpoint), remake)
+    own = copies / home.name
+
+    def copy() -> None:
+        remake()
+        shutil.rmtree(own, ignore_errors=True)
+        shutil.copytree(home, own, symlinks=True)
+
+    copy()
+    snapshot = own / Path(checkpoint.path).relative_to(home)
+    given = dataclasses.replace(checkpoint, path=str(snapshot), hf_home=str(own))
+    return GuardedCheckpoint(given, _state(given), copy)
+
+
+def _state(checkpoint: Checkpoint) -> dict[str, str]:
+    """Every file that loading reads: hashed whole, or where weights are the user's by size, time and header."""
+    folder = Path(checkpoint.path)
+    try:
+        if checkpoint.synthetic is not None:
+            return loaded_files(folder)
+        return {path.name: _token(path) for path in folder.iterdir() if path.is_file()}
+    except FileNotFoundError:
+        return {}
+
+
+def _token(path: Path) -> str:
+    about = path.stat()
+    if about.st_size <= SMALL_BYTES:
+        return sha256_of(path)
+    with path.open("rb") as stream:
+        header = hashlib.sha256(stream.read(HEADER_BYTES))
+    return f"{about.st_size}:{about.st_mtime_ns}:{header.hexdigest()}"
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _changed(who: str, what: str, *, restored: bool) -> NotJudged:
+    after = "it was restored for the others" if restored else "get the checkpoint again before you judge anything on it"
+    return NotJudged(
+        f"{who} changed the checkpoint that it was given{f': {what}' if what else ''}", code="checkpoint-changed",
+        hint=f"a port reads `model_path` and writes elsewhere; {after}",
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""A name that a spec lists is that model, whatever folders stand in the working directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parity_audit.specs import miniature
+from parity_audit.specs.resolve import resolve_model
+
+NAMES = ("gemma-2-2b-it", "google/gemma-2-2b-it")
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """Folders that are named like the model and hold another one."""
+    monkeypatch.chdir(tmp_path)
+    other = dict(resolve_model("gemma-2-2b-it").config, query_pre_attn_scalar=7, num_hidden_layers=2)
+    for name in NAMES:
+        Path(name).mkdir(parents=True)
+        Path(name, "config.json").write_text(json.dumps(other))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_known_name_is_not_a_folder(beside, name):
+    resolved = resolve_model(name)
+
+    assert (resolved.repo_id, resolved.local) == ("google/gemma-2-2b-it", False)
+    assert resolved.config["query_pre_attn_scalar"] == 256
+
+
+@pytest.mark.parametrize("name", [f"./{NAMES[0]}", f"{NAMES[1]}/", "absolute"])
+def test_a_path_is_the_folder(beside, name):
+    resolved = resolve_model(str(beside / NAMES[0]) if name == "absolute" else name)
+
+    assert resolved.local
+    assert resolved.config["query_pre_attn_scalar"] == 7
+
+
+def test_a_miniature_of_a_folder_has_a_name_that_is_no_path(beside, tmp_path):
+    """Loaded by the name as typed, one backend would read the folder's weights and another the miniature's."""
+    made = [
+        miniature.make(resolve_model(name), root=tmp_path / "made") for name in ("./gemma-2-2b-it", "gemma-2-2b-it/")
+    ]
+
+    assert made[0] == made[1]
+    assert made[0].repo_id == "local/gemma-2-2b-it"
+    assert json.loads((Path(made[0].path) / "config.json").read_text())["query_pre_attn_scalar"] == 7
+    assert "models--local--gemma-2-2b-it" in made[0].path
