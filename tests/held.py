@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -18,15 +18,19 @@ def probe(name: str = "short", *, batch: int = 1, length: int = 4) -> Probe:
 class Held:
     """Tensors by site, the same for its one probe."""
 
-    def __init__(self, own: Probe, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, own: Probe, tensors: Mapping[str, Tensor], assumed: Collection[str] = ()) -> None:
         self.probes: Sequence[Probe] = (own,)
         self.tensors = tensors
+        self.assumed = assumed
 
     def sites(self, probe: str) -> set[str]:
         return set(self.tensors)
 
     def shape(self, probe: str, site: str) -> tuple[int, ...]:
         return tuple(self.tensors[site].shape)
+
+    def assumes(self, probe: str, site: str) -> str:
+        return "a local of its code" if site in self.assumed else ""
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
         return self.tensors[site][:, start:stop]

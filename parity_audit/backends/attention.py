@@ -8,7 +8,9 @@ calls that consume them, inside the attention modules only:
   scores are what it is joined to, and the pattern is without it;
 - `scaled_dot_product_attention` takes query and key, and hides scores and pattern.
 
-Nothing is computed differently for being watched: the original function is called with the original
+So what is recorded rests on how the port computes, and a port may compute the same function by another route: an
+operand that does not have the axes of its site is recorded as not visible, and what is recorded carries the assumption
+(`SiteTap.assumes`). Nothing is computed differently for being watched: the original function is called with the original
 arguments unless a replay replaces them.
 """
 
@@ -25,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from parity_audit.backends.row_blocks import MATMUL, SOFTMAX, whole
 from parity_audit.backends.taps import ATTENTION, Recorder
-from parity_audit.core.types import NotVisible, SiteTap
+from parity_audit.core.types import SiteTap
 
 SDPA = {F.scaled_dot_product_attention}
 CAT = {torch.cat, torch.concat}
@@ -59,40 +61,63 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.inside is None:
             return func(*args, **kwargs)
-        if func in MATMUL and not self.keys_seen and all(isinstance(x, Tensor) and x.ndim == 4 for x in args[:2]):
+        if func in MATMUL and not self.keys_seen and _are_4d(args[:2]):
             query, key = self.query_key(args[0], args[1].transpose(2, 3))
             return func(query, key.transpose(2, 3), **kwargs)
         if func in CAT and self.keys_seen and _joins_sinks(args):
             scores, sinks = args[0]
             self.sinks = sinks.shape[-1]
             return func([self.scores(scores), sinks], *args[1:], **kwargs)
-        if func in SOFTMAX:
+        if func in SOFTMAX and args:
             return self._softmax(func, args, kwargs)
         if func in SDPA:
-            query, key = self.query_key(*args[:2]) if len(args) > 1 else (kwargs.pop("query"), kwargs.pop("key"))
-            return func(query, key, *args[2:], **kwargs)
+            given = {**dict(zip(("query", "key"), args, strict=False)), **kwargs}
+            query, key = self.query_key(given.pop("query"), given.pop("key"))
+            return func(query, key, *args[2:], **given)
         return func(*args, **kwargs)
 
     def query_key(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Record (and replace) rotated query `[b head q d]` and key `[b head|kv_head k d]`."""
         self.keys_seen = True
         assert self.inside is not None
-        if "query" in self.inside:
+        if self._fits("query", query):
             replaced = self.recorder.see(self.inside["query"], query)
             query = query if replaced is None else replaced
-        if "key" in self.inside:
+        if self._fits("key", key):
             key = self._key(self.inside["key"], key)
         return query, key
 
     def _key(self, tap: SiteTap, key: Tensor) -> Tensor:
-        repeats = key.shape[1] // tap.sizes.get("kv_head", key.shape[1])
+        kv_heads = tap.sizes.get("kv_head", key.shape[1])
+        if key.shape[1] % kv_heads:
+            self.recorder.misses(
+                tap, f"the attention is given {list(key.shape)}, which is no multiple of {kv_heads} heads"
+            )
+            return key
+        repeats = key.shape[1] // kv_heads
         replaced = self.recorder.see(tap, key[:, ::repeats])
         return key if replaced is None else replaced.repeat_interleave(repeats, dim=1)
+
+    def _fits(self, take: str, value: Tensor) -> bool:
+        """Whether a tensor has the axes of the site that is asked for, `[batch head pos ...]`, with all tokens of this run."""
+        assert self.inside is not None
+        if take not in self.inside:
+            return False
+        batch, length = self.recorder.request.probe.shape
+        if value.ndim == 4 and value.shape[0] == batch:
+            cached = take == "key" and value.shape[2] > length  # keys of earlier steps come before this step's
+            if value.shape[2] == length or cached:
+                return True
+        self.recorder.misses(
+            self.inside[take],
+            f"the attention computes with {list(value.shape)} here, not with {batch} x heads x {length} at once",
+        )
+        return False
 
     def scores(self, scores: Tensor) -> Tensor:
         """Record (and replace) masked scores `[b head q k]`."""
         self.scores_seen = True
-        if self.inside is None or "scores" not in self.inside:
+        if self.inside is None or not self._fits("scores", scores):
             return scores
         scores = whole(scores)
         replaced = self.recorder.see(self.inside["scores"], scores)
@@ -102,7 +127,7 @@ class _Watch(TorchFunctionMode):
         assert self.inside is not None
         scores = args[0] if self.scores_seen else self.scores(args[0])
         pattern = func(scores, *args[1:], **kwargs)
-        if "pattern" in self.inside:
+        if self._fits("pattern", pattern):
             pattern = whole(pattern)
             keys, sinks = pattern.split([pattern.shape[-1] - self.sinks, self.sinks], dim=-1)
             replaced = self.recorder.see(self.inside["pattern"], keys)
@@ -113,15 +138,17 @@ class _Watch(TorchFunctionMode):
         assert self.inside is not None
         for take in takes:
             if take in self.inside:
-                self.recorder.not_visible.append(
-                    NotVisible(site=self.inside[take].site, why="the attention kernel does not show it")
-                )
+                self.recorder.misses(self.inside[take], "the attention kernel does not show it")
+
+
+def _are_4d(values: Any) -> bool:
+    return len(values) == 2 and all(isinstance(value, Tensor) and value.ndim == 4 for value in values)
 
 
 def _joins_sinks(args: Any) -> bool:
     """Whether scores `[b head q k]` and one more column are joined."""
     parts = args[0] if args else ()
-    if len(parts) != 2 or not all(isinstance(part, Tensor) and part.ndim == 4 for part in parts):
+    if not _are_4d(parts):
         return False
     return bool(parts[0].shape[:3] == parts[1].shape[:3] and parts[1].shape[3] == 1)
 
@@ -140,8 +167,13 @@ def watched(root: nn.Module, recorder: Recorder) -> Iterator[None]:
             taps.setdefault(tap.module, {})[tap.take.removeprefix(ATTENTION)] = tap
     watch = _Watch(recorder, taps)
     with ExitStack() as stack:
-        for name in taps:
-            module = root.get_submodule(name)
+        for name, wanted in taps.items():
+            try:
+                module = root.get_submodule(name)
+            except AttributeError:
+                for tap in wanted.values():
+                    recorder.misses(tap, f"no module `{name}` here")
+                continue
             stack.callback(module.register_forward_pre_hook(lambda *_, name=name: watch.enter(name)).remove)
             stack.callback(module.register_forward_hook(lambda *_: watch.leave()).remove)
         if taps:

@@ -54,7 +54,7 @@ class Recorder:
         try:
             canonical = to_canonical(native, tap)
         except EinopsError:
-            self._misses(tap, native)
+            self.misses(tap, f"it holds {list(native.shape)} here, which is not `{tap.layout.partition(' -> ')[0]}`")
             return None
         self.keep(tap.site, canonical)
         path = self.request.inputs.get(tap.site)
@@ -63,9 +63,8 @@ class Recorder:
         given = self._only_real(tap.site, read_input(path).to(canonical), canonical)
         return from_canonical(given, native, tap)
 
-    def _misses(self, tap: SiteTap, native: Tensor) -> None:
-        """A port that lays a site out in another way keeps its other sites."""
-        why = f"it holds {list(native.shape)} here, which is not `{tap.layout.partition(' -> ')[0]}`"
+    def misses(self, tap: SiteTap, why: str) -> None:
+        """A port that computes or lays out a site in another way keeps its other sites."""
         if tap.site not in {item.site for item in self.not_visible}:
             self.not_visible.append(NotVisible(site=tap.site, why=why))
 
@@ -90,10 +89,13 @@ class Recorder:
     def reply(self) -> RunReply:
         """The answer; taps that never fired are not visible."""
         silent = [tap.site for tap in self.request.taps if tap.site not in self.entries]
-        known = {item.site for item in self.not_visible}
+        hidden = [item for item in self.not_visible if item.site not in self.entries]
+        known = {item.site for item in hidden}
         missed = [NotVisible(site=site, why="its module did not run") for site in silent if site not in known]
+        assumed = {tap.site: tap.assumes for tap in self.request.taps}
+        entries = (replace(entry, assumes=assumed.get(site, "")) for site, entry in self.entries.items())
         return RunReply(
-            entries=tuple(self.entries.values()), not_visible=(*self.not_visible, *missed),
+            entries=tuple(entries), not_visible=(*hidden, *missed),
             not_tested=tuple(self.not_tested), seconds=time.perf_counter() - self.started,
         )  # fmt: skip
 

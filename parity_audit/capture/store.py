@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -58,6 +58,17 @@ class Capture:
         same._verified = self._verified
         return same
 
+    def where(self, keep: Callable[[Entry], bool]) -> Capture:
+        """The same capture, restricted to some tensors."""
+        entries = tuple(entry for entry in self.manifest.entries if keep(entry))
+        same = Capture(self.folder, dataclasses.replace(self.manifest, entries=entries))
+        same._verified = self._verified
+        return same
+
+    def without(self, sites: Collection[str]) -> Capture:
+        """The same capture without some sites."""
+        return self.where(lambda entry: entry.site not in sites)
+
     def sites(self, probe: str) -> set[str]:
         """The sites held for one probe."""
         return self._sites.get(probe, set())
@@ -65,6 +76,10 @@ class Capture:
     def shape(self, probe: str, site: str) -> tuple[int, ...]:
         """The shape of one tensor, from the manifest."""
         return self._entry(probe, site).shape
+
+    def assumes(self, probe: str, site: str) -> str:
+        """What has to hold of the program's code for a tensor to be this site; empty where a module of it shows the site."""
+        return self._entry(probe, site).assumes
 
     def file(self, probe: str, site: str) -> Path:
         """The safetensors file of one tensor."""

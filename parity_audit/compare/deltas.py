@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from parity_audit.compare.assumed import not_comparable, other_axes, set_aside
+from parity_audit.compare.cancelling import cancelling_cause
 from parity_audit.compare.divergences import kl_per_position, top1_matches
 from parity_audit.compare.floor import LARGEST, noise_ratio
 from parity_audit.compare.moments import Moments
@@ -19,7 +21,7 @@ from parity_audit.compare.threads import one_thread
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import LogitsDelta, SiteDelta
 from parity_audit.core.sites import ATTENTION_SITES, LOGITS, layer_of, site_order
-from parity_audit.core.types import NotTested, Probe
+from parity_audit.core.types import NotTested, NotVisible, Probe
 
 CHUNK_ENTRIES = 1 << 17
 """1 MiB in float64: what stays in a processor's cache."""
@@ -29,7 +31,9 @@ CHUNK_ENTRIES = 1 << 17
 class Comparison:
     """Every delta of one candidate. `sites` holds one delta per site, from the probe with the largest
     noise ratio; `by_probe` holds them all. `decoded` names the probes that the candidate ran token by token.
-    `no_signal` says why agreement with this reference would say nothing; empty where it says something."""
+    `no_signal` says why agreement with this reference would say nothing; empty where it says something.
+    `assumed` says, by (probe, site), what has to hold of the candidate's code for a delta to be of that site: such
+    deltas may explain and decide nothing, and those in `not_comparable` say nothing at all (see `compare.assumed`)."""
 
     sites: tuple[SiteDelta, ...]
     by_probe: tuple[SiteDelta, ...]
@@ -41,6 +45,18 @@ class Comparison:
     no_signal: str = ""
     seconds: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
+    assumed: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    not_comparable: tuple[NotVisible, ...] = ()
+
+    @property
+    def deciding(self) -> tuple[SiteDelta, ...]:
+        """One delta per site that the verdict rests on."""
+        return worst_per_site(self.deciding_by_probe)
+
+    @property
+    def deciding_by_probe(self) -> tuple[SiteDelta, ...]:
+        """Every delta that the verdict rests on."""
+        return tuple(delta for delta in self.by_probe if (delta.probe, delta.site) not in self.assumed)
 
 
 @one_thread()
@@ -65,15 +81,25 @@ def compare(
     bad: list[str] = []
     masks: list[str] = []
     gaps: list[NotTested] = []
+    unlike: list[NotVisible] = []
+    assumed: dict[tuple[str, str], str] = {}
     logits = _LogitsSums()
     for probe in reference.probes:
         shared = candidate.sites(probe.name) & reference.sites(probe.name)
         if not shared:
             gaps.append(NotTested(what=f"probe {probe.name}", why="the candidate did not run it"))
         for site in sorted(shared, key=site_order):
+            if assumption := _assumption(candidate, reference, definition, probe.name, site):
+                assumed[probe.name, site] = assumption
+            if assumption and (why := other_axes(candidate, reference, probe.name, site)):
+                unlike.append(NotVisible(site=site, why=f"not comparable: {why}"))
+                continue
             sums = logits if site == LOGITS else None
             moments = _measure(candidate, reference, judge, probe, site, sums, definition)
             where = f"{probe.name}/{site}"
+            if moments.non_finite and assumption:
+                unlike.append(NotVisible(site=site, why="not comparable: it holds NaN or infinite entries here"))
+                continue
             if moments.non_finite:
                 bad.append(f"{where}: {moments.non_finite} NaN or infinite entries")
             if moments.hidden_by_one_side:
@@ -82,12 +108,29 @@ def compare(
                 gaps.append(NotTested(what=where, why="no finite entry at a real position"))
                 continue
             deltas.append(_delta(site, probe.name, moments, dtype))
-    return Comparison(
-        sites=worst_per_site(deltas), by_probe=tuple(deltas), logits=logits.result(deltas),
-        not_tested=tuple(gaps), non_finite=tuple(bad), mask_mismatch=tuple(masks),
-        decoded=tuple(probe.name for probe in reference.probes if probe.decode_from is not None),
-        no_signal=no_signal(definition or reference, judge, dtype=dtype),
+    named = {probe.name: probe for probe in reference.probes}
+    kept, aside = set_aside(
+        deltas, assumed, lambda probe, layer: cancelling_cause(candidate, reference, named[probe], layer)
     )  # fmt: skip
+    put_aside = {f"{item.delta.probe}/{item.delta.site}" for item in aside}
+    return Comparison(
+        sites=worst_per_site(kept), by_probe=tuple(kept), logits=logits.result(kept),
+        not_tested=tuple(gaps), non_finite=tuple(bad),
+        mask_mismatch=tuple(where for where in masks if where not in put_aside),
+        decoded=tuple(probe.name for probe in reference.probes if probe.decode_from is not None),
+        no_signal=no_signal(definition or reference, judge, dtype=dtype), assumed=assumed,
+        not_comparable=(*unlike, *not_comparable(aside, assumed)),
+    )  # fmt: skip
+
+
+def _assumption(
+    candidate: TensorSource, reference: TensorSource, definition: TensorSource | None, probe: str, site: str
+) -> str:
+    """What has to hold of a side's code for its tensor to be the site.
+
+    The reference's taps are those that its spec was checked with, unless it departs from the definition.
+    """
+    return candidate.assumes(probe, site) or ("" if definition is None else reference.assumes(probe, site))
 
 
 def worst_per_site(deltas: Iterable[SiteDelta]) -> tuple[SiteDelta, ...]:

@@ -105,3 +105,7 @@ class Allowed:
             return value
         value = value.double()
         return value - value.mean(-1, keepdim=True)
+
+    def assumes(self, probe: str, site: str) -> str:
+        """What has to hold of the program's code for the tensor to be this site."""
+        return self.source.assumes(probe, site)

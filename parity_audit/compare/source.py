@@ -25,3 +25,6 @@ class TensorSource(Protocol):
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
         """The tensor's `[start, stop)` on axis 1, every other axis whole."""
+
+    def assumes(self, probe: str, site: str) -> str:
+        """What has to hold of the program's code for the tensor to be this site; empty where a module of it shows the site."""

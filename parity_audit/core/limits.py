@@ -7,6 +7,8 @@ reference; 16 is the limit there. A real error of that size still shows, because
 
 from __future__ import annotations
 
+from parity_audit.core.report import SiteDelta
+
 PARITY_RATIO = 4.0
 INNER_RATIO = 16.0
 WARN_SHARE = 0.75
@@ -17,3 +19,13 @@ OUTER = ("embed", "resid_pre", "resid_mid", "resid_post", "ln_final.out", "logit
 def limit_of(site: str) -> float:
     """The largest noise ratio that counts as rounding at a site."""
     return PARITY_RATIO if site.endswith(OUTER) else INNER_RATIO
+
+
+def ratio_of(delta: SiteDelta) -> float:
+    """The noise ratio as a number; a site without one counts as infinitely far."""
+    return float("inf") if delta.noise_ratio is None else delta.noise_ratio
+
+
+def share_of_limit(delta: SiteDelta) -> float:
+    """The noise ratio over what counts as rounding at that site; above 1 it does not."""
+    return ratio_of(delta) / limit_of(delta.site)

@@ -18,7 +18,8 @@ CAPTURE_FORMAT = 1
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One tensor of a capture. `file` is relative to the manifest; `non_finite` counts NaN and infinity
-    (for `attn_scores`, masked entries are -inf by definition and are not counted)."""
+    (for `attn_scores`, masked entries are -inf by definition and are not counted). `assumes` says what has to hold of the
+    program's code for the tensor to be this site; it is empty where a module or hook of the program is the site."""
 
     probe: str
     site: str
@@ -27,6 +28,7 @@ class Entry:
     dtype: str
     sha256: str
     non_finite: int = 0
+    assumes: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

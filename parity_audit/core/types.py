@@ -9,6 +9,14 @@ from typing import Any, Union
 Scalar = Union[float, int, str, bool, None]
 KnobValue = Union[Scalar, list[Any], dict[str, Any]]
 
+TAKEN_FOR_GRANTED = {
+    "attention:query": "the operands of the first product of two 4-D tensors in the attention are rotated queries and keys",
+    "attention:key": "the operands of the first product of two 4-D tensors in the attention are rotated queries and keys",
+    "attention:scores": "what enters a softmax in the attention are the scaled and masked scores",
+    "attention:pattern": "what leaves a softmax in the attention is the pattern",
+}
+"""What a tap without a module of its own assumes of the way a port computes, by its `take`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NotTested:
@@ -108,8 +116,8 @@ class SiteTap:
     - `output_scatter:N`: element N, weights of the experts that element N+1 names, as a dense tensor over all experts
     - `input_sum:N`: the sum of positional inputs N and N+1, where the second may be None or missing
     - `compute_logits`: the engine's own logits of the module's first output, at every position (vLLM)
-    - `attention:query|key|value|scores|pattern|z`: seen at the attention core, whatever the kernel
-      (query and key after rotation)
+    - `attention:query|key|scores|pattern`: locals of the attention's code, taken from the calls that consume them
+      (query and key after rotation). No module shows them, so such a tap rests on an assumption, see `assumes`
 
     `slice` keeps `[start, stop)` of the last axis, `layout` is an einops pattern from the backend's own axes
     to the canonical ones of DESIGN (`b p d_model`, `b p head d_head`, `b head query_pos key_pos`), with `sizes`
@@ -127,6 +135,11 @@ class SiteTap:
     relayout: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
     scale: float | None = None
+
+    @property
+    def assumes(self) -> str:
+        """What has to hold of a port's code for this tap to show its site; empty where a module shows it."""
+        return TAKEN_FOR_GRANTED.get(self.take, "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from einops import rearrange
@@ -15,7 +16,8 @@ from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name, site_order
-from parity_audit.core.types import Probe
+from parity_audit.core.types import NotTested, Probe
+from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms.attended import attended, neighbours
@@ -50,17 +52,23 @@ class Replayed:
 
 
 @one_thread()
-def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> list[Finding]:
-    """The findings, those that say only "unexplained" replaced by what can be said, layer by layer."""
+def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> tuple[list[Finding], list[NotTested]]:
+    """The findings, those that say only "unexplained" replaced by what can be said, layer by layer; and what broke off."""
     out: list[Finding] = []
+    gaps: list[NotTested] = []
     for finding in findings:
-        if finding.kind == "unexplained":
-            out += _explained(finding, sides)
-        else:
-            out += _better(finding, sides) if finding.candidate_value == NOT_STORED else [finding]
+        found = attempt(f"description of what {finding.knob} does", partial(_described, finding, sides))
+        gaps += [found] if isinstance(found, NotTested) else []
+        out += [finding] if isinstance(found, NotTested) else found
     behind = {(BEHIND[str(finding.candidate_value)], layer) for finding in out
               if finding.candidate_value in (COPIED, UNIFORM) for layer in finding.layers or ()}  # fmt: skip
-    return [finding for finding in out if not _follows_from(finding, behind)]
+    return [finding for finding in out if not _follows_from(finding, behind)], gaps
+
+
+def _described(finding: Finding, sides: Replayed) -> list[Finding]:
+    if finding.kind == "unexplained":
+        return _explained(finding, sides)
+    return _better(finding, sides) if finding.candidate_value == NOT_STORED else [finding]
 
 
 def _better(finding: Finding, sides: Replayed) -> list[Finding]:

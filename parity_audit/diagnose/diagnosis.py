@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,19 +9,19 @@ from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture, wanted
 from parity_audit.compare.deltas import Comparison
-from parity_audit.compare.verdict import share_of_limit
+from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
-from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, only_decoded, run_whole
 from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import identify
-from parity_audit.diagnose.localise import introduced_ratios, suspects
+from parity_audit.diagnose.localise import suspects
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
+from parity_audit.diagnose.replay import Judging, Sides, introduced
 from parity_audit.specs.view import dims
 
 DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")
@@ -56,6 +55,11 @@ class Case:
     out: Path
     definition: Capture | None = None
 
+    @property
+    def judging(self) -> Judging:
+        """Who replays, and where the replays go."""
+        return Judging(judge=self.judge, dtype=self.dtype, out=self.out)
+
 
 def diagnose(case: Case) -> Diagnosis:
     """Localise, then identify. Where TF32 alone explains the size of the difference, nothing else is searched for:
@@ -73,18 +77,19 @@ def diagnose(case: Case) -> Diagnosis:
         return Diagnosis(findings=(coarse,), introduced={}, not_tested=(hidden_by_tf32(),))
     gaps: list[NotTested] = []
     wide = tuple(probe for probe in case.probes if probe.sites == "all")
-    own = _Sides(
+    own = Sides(
         candidate=case.candidate_capture, reference=case.reference_capture, definition=case.definition
     )  # fmt: skip
-    ratios, replayed = _replay(case, wide, own, "replay")
+    seen = introduced(case.judging, wide, own, "replay")
+    ratios, replayed, own = seen.ratios, seen.replayed, seen.sides
     pairs = [own]
     for probe in [] if suspects(ratios) else _diverging_long_probes(case):
         layers = _layers_to_detail(case.comparison, probe)
         pairs.append(_detail(case, probe, layers, ratios))
     found = suspects(ratios)
     plan = case.reference.plan
-    layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan, case.candidate_capture)
-    reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan, case.reference_capture)
+    layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan)
+    reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan)
     decoded = decoded_probes(case.probes)
     whole = {place: ratio for place, ratio in ratios.items() if place[0] not in decoded}
     everywhere = set(suspects(whole))
@@ -94,45 +99,12 @@ def diagnose(case: Case) -> Diagnosis:
     sides = Replayed(
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
     )  # fmt: skip
-    told = with_descriptions([*findings, *unexplained(found, findings)], sides)
-    placed = with_extents(told, own.candidate, replayed, case.dtype)
+    told, undescribed = with_descriptions([*findings, *unexplained(found, findings)], sides)
+    placed, unplaced = with_extents(told, own.candidate, replayed, case.dtype)
     findings = [*([coarse] if coarse else []), *placed]
-    return Diagnosis(findings=tuple(findings), introduced=ratios, not_tested=tuple(gaps))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sides:
-    """The same probes on every side."""
-
-    candidate: Capture
-    reference: Capture
-    definition: Capture | None
-
-
-Choose = Callable[[SiteTap, Probe], bool]
-
-
-def _replay(
-    case: Case, probes: Sequence[Probe], own: _Sides, name: str, choose: Choose = wanted
-) -> tuple[dict[tuple[str, str], float], Capture]:
-    """The introduced ratios that follow from the judge on each side's own inputs, and the judge on the candidate's.
-
-    Where a definition stands beside a reference that departs from it, the larger ratio of the two sides counts.
-    """
-
-    def forced(side: str, capture: Capture) -> Capture:
-        out = case.out / f"{name}-{side}"
-        return take_capture(case.judge, probes, out, precision=FLOAT64, forced_by=capture, choose=choose)
-
-    floor = own.definition or own.reference
-    truth = forced("floor", floor)
-    replay = forced("candidate", own.candidate)
-    ratios = introduced_ratios(own.candidate, replay, floor, truth, dtype=case.dtype)
-    if own.definition is not None:
-        replayed = forced("reference", own.reference)
-        for place, ratio in introduced_ratios(own.reference, replayed, floor, truth, dtype=case.dtype).items():
-            ratios[place] = max(ratio, ratios.get(place, 0.0))
-    return ratios, replay
+    return Diagnosis(
+        findings=tuple(findings), introduced=ratios, not_tested=(*gaps, *undescribed, *unplaced)
+    )  # fmt: skip
 
 
 def _diverging_long_probes(case: Case) -> list[Probe]:
@@ -147,7 +119,7 @@ def _layers_to_detail(comparison: Comparison, probe: Probe) -> set[int]:
     return {layer for delta in wrong if (layer := layer_of(delta.site)) is not None}
 
 
-def _detail(case: Case, probe: Probe, layers: set[int], ratios: dict[tuple[str, str], float]) -> _Sides:
+def _detail(case: Case, probe: Probe, layers: set[int], ratios: dict[tuple[str, str], float]) -> Sides:
     """Capture the attention of these layers on a long probe, on every side, and replay it."""
 
     def choose(tap: SiteTap, probe: Probe) -> bool:
@@ -156,9 +128,10 @@ def _detail(case: Case, probe: Probe, layers: set[int], ratios: dict[tuple[str, 
     def detailed(side: str, session: Session) -> Capture:
         return take_capture(session, [probe], case.out / f"detail-{side}-{probe.name}", choose=choose)
 
-    own = _Sides(
+    own = Sides(
         candidate=detailed("candidate", case.candidate), reference=detailed("reference", case.reference),
         definition=detailed("definition", case.judge) if case.definition is not None else None,
     )  # fmt: skip
-    ratios.update(_replay(case, [probe], own, f"replay-{probe.name}", choose)[0])
-    return own
+    seen = introduced(case.judging, [probe], own, f"replay-{probe.name}", choose)
+    ratios.update(seen.ratios)
+    return seen.sides

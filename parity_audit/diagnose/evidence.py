@@ -159,17 +159,14 @@ def relative_rms(residual: Tensor, of: Tensor) -> float:
     return float(residual.norm()) / norm if norm > 0.0 else float(residual.norm())
 
 
-def evidence_by_layer(
-    side: str, captures: Sequence[Capture], plan: SidePlan, first: Capture | None = None
-) -> dict[int | None, Evidence]:
+def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) -> dict[int | None, Evidence]:
     """Evidence from captures of one side: one per block, and None for what lies outside the blocks.
 
-    A (probe, site) is read from the first capture that holds it, `first` before all others; tensors and
+    A (probe, site) is read from the first capture that holds it; tensors and
     checkpoint weights are read when asked for. `plan` is the reference's: its spec, config and checkpoint.
     """
-    held = [*([first] if first is not None else []), *captures]
     sizes, knobs = dims(plan.spec, plan.config), knob_values(plan.spec, plan.config)
-    probes = {probe.name: probe for capture in reversed(held) for probe in capture.probes}
+    probes = {probe.name: probe for capture in reversed(captures) for probe in capture.probes}
     folder = Path(plan.checkpoint.path)
 
     def of(layer: int | None) -> Evidence:
@@ -177,7 +174,7 @@ def evidence_by_layer(
         names = roles(plan.spec, plan.config, layer)
 
         def tensor(probe: str, site: str) -> Tensor | None:
-            owner = next((capture for capture in held if prefix + site in capture.sites(probe)), None)
+            owner = next((capture for capture in captures if prefix + site in capture.sites(probe)), None)
             return None if owner is None else owner.tensor(probe, prefix + site)
 
         def weight(role: str) -> Tensor | None:

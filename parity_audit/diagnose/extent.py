@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from parity_audit.compare.floor import dtype_eps
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import ATTENTION_SITES
-from parity_audit.core.types import Probe
+from parity_audit.core.types import NotTested, Probe
+from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import f64, real
 
 DECODED = "in tokens decoded from the cache"
@@ -51,11 +53,15 @@ class Tokens:
 
 
 @one_thread()
-def with_extents(findings: Sequence[Finding], own: Capture, true: Capture, dtype: str) -> list[Finding]:
-    """The findings, with `extent` in the evidence of those that do not hold everywhere."""
+def with_extents(
+    findings: Sequence[Finding], own: Capture, true: Capture, dtype: str
+) -> tuple[list[Finding], list[NotTested]]:
+    """The findings, with `extent` in the evidence of those that do not hold everywhere; and what broke off."""
     if dtype != DTYPE:
-        return list(findings)
-    return [_with_extent(finding, own, true) for finding in findings]
+        return list(findings), []
+    found = [attempt(f"where {item.knob} holds", partial(_with_extent, item, own, true)) for item in findings]
+    told = [old if isinstance(new, NotTested) else new for old, new in zip(findings, found, strict=True)]
+    return told, [gap for gap in found if isinstance(gap, NotTested)]
 
 
 def _with_extent(finding: Finding, own: Capture, true: Capture) -> Finding:

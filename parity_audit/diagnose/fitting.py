@@ -7,11 +7,13 @@ One file per knob family, each with its maths in the docstring and one function
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome
+from parity_audit.diagnose.attempt import attempt
+from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
 from parity_audit.diagnose.findings import merge
 from parity_audit.diagnose.identify import embedding, logits, positions, residual
 from parity_audit.diagnose.identify.attention import family as attention
@@ -65,7 +67,24 @@ def identify(
     candidate, gaps = fit_side(evidence_candidate_by_layer.values(), chosen.values())
     reference, more = fit_side(evidence_reference_by_layer.values(), chosen.values())
     knobs = next(iter(evidence_candidate_by_layer.values())).knobs if evidence_candidate_by_layer else {}
-    return without_echoes(merge(candidate, reference, knobs)), [*gaps, *more]
+    findings, unmerged = _merged(candidate, reference, knobs)
+    return without_echoes(findings), [*gaps, *more, *unmerged]
+
+
+def _merged(
+    candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]
+) -> tuple[list[Finding], list[NotTested]]:
+    """The findings of each knob in order of their names, and the knobs whose fits could not be compared."""
+    findings: list[Finding] = []
+    gaps: list[NotTested] = []
+    for knob in sorted({fit.knob for fit in candidate}):
+        mine, theirs = ([fit for fit in side if fit.knob == knob] for side in (candidate, reference))
+        found = attempt(f"comparison of the fits of {knob}", partial(merge, mine, theirs, knobs))
+        if isinstance(found, NotTested):
+            gaps.append(found)
+        else:
+            findings += found
+    return findings, gaps
 
 
 def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
@@ -84,9 +103,15 @@ def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def fit_side(layers: Iterable[Evidence], families: Iterable[Identifier]) -> tuple[list[KnobFit], list[NotTested]]:
-    """Every fit and every gap of one side."""
+    """Every fit and every gap of one side; a fit that breaks off is a gap."""
     families = list(families)
     with one_thread():
-        outcomes = [outcome for evidence in layers for family in families for outcome in family(evidence)]
+        outcomes = [outcome for evidence in layers for family in families for outcome in _fitted(family, evidence)]
     fits = [outcome for outcome in outcomes if isinstance(outcome, KnobFit)]
     return fits, [outcome for outcome in outcomes if isinstance(outcome, NotTested)]
+
+
+def _fitted(family: Identifier, evidence: Evidence) -> list[Outcome]:
+    name = family.__module__.rpartition("identify.")[2].removesuffix(".family")
+    found = attempt(f"fit `{name}` of the {evidence.side}, {where(evidence)}", partial(family, evidence))
+    return [found] if isinstance(found, NotTested) else found

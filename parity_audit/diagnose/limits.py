@@ -260,7 +260,7 @@ def smallest(response: Response, floors: Mapping[str, float]) -> tuple[float, st
 
 def detection_limits(found: Sensitivity, comparison: Comparison) -> tuple[tuple[DetectionLimit, ...], list[NotTested]]:
     """The limits of one candidate: of all sites, those that it shows."""
-    shown = {delta.site for delta in comparison.by_probe if delta.probe == found.probe}
+    shown = {delta.site for delta in comparison.deciding_by_probe if delta.probe == found.probe}
     floors = {site: floor for site, floor in found.floors.items() if site in shown}
     limits: list[DetectionLimit] = []
     gaps = list(found.gaps)

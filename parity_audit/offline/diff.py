@@ -65,7 +65,7 @@ def _compared(
         verdict=Verdict.MISMATCH if weights else verdict, why=weights[0].message if weights else why,
         logits=comparison.logits, sites=comparison.sites, findings=tuple(weights),
         first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
-        not_visible=manifest.not_visible,
+        not_visible=(*manifest.not_visible, *comparison.not_comparable),
         not_tested=(
             *comparison.not_tested, *manifest.not_tested, *gaps,
             NotTested(what="causes", why="two captures cannot be replayed"),

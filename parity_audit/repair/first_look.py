@@ -46,7 +46,7 @@ def first_look(
         dtype=plan.dtype, device=plan.device, verdict=Verdict.MISMATCH if weights else verdict,
         why=weights[0].message if weights else why, logits=comparison.logits, sites=comparison.sites,
         first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
-        findings=tuple(weights), warnings=tuple(warnings), not_visible=capture.manifest.not_visible,
+        findings=tuple(weights), warnings=tuple(warnings), not_visible=(*capture.manifest.not_visible, *comparison.not_comparable),
         not_tested=(*comparison.not_tested, *capture.manifest.not_tested, *gaps, *unseen),
     )  # fmt: skip
 

@@ -37,16 +37,29 @@ def test_exact_is_bit_identical_everywhere():
 
 @pytest.mark.parametrize(
     ("whole", "step", "verdict"),
-    [(0.0, 3.9, Verdict.EXACT), (0.0, 4.1, Verdict.MISMATCH), (1e-6, 3.9, Verdict.PARITY)],
+    [(0.0, 3.9, Verdict.PARITY), (0.0, 4.1, Verdict.MISMATCH), (1e-6, 3.9, Verdict.PARITY)],
 )
-def test_decoded_tokens_may_round(whole, step, verdict):
-    """No reference runs token by token, so bits are compared in whole runs only."""
+def test_exact_is_about_decoded_tokens_too(whole, step, verdict):
     deltas = delta(ratio=1.0, max_abs=whole), delta(ratio=step, probe="decode")
     assert judge_comparison(comparison(*deltas, decoded=("decode",)))[0] is verdict
 
 
-def test_decoded_tokens_alone_are_never_exact():
-    assert judge_comparison(comparison(delta(max_abs=0.0, probe="decode"), decoded=("decode",)))[0] is Verdict.PARITY
+def test_the_words_say_which_part_is_bit_identical():
+    whole, step = delta(max_abs=0.0), delta(ratio=1.1, probe="decode")
+    said = judge_comparison(comparison(whole, step, decoded=("decode",)))[1]
+    assert said == "bit-identical in whole runs; cached decoding at parity, 1.1x (at logits)"
+    assert "bit-identical" not in judge_comparison(comparison(delta(), step, decoded=("decode",)))[1]
+    assert "bit-identical" not in judge_comparison(comparison(step, decoded=("decode",)))[1]
+
+
+@pytest.mark.parametrize("ratio", [17.0, 1e30, None])
+def test_what_rests_on_an_assumption_decides_nothing(ratio):
+    query, assumed = delta("blocks.0.rot_q", ratio=ratio), {("short", "blocks.0.rot_q"): "queries are an operand"}
+
+    assert judge_comparison(comparison(query, delta()))[0] in (Verdict.MISMATCH, Verdict.INCONCLUSIVE)
+    assert judge_comparison(comparison(query, delta(), assumed=assumed))[0] is Verdict.PARITY
+    assert judge_comparison(comparison(query, assumed=assumed))[0] is Verdict.INCONCLUSIVE
+    assert judge_comparison(comparison(query, delta(max_abs=0.0), assumed=assumed))[0] is Verdict.EXACT
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def said(rule, dtype="float32", by=1.1):
     finding = Finding(
         knob="x", kind="variant", layers=(1,), site=SITE, reference_value=None, candidate_value=None, message="m"
     )
-    return with_extents([finding], Shown(own), Shown(true), dtype)[0].evidence.get("extent")
+    return with_extents([finding], Shown(own), Shown(true), dtype)[0][0].evidence.get("extent")
 
 
 def ends(of, position):

@@ -1,0 +1,95 @@
+"""Sites that no module of the candidate shows: they may explain an error, and decide nothing.
+
+Rotated queries and keys, scores and pattern are often locals of a program's code. A tap takes them from the calls that
+consume them where attention is written as in the reference (`SiteTap.assumes`). A port that multiplies queries by the
+scale, masks with another number, or runs a softmax in chunks computes the same function and shows other tensors there.
+
+So where such a tensor departs, the sites that modules of the candidate show are asked. If one of the same block departs
+on the same probe, the tensor is kept, for it may be the explanation. If none does, what the block hands on is right: the
+tensor is set aside as not comparable. Queries and keys that differ by what cancels in every score (see `cancelling`) are
+set aside in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from parity_audit.compare.source import TensorSource
+from parity_audit.core.limits import ratio_of, share_of_limit
+from parity_audit.core.report import SiteDelta
+from parity_audit.core.sites import ATTENTION_SITES, LOGITS, local_name
+from parity_audit.core.types import NotVisible
+
+AT_THE_FLOOR = "everything that modules of this port show of the block is within the noise floor"
+TURNED = ("rot_q", "rot_k")
+
+
+def other_axes(candidate: TensorSource, reference: TensorSource, probe: str, site: str) -> str:
+    """What a tensor that rests on an assumption looks like where it has not the axes of its site; empty where it has.
+
+    Positions are those of the candidate's own logits, for a candidate with a limit of its own runs fewer than the reference.
+    """
+    expected, found = list(reference.shape(probe, site)), list(candidate.shape(probe, site))
+    if LOGITS in candidate.sites(probe):
+        length = candidate.shape(probe, LOGITS)[1]
+        for axis in (2, 3) if site.endswith(ATTENTION_SITES) else (1,):
+            expected[axis] = min(length, expected[axis])
+    return "" if found == expected else f"it has the shape {found} here, where the reference has {expected}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aside:
+    """A delta that is not compared, and how its tensor differs, where that is known."""
+
+    delta: SiteDelta
+    cause: str
+
+
+def set_aside(
+    deltas: Sequence[SiteDelta], assumed: Collection[tuple[str, str]], cause: Callable[[str, int], str]
+) -> tuple[list[SiteDelta], list[Aside]]:
+    """(deltas that are compared, deltas that are not comparable).
+
+    Args:
+        assumed: the places (probe, site) that no module shows.
+        cause: how queries and keys of (probe, layer) differ, where the difference cancels in every score. Then they are set
+            aside wherever they are seen, in a hook of the port too.
+    """
+    departing = [delta for delta in deltas if share_of_limit(delta) > 1.0]
+    shown = {
+        (delta.probe, delta.layer)
+        for delta in departing
+        if (delta.probe, delta.site) not in assumed and local_name(delta.site) not in TURNED
+    }
+    doubtful = {(delta.probe, delta.layer) for delta in departing if local_name(delta.site) in TURNED} - shown
+    causes = {(probe, layer): cause(probe, layer) for probe, layer in doubtful if layer is not None}
+    shown |= {
+        (delta.probe, delta.layer)
+        for delta in departing
+        if (delta.probe, delta.site) not in assumed and not causes.get((delta.probe, delta.layer or 0))
+    }
+    aside = []
+    for delta in departing:
+        known = causes.get((delta.probe, delta.layer or 0), "") if local_name(delta.site) in TURNED else ""
+        if known or ((delta.probe, delta.site) in assumed and (delta.probe, delta.layer) not in shown):
+            aside.append(Aside(delta=delta, cause=known))
+    dropped = {(item.delta.probe, item.delta.site) for item in aside}
+    return [delta for delta in deltas if (delta.probe, delta.site) not in dropped], aside
+
+
+def not_comparable(aside: Sequence[Aside], assumed: Mapping[tuple[str, str], str]) -> list[NotVisible]:
+    """One line per site, from the probe where it is furthest from the floor."""
+    worst: dict[str, Aside] = {}
+    for item in aside:
+        known = worst.get(item.delta.site)
+        if known is None or ratio_of(item.delta) > ratio_of(known.delta):
+            worst[item.delta.site] = item
+    return [NotVisible(site=site, why=_why(item, assumed)) for site, item in worst.items()]
+
+
+def _why(item: Aside, assumed: Mapping[tuple[str, str], str]) -> str:
+    found = item.cause or f"it is {ratio_of(item.delta):.3g}x the noise floor away"
+    assumption = assumed.get((item.delta.probe, item.delta.site))
+    taken = f"; it was read as if {assumption}" if assumption else ""
+    return f"not comparable: {found}, and {AT_THE_FLOOR}{taken}"

@@ -1,0 +1,134 @@
+"""What each component introduces: the judge on a side's own inputs, with assumptions about its code tested first.
+
+A tensor that rests on an assumption (`SiteTap.assumes`: rotated queries, scores, pattern) is put into the judge like any
+other. Where the assumption does not hold, the judge is misled: given queries that were multiplied by the scale already, it
+multiplies them again, and everything behind them seems wrong. So where such a tensor seems wrong, the judge runs again
+without any of them, from what modules give the attention to what modules take from it. A block in which it then arrives
+at the candidate's own result has the right attention, whatever its tensors look like: they are left out there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture
+from parity_audit.capture.take import take_capture, wanted
+from parity_audit.core.limits import limit_of
+from parity_audit.core.manifest import Entry
+from parity_audit.core.sites import layer_of
+from parity_audit.core.types import Probe, SiteTap
+from parity_audit.core.wire import FLOAT64
+from parity_audit.diagnose.localise import introduced_ratios
+
+BEHIND_ATTENTION = ("z", "attn_proj", "attn_out", "resid_mid", "resid_post")
+"""Sites that show the attention's result, nearest first."""
+
+Choose = Callable[[SiteTap, Probe], bool]
+Ratios = dict[tuple[str, str], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """The same probes on every side. `definition` stands beside a reference that departs from it."""
+
+    candidate: Capture
+    reference: Capture
+    definition: Capture | None
+
+    def alike(self) -> Sides:
+        """Without tensors of the candidate that rest on an assumption and have other axes than the reference's."""
+
+        def usable(entry: Entry) -> bool:
+            place = entry.probe, entry.site
+            expected = self.reference.entries.get(place)
+            return not entry.assumes or (expected is not None and expected.shape == entry.shape)
+
+        return replace(self, candidate=self.candidate.where(usable))
+
+    def without(self, sites: frozenset[str]) -> Sides:
+        """These captures without some sites."""
+        definition = None if self.definition is None else self.definition.without(sites)
+        return Sides(
+            candidate=self.candidate.without(sites), reference=self.reference.without(sites), definition=definition
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """Who replays in float64, and where the replays go."""
+
+    judge: Session
+    dtype: str
+    out: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduced:
+    """The ratio of every (probe, site), the judge on the candidate's own inputs, and the sides without what is left out."""
+
+    ratios: Ratios
+    replayed: Capture
+    sides: Sides
+
+
+def introduced(
+    judging: Judging, probes: Sequence[Probe], sides: Sides, name: str, choose: Choose = wanted
+) -> Introduced:
+    """What every component introduces on these probes."""
+    sides = sides.alike()
+    ratios, replayed = _replay(judging, probes, sides, name, choose)
+    doubtful = _doubtful(sides.candidate, ratios)
+    if not doubtful:
+        return Introduced(ratios=ratios, replayed=replayed, sides=sides)
+    assumed = _assumed(sides.candidate)
+    whole, _ = _replay(judging, probes, sides.without(assumed), f"{name}-whole", choose)
+    right = {layer for layer in doubtful if _attention_is_right(whole, layer)}
+    left_out = frozenset(site for site in assumed if layer_of(site) in right)
+    kept = {place: ratio for place, ratio in ratios.items() if layer_of(place[1]) not in right}
+    kept |= {place: ratio for place, ratio in whole.items() if layer_of(place[1]) in right}
+    candidate = sides.candidate.without(left_out)
+    return Introduced(ratios=kept, replayed=replayed, sides=replace(sides, candidate=candidate))
+
+
+def _replay(judging: Judging, probes: Sequence[Probe], own: Sides, name: str, choose: Choose) -> tuple[Ratios, Capture]:
+    """The introduced ratios that follow from the judge on each side's own inputs, and the judge on the candidate's.
+
+    Where a definition stands beside a reference that departs from it, the larger ratio of the two sides counts.
+    """
+
+    def forced(side: str, capture: Capture) -> Capture:
+        out = judging.out / f"{name}-{side}"
+        return take_capture(judging.judge, probes, out, precision=FLOAT64, forced_by=capture, choose=choose)
+
+    floor = own.definition or own.reference
+    truth = forced("floor", floor)
+    replay = forced("candidate", own.candidate)
+    ratios = introduced_ratios(own.candidate, replay, floor, truth, dtype=judging.dtype)
+    if own.definition is not None:
+        replayed = forced("reference", own.reference)
+        for place, ratio in introduced_ratios(own.reference, replayed, floor, truth, dtype=judging.dtype).items():
+            ratios[place] = max(ratio, ratios.get(place, 0.0))
+    return ratios, replay
+
+
+def _assumed(capture: Capture) -> frozenset[str]:
+    return frozenset(entry.site for entry in capture.manifest.entries if entry.assumes)
+
+
+def _doubtful(capture: Capture, ratios: Mapping[tuple[str, str], float]) -> set[int | None]:
+    """The blocks in which a tensor that rests on an assumption seems wrong."""
+    assumed = _assumed(capture)
+    return {layer_of(site) for (_, site), ratio in ratios.items() if site in assumed and ratio > limit_of(site)}
+
+
+def _attention_is_right(whole: Mapping[tuple[str, str], float], layer: int | None) -> bool:
+    """Whether the nearest visible result of a block's attention is what the judge makes of the block's own inputs."""
+    for name in BEHIND_ATTENTION:
+        site = f"blocks.{layer}.{name}"
+        seen = [ratio for (_, other), ratio in whole.items() if other == site]
+        if seen:
+            return max(seen) <= limit_of(site)
+    return False
