@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -241,3 +242,15 @@ class Report:
     exit_code: int
     not_tested: tuple[NotTested, ...] = ()
     error: dict[str, Any] | None = None
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows of it, once a renderer has registered."""
+        return _NOTEBOOKS[-1](self) if _NOTEBOOKS else None
+
+
+_NOTEBOOKS: list[Callable[[Report], str]] = []
+
+
+def shown_in_notebooks_by(render: Callable[[Report], str]) -> None:
+    """Register what draws a Report as HTML; reports are drawn above `core`, which imports none of it."""
+    _NOTEBOOKS[:] = [render]

@@ -1,66 +1,101 @@
-"""Building blocks of the terminal report. Everything is `Text`, never markup, so foreign text cannot be obeyed."""
+"""Blocks as rich draws them. Everything is `Text`, never markup, so foreign text cannot be obeyed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from functools import singledispatch
 
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
+from parity_audit.report.blocks import (
+    BAD,
+    BOLD,
+    DIM,
+    GOOD,
+    UNSURE,
+    Bar,
+    Block,
+    Code,
+    Line,
+    Pairs,
+    Paragraph,
+    Space,
+    Table,
+)
+from parity_audit.report.code import fold_code
 from parity_audit.report.escape import plain
+from parity_audit.report.numbers import bar_text
 
-Part = str | Text | Table | Padding
+Part = str | Text | Grid | Padding
+STYLES = {GOOD: "bold green", BAD: "bold red", UNSURE: "bold yellow", BOLD: "bold", DIM: "dim", "": ""}
+INDENT = 4
+WIDEST_NAME = 30
 
 
-def heading(text: str) -> Text:
-    """The title of a section."""
-    return Text(plain(text), style="bold")
+@singledispatch
+def drawn(block: Block, width: int) -> list[Part]:
+    """What is printed for a block, part by part; a `str` is printed as it is, without wrapping."""
+    raise TypeError(f"no drawing of {block!r}")
 
 
-def styled(*pieces: tuple[str, str]) -> Text:
-    """One line of (text, style) pieces."""
+@drawn.register
+def _(block: Space, width: int) -> list[Part]:
+    return [""]
+
+
+@drawn.register
+def _(block: Line, width: int) -> list[Part]:
     line = Text(overflow="fold")
-    for text, style in pieces:
-        line.append(plain(text), style=style)
-    return line
+    for text, style in block.pieces:
+        line.append(plain(text), style=STYLES[style])
+    return [line]
 
 
-def paragraph(text: object, indent: int = 0) -> Part:
-    """Wrapped text; a word longer than the line is folded, never cut."""
-    body = Text(plain(text), overflow="fold")
-    return Padding(body, (0, 0, 0, indent)) if indent else body
+@drawn.register
+def _(block: Paragraph, width: int) -> list[Part]:
+    """A word longer than the line is folded, never cut."""
+    if not block.wrap:
+        return [plain(block.text)]
+    body = Text(plain(block.text), overflow="fold")
+    return [Padding(body, (0, 0, 0, block.indent)) if block.indent else body]
 
 
-def pairs(rows: Iterable[tuple[str, str]], indent: int = 2) -> Part:
-    """Names and what is said of them, in two columns; long names are never cut."""
-    rows = [(plain(name), plain(text)) for name, text in rows]
+@drawn.register
+def _(block: Pairs, width: int) -> list[Part]:
+    """Two columns, the second wrapped under itself; long names are never cut."""
+    rows = [(plain(name), plain(text)) for name, text in block.rows]
     wide = max((len(name) for name, _ in rows), default=0)
-    if wide > 30:
-        return paragraph("\n".join(f"{name}: {text}" for name, text in rows), indent)
-    return hanging([(Text(name, style="dim"), Text(text, overflow="fold")) for name, text in rows], wide, indent)
+    if wide > WIDEST_NAME:
+        text = "\n".join(f"{name}: {text}" for name, text in rows)
+        return [Padding(Text(text, overflow="fold"), (0, 0, 0, block.indent))]
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, width=max(wide, block.width))
+    grid.add_column(overflow="fold")
+    for name, text in rows:
+        grid.add_row(Text(name, style=STYLES[block.style]), Text(text, overflow="fold"))
+    return [Padding(grid, (0, 0, 0, block.indent))]
 
 
-def hanging(rows: Iterable[tuple[Text, Text]], width: int, indent: int = 2) -> Part:
-    """Two columns, the first `width` wide; the second wraps under itself."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, width=width)
-    table.add_column(overflow="fold")
-    for first, second in rows:
-        table.add_row(first, second)
-    return Padding(table, (0, 0, 0, indent))
-
-
-def columns(titles: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[int] = ()) -> Part:
+@drawn.register
+def _(block: Table, width: int) -> list[Part]:
     """A table without lines; cells that do not fit are folded."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False, pad_edge=False)
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="right" if number in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*[cell if isinstance(cell, Text) else Text(plain(cell), overflow="fold") for cell in row])
-    return Padding(table, (0, 0, 0, 2))
+    grid = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False, pad_edge=False)
+    for number, title in enumerate(block.titles):
+        grid.add_column(title, justify="right" if number in block.right else "left", overflow="fold")
+    for row in block.rows:
+        grid.add_row(*[_cell(cell) for cell in row])
+    return [Padding(grid, (0, 0, 0, 2))]
 
 
-def code_lines(code: str) -> list[Part]:
-    """Code printed as it is: no wrapping, so that it can be copied from the terminal."""
-    return [f"    {plain(line)}" for line in code.splitlines()]
+def _cell(cell: str | Bar) -> Text:
+    if isinstance(cell, Bar):
+        return Text(bar_text(cell.ratio, cell.limit), style="red" if cell.wrong else "green", no_wrap=True)
+    return Text(plain(cell), overflow="fold")
+
+
+@drawn.register
+def _(block: Code, width: int) -> list[Part]:
+    """Not wrapped, so that it can be copied from the terminal."""
+    text = fold_code(block.text, width - INDENT) if block.fold else block.text
+    return [" " * INDENT + plain(line) for line in text.splitlines()]

@@ -37,7 +37,8 @@ def headline(report: Report) -> str:
     if not judged:
         return f"Nothing was judged: {reason(report)}"
     if report.exit_code == EXIT_NOT_JUDGED or unjudged:
-        names = ", ".join(label(one) for one in unjudged) or "a part of this run"
+        named = zip(labels(report), report.candidates, strict=True)
+        names = ", ".join(name for name, one in named if one in unjudged) or "a part of this run"
         return f"Nothing was judged for {names}. {_claim(judged)}"
     return _claim(judged)
 
@@ -87,6 +88,8 @@ def right_reference_rows(right: RightReference) -> list[tuple[str, str]]:
 def _names(candidates: Sequence[Candidate]) -> str:
     """One name, or `each of` several."""
     names = [f"{one.backend} {one.version}".strip() for one in candidates]
+    if len(set(names)) < len(names):
+        names = distinct(candidates)
     return names[0] if len(names) == 1 else f"each of {', '.join(names)}"
 
 
@@ -96,7 +99,25 @@ def reason(report: Report) -> str:
         return str(report.error.get("message", "an error without a message"))
     if not report.candidates:
         return "there was no candidate"
-    return "; ".join(f"{label(one)}: {one.why}" for one in report.candidates)
+    return "; ".join(f"{name}: {one.why}" for name, one in zip(labels(report), report.candidates, strict=True))
+
+
+def labels(report: Report) -> list[str]:
+    """A name for every candidate, no two alike."""
+    return distinct(report.candidates)
+
+
+def distinct(candidates: Sequence[Candidate]) -> list[str]:
+    """Labels of candidates; those that are alike get all their settings, and a number where even these are the same."""
+    short = [label(one) for one in candidates]
+    full = [
+        f"{one.backend} {one.version} ({settings_text(one)})" if short.count(name) > 1 and one.settings else name
+        for name, one in zip(short, candidates, strict=True)
+    ]
+    return [
+        f"{name} #{full[:position].count(name) + 1}" if full.count(name) > 1 else name
+        for position, name in enumerate(full)
+    ]
 
 
 def label(side: Candidate | Side) -> str:

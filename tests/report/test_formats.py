@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html as stdlib_html
 import json as stdlib_json
 import math
 import re
-from dataclasses import replace
+from collections import Counter
+from dataclasses import fields, replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import jsonschema
@@ -13,7 +16,8 @@ import pytest
 from sample import EVIL_REPORT, NOTHING, ONE_DEAD, REPORT, logits
 
 from parity_audit.core.errors import NotJudged, WorkerDied
-from parity_audit.report import json, markdown
+from parity_audit.core.report import Candidate, Finding, Patch, Proof
+from parity_audit.report import html, json, markdown, terminal
 from parity_audit.report.failure import failed_report
 from parity_audit.report.files import write_report
 from parity_audit.report.schema import report_schema, schema_text
@@ -82,14 +86,14 @@ def test_markdown_tables_are_rectangular_whatever_the_text():
         tables = [*tables[:-1], [*tables[-1], line]] if line.startswith("|") else [*tables, []]
 
     widths = [{len(re.findall(r"(?<!\\)\|", line)) for line in table} for table in tables if table]
-    assert len(widths) >= 4
+    assert len(widths) >= 2
     assert all(len(width) == 1 for width in widths)
 
 
-def test_markdown_outside_code_holds_no_bare_markup():
-    text = re.sub(r"(`+)(?:.*?)\1", "", markdown.render(EVIL_REPORT))
+def test_markdown_holds_no_bare_markup():
+    text = markdown.render(EVIL_REPORT)
 
-    assert "<b>" in markdown.render(EVIL_REPORT)
+    assert "\\<b\\>" in text
     assert not re.search(r"(?<!\\)<b>", text)
     assert "\x1b" not in text
 
@@ -97,8 +101,112 @@ def test_markdown_outside_code_holds_no_bare_markup():
 def test_markdown_has_values_code_and_before_after():
     text = markdown.render(REPORT)
 
-    for says in ("`14.9666`", "```python\nmodel.cfg.attn_scale = 16.0", "| max \\|difference\\| | 0.323 | 4.65e-06 |"):
+    for says in (
+        "- **candidate**: 14.9666",
+        "```python\nmodel.cfg.attn_scale = 16.0",
+        "| max \\|difference\\| | 0.323 | 4.65e-06 |",
+    ):
         assert says in text
+
+
+def words_of(text):
+    """The words of a report without what only lays them out."""
+    bare = re.sub(r"\\([\\`*_{}\[\]<>|#~])", r"\1", text)
+    return re.findall(r"[^\s*|`│█─]+", re.sub(r"^(#+|-|\|[ |:-]+\|$)", " ", bare, flags=re.MULTILINE))
+
+
+def drawn_as_html(report):
+    inside = re.sub(r"<style>.*?</style>", "", html.render(report, where="report.json"), flags=re.DOTALL)
+    return stdlib_html.unescape(re.sub(r"<[^>]*>", " ", inside))
+
+
+@pytest.mark.parametrize("report", ALL.values(), ids=ALL)
+@pytest.mark.parametrize(
+    "draw", [lambda report: markdown.render(report, where="report.json"), drawn_as_html], ids=["md", "html"]
+)
+def test_no_format_loses_a_word_that_the_text_has(report, draw):
+    in_text = words_of(terminal.render(report, where="report.json", width=10_000))
+    counted, shown = (
+        Counter(word.strip(":") for word in in_text),
+        Counter(word.strip(":") for word in words_of(draw(report))),
+    )
+
+    assert len(counted) > 30
+    assert {word: count for word, count in (counted - shown).items() if word and not word.isspace()} == {}
+
+
+FACTS = [field for kind in (Candidate, Finding, Patch, Proof) for field in fields(kind) if "str" in str(field.type)]
+
+
+@pytest.mark.parametrize("field", FACTS, ids=lambda field: field.name)
+def test_what_one_format_says_of_a_field_every_format_says(field):
+    """Each text of a candidate is replaced by a mark: it is in all of the formats, or in none."""
+    marked = _with_mark(REPORT, field.name)
+    texts = (terminal.render(marked, width=10_000), markdown.render(marked), html.render(marked))
+
+    assert len({"MARKED" in text for text in texts}) == 1
+
+
+def _with_mark(report, name):
+    """The report with `MARKED` as every text of this name in its first candidate."""
+    plain = stdlib_json.loads(json.dumps(report))
+
+    def mark(value):
+        if isinstance(value, dict):
+            return {
+                key: "MARKED" if key == name and isinstance(item, str) else mark(item) for key, item in value.items()
+            }
+        return [mark(item) for item in value] if isinstance(value, list) else value
+
+    plain["candidates"][0] = {**mark(plain["candidates"][0]), "verdict": plain["candidates"][0]["verdict"]}
+    proof = plain["candidates"][0]["proof"]
+    plain["candidates"][0]["proof"] = {**proof, "verdict": "parity"}
+    plain["candidates"][0]["patched"]["verdict"] = "parity"
+    return json.loads(stdlib_json.dumps(plain))
+
+
+class Elements(HTMLParser):
+    """Tags that a document opens and has not closed, and those that it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.seen.append(tag)
+        assert not [value for name, value in attrs if name.startswith("on") or name in ("src", "href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("report", ALL.values(), ids=ALL)
+def test_html_is_one_closed_element_without_script_or_address(report):
+    reader = Elements()
+    reader.feed(html.render(report))
+
+    assert reader.open == []
+    assert reader.seen[:2] == ["div", "style"]
+    assert not {"script", "img", "link", "b>"} & set(reader.seen)
+
+
+def test_html_shows_foreign_text_and_does_not_obey_it():
+    text = html.render(EVIL_REPORT)
+
+    assert "&lt;b&gt;" in text
+    assert "<b>" not in text
+    assert "\x1b" not in text
+
+
+def test_a_notebook_gets_the_html():
+    assert REPORT._repr_html_() == html.render(REPORT)
+
+
+def test_html_opens_what_is_wrong_and_folds_what_is_right():
+    text = html.render(REPORT)
+
+    assert re.findall(r"<details( open)?><summary>.*?</summary>", text) == [" open", ""]
 
 
 def test_a_directory_gets_three_files_and_no_part_is_left(tmp_path):

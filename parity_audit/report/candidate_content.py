@@ -1,15 +1,27 @@
-"""One candidate in the terminal report: layers, first divergence, findings, patches, before and after, gaps."""
+"""What a report says of one candidate: layers, first divergence, findings, patches, before and after, gaps."""
 
 from __future__ import annotations
 
-from rich.text import Text
-
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Candidate, Finding, Patch, SiteDelta, Verdict
-from parity_audit.report.code import fold_code
+from parity_audit.report.blocks import (
+    BAD,
+    BOLD,
+    DIM,
+    SPACE,
+    UNSURE,
+    Bar,
+    Block,
+    code,
+    columns,
+    heading,
+    pairs,
+    paragraph,
+    styled,
+)  # fmt: skip
+from parity_audit.report.blocks import GOOD as RIGHT
 from parity_audit.report.evidence import evidence_lines
-from parity_audit.report.numbers import bar_text, layer_set, number, ratio, scale_text, shown
-from parity_audit.report.parts import Part, code_lines, columns, heading, pairs, paragraph, styled
+from parity_audit.report.numbers import layer_set, number, ratio, scale_text, shown
 from parity_audit.report.rows import before_after, introduced, is_wrong, layer_rows, not_tested, not_visible
 from parity_audit.report.words import (
     DEPARTS,
@@ -17,7 +29,6 @@ from parity_audit.report.words import (
     blind_line,
     divergence_line,
     hook_rows,
-    label,
     limit_text,
     proof_rows,
     right_reference_rows,
@@ -28,11 +39,11 @@ from parity_audit.report.words import (
 INTRODUCED_SHOWN = 8
 IN_WORDS = ("unexplained", "weights")  # kinds that have no two values to show
 STYLES = {
-    Verdict.EXACT: "bold green",
-    Verdict.PARITY: "bold green",
-    Verdict.MISMATCH: "bold red",
-    Verdict.INCONCLUSIVE: "bold yellow",
-    Verdict.ERROR: "bold yellow",
+    Verdict.EXACT: RIGHT,
+    Verdict.PARITY: RIGHT,
+    Verdict.MISMATCH: BAD,
+    Verdict.INCONCLUSIVE: UNSURE,
+    Verdict.ERROR: UNSURE,
 }
 
 
@@ -41,25 +52,25 @@ def style_of(verdict: Verdict) -> str:
     return STYLES[verdict]
 
 
-def candidate_parts(candidate: Candidate, width: int) -> list[Part]:
+def candidate_content(candidate: Candidate, title: str) -> list[Block]:
     """Everything that is known of one candidate, what matters most first."""
     verdict = (f": {candidate.verdict.value}", style_of(candidate.verdict))
-    parts: list[Part] = ["", styled(("── ", "dim"), (label(candidate), "bold"), verdict)]
+    parts: list[Block] = [SPACE, styled(("── ", DIM), (title, BOLD), verdict, level=2)]
     if candidate.error:
         keys = ("message", "where", "expected", "found", "hint")
         parts.append(pairs([(key, str(candidate.error[key])) for key in keys if candidate.error.get(key)]))
-    if settings_text(candidate) and settings_text(candidate) not in label(candidate):
+    if settings_text(candidate) and settings_text(candidate) not in title:
         parts.append(pairs([("settings", settings_text(candidate))]))
     for section in (_layers, _divergence, _findings, _right_reference):
         parts += section(candidate)
     for patch in candidate.patches:
-        parts += _patch(patch, width)
+        parts += _patch(patch)
     for section in (_before_after, _proof, _gaps):
         parts += section(candidate)
     return parts
 
 
-def _layers(candidate: Candidate) -> list[Part]:
+def _layers(candidate: Candidate) -> list[Block]:
     rows = [
         (row.place, row.site, number(row.delta.max_abs), number(row.delta.rel), ratio(row.delta.noise_ratio),
          _bar(row.delta))
@@ -69,17 +80,16 @@ def _layers(candidate: Candidate) -> list[Part]:
     return [columns(titles, rows, right=(2, 3, 4))] if rows else []
 
 
-def _bar(delta: SiteDelta) -> Text:
+def _bar(delta: SiteDelta) -> Bar:
     """Log scale; the mark is the limit at this site, which is wider inside a block than on the residual stream."""
-    style = "red" if is_wrong(delta) else "green"
-    return Text(bar_text(delta.noise_ratio, limit_of(delta.site)), style=style, no_wrap=True)
+    return Bar(ratio=delta.noise_ratio, limit=limit_of(delta.site), wrong=is_wrong(delta))
 
 
-def _divergence(candidate: Candidate) -> list[Part]:
+def _divergence(candidate: Candidate) -> list[Block]:
     line = divergence_line(candidate)
     if line is None:
         return []
-    parts: list[Part] = ["", pairs([("first divergence", line)])]
+    parts: list[Block] = [SPACE, pairs([("first divergence", line)])]
     sites = introduced(candidate)
     if sites:
         shown_sites = [f"{delta.site} {ratio(delta.introduced_ratio)}" for delta in sites[:INTRODUCED_SHOWN]]
@@ -88,18 +98,18 @@ def _divergence(candidate: Candidate) -> list[Part]:
     return parts
 
 
-def _findings(candidate: Candidate) -> list[Part]:
+def _findings(candidate: Candidate) -> list[Block]:
     if not candidate.findings:
         return []
-    parts: list[Part] = ["", heading(f"Findings: {len(candidate.findings)}")]
+    parts: list[Block] = [SPACE, heading(f"Findings: {len(candidate.findings)}")]
     for position, finding in enumerate(candidate.findings, 1):
         parts += _finding(position, finding)
     return parts
 
 
-def _finding(position: int, finding: Finding) -> list[Part]:
+def _finding(position: int, finding: Finding) -> list[Block]:
     place = where_found(finding, layer_set(finding.layers))
-    title = styled((f"{position}. ", ""), (finding.knob, "bold"), (f"  {place}", ""))
+    title = styled((f"{position}. ", ""), (finding.knob, BOLD), (f"  {place}", ""), level=4)
     values = [("meaning", finding.message)] if finding.kind in IN_WORDS else _values(finding)
     values += [
         ("departs", DEPARTS.get(finding.departs_from_spec, finding.departs_from_spec)),
@@ -122,22 +132,22 @@ def _marked(lines: list[str]) -> list[tuple[bool, str]]:
     return [(number == 0, line) for number, line in enumerate(lines)]
 
 
-def _right_reference(candidate: Candidate) -> list[Part]:
+def _right_reference(candidate: Candidate) -> list[Block]:
     right = candidate.right_reference
     if right is None:
         return []
     return [
-        "",
+        SPACE,
         heading("The reference departs from the spec"),
         pairs(right_reference_rows(right)),
-        *code_lines(right.code),
+        *code(right.code),
     ]
 
 
-def _patch(patch: Patch, width: int) -> list[Part]:
+def _patch(patch: Patch) -> list[Block]:
     fixes = ", ".join(patch.fixes or (patch.knob,))
-    parts: list[Part] = ["", styled(("Patch ", "bold"), (f"for {fixes} in {patch.backend}", ""))]
-    parts += code_lines(fold_code(patch.code, width - 4))
+    parts: list[Block] = [SPACE, styled(("Patch ", BOLD), (f"for {fixes} in {patch.backend}", ""), level=4)]
+    parts += code(patch.code, fold=True)
     if patch.note:
         parts.append(paragraph(patch.note, indent=2))
     if patch.read_back:
@@ -147,26 +157,26 @@ def _patch(patch: Patch, width: int) -> list[Part]:
     return parts
 
 
-def _before_after(candidate: Candidate) -> list[Part]:
+def _before_after(candidate: Candidate) -> list[Block]:
     if candidate.logits is None and candidate.patched is None:
         return []
     titles, rows = before_after(candidate)
     after = candidate.patched
     if after is None:
-        return ["", columns(titles, rows)]
+        return [SPACE, columns(titles, rows)]
     reached = f"{'reached' if after.target_reached else 'not reached'} (max |difference| <= {number(after.target)})"
     good = "" if after.verdict in GOOD else "; the patched candidate is still not at parity"
-    return ["", columns(titles, rows), pairs([("target", reached + good)])]
+    return [SPACE, columns(titles, rows), pairs([("target", reached + good)])]
 
 
-def _proof(candidate: Candidate) -> list[Part]:
+def _proof(candidate: Candidate) -> list[Block]:
     if not candidate.proof:
         return []
-    return ["", heading("Proof on the reference's side"), pairs(proof_rows(candidate.proof))]
+    return [SPACE, heading("Proof on the reference's side"), pairs(proof_rows(candidate.proof))]
 
 
-def _gaps(candidate: Candidate) -> list[Part]:
-    parts: list[Part] = []
+def _gaps(candidate: Candidate) -> list[Block]:
+    parts: list[Block] = []
     limits = [(item.knob, limit_text(item)) for item in candidate.detection]
     sections = (
         ("Edited hooks", hook_rows(candidate)),
@@ -177,6 +187,6 @@ def _gaps(candidate: Candidate) -> list[Part]:
     )
     for title, rows in sections:
         if rows:
-            parts += ["", heading(title), pairs(rows)]
+            parts += [SPACE, heading(title), pairs(rows)]
     blind = blind_line(candidate)
     return [*parts, paragraph(blind, indent=2)] if blind else parts

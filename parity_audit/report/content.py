@@ -1,0 +1,71 @@
+"""What a report says, from the headline to the scope of its verdict, as blocks that every format draws."""
+
+from __future__ import annotations
+
+from parity_audit.core.report import Candidate, Report
+from parity_audit.report.blocks import BAD, BOLD, SPACE, Block, Pairs, Paragraph, heading, pairs, paragraph, styled
+from parity_audit.report.candidate_content import candidate_content, style_of
+from parity_audit.report.numbers import seconds
+from parity_audit.report.rows import not_tested
+from parity_audit.report.words import headline, label, labels, scope_line, weights_line
+
+VERDICT_WIDTH = 12
+
+
+def content(report: Report, *, where: str = "") -> list[Block]:
+    """The whole report; `where` is the path of report.json, named at the end."""
+    return [*opening(report), *(block for _, blocks in candidates(report) for block in blocks), *closing(report, where)]
+
+
+def opening(report: Report) -> list[Block]:
+    """Headline, verdicts, and what was compared."""
+    blocks: list[Block] = [styled((headline(report), BOLD), level=1)]
+    for one, name in zip(report.candidates, labels(report), strict=True):
+        row = (one.verdict.value, f"{name}: {one.why}")
+        blocks.append(Pairs(rows=(row,), width=VERDICT_WIDTH, style=style_of(one.verdict)))
+    if report.error:
+        blocks += [SPACE, *_error(report.error)]
+    return [*blocks, SPACE, _context(report)]
+
+
+def candidates(report: Report) -> list[tuple[Candidate, list[Block]]]:
+    """Every candidate with its blocks, the first of which is its title."""
+    named = zip(report.candidates, labels(report), strict=True)
+    return [(candidate, candidate_content(candidate, name)) for candidate, name in named]
+
+
+def closing(report: Report, where: str) -> list[Block]:
+    """What the whole run did not test, and what the verdicts hold for."""
+    gaps = not_tested(report)
+    blocks: list[Block] = [SPACE, heading("Not tested in this run"), pairs(gaps)] if gaps else []
+    blocks += [SPACE, paragraph(scope_line(report))]
+    return [*blocks, Paragraph(text=f"report: {where}", wrap=False)] if where else blocks
+
+
+def _error(error: dict[str, object]) -> list[Block]:
+    line = styled((f"error[{error.get('code', 'error')}]: {error.get('message', '')}", BAD))
+    known = [(name, str(error[name])) for name in ("where", "expected", "found", "hint") if error.get(name)]
+    return [line, pairs(known)] if known else [line]
+
+
+def _context(report: Report) -> Pairs:
+    rows = [("model", report.model)]
+    if report.architecture:
+        rows.append(("architecture", report.architecture))
+    if report.weights:
+        rows.append(("weights", weights_line(report)))
+    for name, side in (("reference", report.reference), ("judge", report.judge)):
+        if side is not None:
+            rows.append((name, f"{label(side)}, {side.dtype} on {side.device}"))
+            rows += [("self-check", line) for line in side.self_check]
+    if report.probes:
+        rows.append(("probes", ", ".join(_probe(probe) for probe in report.probes)))
+    if report.seconds:
+        rows.append(("time", seconds(report.seconds.get("total", sum(report.seconds.values())))))
+    return pairs(rows)
+
+
+def _probe(probe: dict[str, object]) -> str:
+    shape = probe.get("shape")
+    sizes = "x".join(str(size) for size in shape) if isinstance(shape, (list, tuple)) else "?"
+    return f"{probe.get('name')} [{sizes}]"

@@ -1,0 +1,114 @@
+"""The report as one HTML element, for a notebook or a page: its own style inside, no script, no address, all text escaped.
+
+The headline and the verdicts are always to be seen; each candidate folds, and is open where it is not at parity.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from functools import singledispatch
+
+from parity_audit.core.report import Candidate, Report, shown_in_notebooks_by
+from parity_audit.report.blocks import Bar, Block, Code, Line, Pairs, Paragraph, Space, Table
+from parity_audit.report.content import candidates, closing, opening
+from parity_audit.report.escape import plain
+from parity_audit.report.numbers import BAR_WIDTH, bar
+from parity_audit.report.words import GOOD
+
+STYLE = """
+.parity-audit { max-width: 60em; font: 14px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
+.parity-audit h3 { margin: 0 0 .5em; font-size: 1.15em } .parity-audit h4 { margin: 1.2em 0 .3em }
+.parity-audit p { margin: .5em 0 } .parity-audit summary { margin: .6em 0; font-weight: bold; cursor: pointer }
+.parity-audit table { border-collapse: collapse; margin: .3em 0 .6em; font-size: 13px }
+.parity-audit td, .parity-audit th { padding: .1em .9em .1em 0; text-align: left !important; vertical-align: top }
+.parity-audit .right { text-align: right !important; font-variant-numeric: tabular-nums; white-space: nowrap }
+.parity-audit .dim, .parity-audit th { opacity: .65; font-weight: normal; white-space: nowrap }
+.parity-audit .bold { font-weight: bold } .parity-audit .good { color: #1a7f37; font-weight: bold }
+.parity-audit .bad { color: #cf222e; font-weight: bold } .parity-audit .unsure { color: #9a6700; font-weight: bold }
+.parity-audit pre { background: rgba(127, 127, 127, .12); padding: .6em .8em; overflow-x: auto; white-space: pre }
+.parity-audit .bar { position: relative; width: 10em; height: .7em; background: rgba(127, 127, 127, .15) }
+.parity-audit .bar i { position: absolute; left: 0; top: 0; bottom: 0; background: #1a7f37 }
+.parity-audit .bar i.bad { background: #cf222e }
+.parity-audit .bar b { position: absolute; top: 0; bottom: 0; border-left: 2px solid }
+"""
+
+
+def render(report: Report, *, where: str = "") -> str:
+    """The whole report as one `div`."""
+    parts = [*opening(report), *candidates(report), *closing(report, where)]
+    body = "".join(_folding(*part) if isinstance(part, tuple) else drawn(part) for part in parts)
+    return f'<div class="parity-audit"><style>{STYLE}</style>{body}</div>'
+
+
+def _folding(candidate: Candidate, blocks: Sequence[Block]) -> str:
+    title = next(block for block in blocks if isinstance(block, Line))
+    rest = "".join(drawn(block) for block in blocks if block is not title)
+    is_open = "" if candidate.verdict in GOOD else " open"
+    return f"<details{is_open}><summary>{_spans(title)}</summary>{rest}</details>"
+
+
+@singledispatch
+def drawn(block: Block) -> str:
+    """The element of one block."""
+    raise TypeError(f"no drawing of {block!r}")
+
+
+@drawn.register
+def _(block: Space) -> str:
+    return ""
+
+
+@drawn.register
+def _(block: Line) -> str:
+    tag = {0: "p", 1: "h3"}.get(block.level, "h4")
+    return f"<{tag}>{_spans(block)}</{tag}>"
+
+
+@drawn.register
+def _(block: Paragraph) -> str:
+    return f"<p>{_text(block.text)}</p>"
+
+
+@drawn.register
+def _(block: Pairs) -> str:
+    rows = (f'<tr><td class="{block.style}">{_text(name)}</td><td>{_text(text)}</td></tr>' for name, text in block.rows)
+    return f"<table>{''.join(rows)}</table>"
+
+
+@drawn.register
+def _(block: Table) -> str:
+    titles = _row("th", block.titles, block.right)
+    return f"<table>{titles}{''.join(_row('td', row, block.right) for row in block.rows)}</table>"
+
+
+@drawn.register
+def _(block: Code) -> str:
+    return f"<pre>{_text(block.text)}</pre>"
+
+
+def _row(tag: str, cells: Iterable[str | Bar], right: tuple[int, ...]) -> str:
+    aligned = ((' class="right"' if number in right else "", cell) for number, cell in enumerate(cells))
+    return "<tr>" + "".join(f"<{tag}{about}>{_cell(cell)}</{tag}>" for about, cell in aligned) + "</tr>"
+
+
+def _cell(cell: str | Bar) -> str:
+    if not isinstance(cell, Bar):
+        return _text(cell)
+    filled, mark = (100 * cells // BAR_WIDTH for cells in bar(cell.ratio, cell.limit))
+    colour = ' class="bad"' if cell.wrong else ""
+    return f'<div class="bar"><i{colour} style="width: {filled}%"></i><b style="left: {mark}%"></b></div>'
+
+
+def _spans(block: Line) -> str:
+    return "".join(
+        f'<span class="{style}">{_text(text)}</span>' if style else _text(text) for text, style in block.pieces
+    )
+
+
+def _text(text: str) -> str:
+    """Control characters are shown, and nothing of the text is markup."""
+    return html.escape(plain(text), quote=True)
+
+
+shown_in_notebooks_by(render)

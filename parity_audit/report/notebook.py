@@ -1,0 +1,66 @@
+"""Progress of a call in a notebook: one bar that is updated in place, and ends as one line."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from parity_audit.core.progress import SILENT, Progress
+from parity_audit.report.numbers import seconds
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook. Nothing is imported to find out."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+@contextmanager
+def listening(given: Progress | None) -> Iterator[Progress]:
+    """The listener that was given, else a bar in a notebook, else nobody."""
+    if given is not None or not in_notebook():
+        yield given or SILENT
+        return
+    bar = NotebookBar()
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+class NotebookBar:
+    """A progress bar in the output of a cell."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self.started = time.perf_counter()
+        self.handle: Any = display(_Shown("starting"), display_id=True)
+
+    def update(self, stage: str, text: str = "", done: int | None = None, total: int | None = None) -> None:
+        """Draw the current stage; `done` of `total` where they are known."""
+        share = done / total if done is not None and total else None
+        self.handle.update(_Shown(f"{stage}  {text}".strip(), share))
+
+    def close(self) -> None:
+        """Replace the bar by how long it took."""
+        self.handle.update(_Shown(f"parity-audit: {seconds(time.perf_counter() - self.started)}", over=True))
+
+
+class _Shown:
+    """One state of the bar, as text and as HTML."""
+
+    def __init__(self, text: str, share: float | None = None, *, over: bool = False) -> None:
+        self.text, self.share, self.over = text, share, over
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        value = "" if self.share is None else f' value="{self.share:.3f}"'
+        bar = "" if self.over else f"<progress{value}></progress> "
+        return f"<small>{bar}{html.escape(self.text)}</small>"
