@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from parity_audit.capture.store import Capture
+from parity_audit.capture.store import MANIFEST_HASH, Capture
 from parity_audit.core.errors import NotJudged, UsageError
 from parity_audit.core.manifest import MANIFEST_NAME
 
@@ -79,7 +79,7 @@ def _of_a_capture(path: Path) -> bool:
 
     The embedding is the first site that a run writes, and no file of weights is named like it.
     """
-    if path.name in (MANIFEST_NAME, JUDGE_FOLDER, LOGS):
+    if path.name in (MANIFEST_NAME, MANIFEST_HASH, JUDGE_FOLDER, LOGS):
         return True
     files = [file.name for file in path.iterdir()] if path.is_dir() else [path.name]
     return all(name.endswith(SUFFIXES) for name in files) and (not files or any(map(SITE_FILE.match, files)))

@@ -13,12 +13,14 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from parity_audit.cache.contents import sha256_of
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps, from_plain
 from parity_audit.core.manifest import CAPTURE_FORMAT, MANIFEST_NAME, Entry, Manifest
 from parity_audit.core.types import Probe
 
 TENSOR = "x"
+MANIFEST_HASH = "manifest.sha256"
 RETAKE = "take the capture again; this one cannot be trusted"
 
 
@@ -107,6 +109,15 @@ class Capture:
                 f"cannot read {site} of probe {probe}: {error}", where=str(path), hint=RETAKE
             ) from error
 
+    def verify(self) -> None:
+        """Read every file and compare it with its hash.
+
+        Raises:
+            CaptureBroken: one is missing, truncated or altered.
+        """
+        for entry in self.manifest.entries:
+            self._verify(entry, self.folder / entry.file)
+
     def _entry(self, probe: str, site: str) -> Entry:
         try:
             return self.entries[probe, site]
@@ -119,10 +130,7 @@ class Capture:
         if not path.is_relative_to(self.folder) or ".." in Path(entry.file).parts:
             raise CaptureBroken(f"the manifest points outside its directory: {entry.file}", where=str(self.folder))
         try:
-            with path.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else (
-                    hashlib.sha256(stream.read()).hexdigest()
-                )  # fmt: skip
+            found = sha256_of(path)
         except OSError as error:
             raise CaptureBroken(f"{entry.file} is missing", where=str(path), hint=RETAKE) from error
         if entry.sha256 and found != entry.sha256:
@@ -147,7 +155,9 @@ def open_capture(folder: Path, *, just_written: bool = False) -> Capture:
     """
     path = folder / MANIFEST_NAME
     try:
-        plain = json.loads(path.read_text())
+        text = path.read_bytes()
+        _check_manifest(folder, text)
+        plain = json.loads(text)
         if plain.get("format") != CAPTURE_FORMAT:
             raise CaptureBroken(
                 f"capture format {plain.get('format')!r} is not one this version reads", where=str(path),
@@ -164,9 +174,18 @@ def open_capture(folder: Path, *, just_written: bool = False) -> Capture:
         raise CaptureBroken(f"{MANIFEST_NAME} cannot be read: {error}", where=str(path), hint=RETAKE) from error
 
 
+def _check_manifest(folder: Path, text: bytes) -> None:
+    """Compare the manifest with its hash, where its writer left one."""
+    known = folder / MANIFEST_HASH
+    if known.is_file() and known.read_text().strip() != hashlib.sha256(text).hexdigest():
+        raise CaptureBroken(f"{MANIFEST_NAME} was altered", where=str(folder / MANIFEST_NAME), hint=RETAKE)
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest last and whole: a directory with a manifest is a finished capture."""
+    """Write the manifest last and whole, after its hash: a directory with a manifest is a finished capture."""
     folder.mkdir(parents=True, exist_ok=True)
+    text = dumps(manifest, indent=1).encode()
+    (folder / MANIFEST_HASH).write_text(hashlib.sha256(text).hexdigest())
     part = folder / f"{MANIFEST_NAME}.part"
-    part.write_text(dumps(manifest, indent=1))
+    part.write_bytes(text)
     os.replace(part, folder / MANIFEST_NAME)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from parity_audit.cache.aside import set_aside
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture, open_capture, write_manifest
 from parity_audit.core.errors import CaptureBroken
@@ -100,14 +100,18 @@ def reusable_capture(
 ) -> Capture:
     """Take a capture below `root`, or open the one that an audit which did not finish left there.
 
-    A capture that is broken is taken again.
+    Its files are read once and compared with their hashes. A capture that is damaged is set aside, with a message, and taken
+    again.
     """
     session.description()
     folder = root / plan_key(session, probes, precision)
-    try:
-        return open_capture(folder)
-    except CaptureBroken:
-        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        try:
+            taken = open_capture(folder)
+            taken.verify()
+            return taken
+        except CaptureBroken as error:
+            set_aside(folder, what="capture", why=error.message, then="taken again")
     return take_capture(session, probes, folder, precision=precision, with_weights=with_weights)
 
 

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from parity_audit.cache.locks import Lock, hold, hold_if_free, locked
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.checkpoint import SMALL_BYTES
 from parity_audit.capture.store import Capture
 from parity_audit.core.errors import NotJudged
+from parity_audit.core.manifest import MANIFEST_NAME
 from parity_audit.core.types import Checkpoint
+
+WORKING, CAPTURES, ALIVE = "working", "captures", "alive.lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,8 @@ class Workspace:
     """`out` holds the report and the workers' logs, `captures` the tensors, `working` replays and patched runs.
 
     `captures` is this audit's alone, so that audits may run side by side. What an audit that did not finish left in
-    `kept` is claimed when the next one begins, and what is left over goes back there.
+    `kept` is claimed when the next one begins, and what is left over goes back there. `alive` is locked for as long as this
+    process uses `working`: what a killed one left is known by its lock being free.
     """
 
     out: Path
@@ -32,6 +37,7 @@ class Workspace:
     captures: Path
     working: Path
     kept: Path
+    alive: Lock
 
     @staticmethod
     def open(out: Path | None, model: str) -> Workspace:
@@ -43,14 +49,17 @@ class Workspace:
         stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
         out = out or Path("reports") / f"{slug(model)}-{stamp}"
         cache = cache_root()
-        kept = cache / "captures"
-        for folder in (out / "logs", kept, cache / "working"):
+        kept = cache / CAPTURES
+        for folder in (out / "logs", kept, cache / WORKING):
             make_folder(folder)
-        working = Path(tempfile.mkdtemp(dir=cache / "working"))
-        captures = working / "captures"
+        with locked(cache / f"{WORKING}.lock"):
+            reclaim(cache)
+            working = Path(tempfile.mkdtemp(dir=cache / WORKING))
+            alive = hold(working / ALIVE)
+        captures = working / CAPTURES
         captures.mkdir()
-        _move_all(kept, captures)
-        return Workspace(out=out.resolve(), cache=cache, captures=captures, working=working, kept=kept)
+        _move_finished(kept, captures)
+        return Workspace(out=out.resolve(), cache=cache, captures=captures, working=working, kept=kept, alive=alive)
 
     def log(self, name: str) -> Path:
         """Log file of one worker."""
@@ -76,8 +85,9 @@ class Workspace:
         with contextlib.suppress(
             OSError
         ):  # whatever happened to these folders: the results of the audit are not in them
-            _move_all(self.captures, self.kept)
+            _move_finished(self.captures, self.kept)
         shutil.rmtree(self.working, ignore_errors=True)
+        self.alive.release()
 
     def abandon(self) -> None:
         """Leave things as they were before; a report folder that holds something stays."""
@@ -92,11 +102,28 @@ class Workspace:
             shutil.rmtree(self.kept / capture.folder.name, ignore_errors=True)
 
 
-def _move_all(source: Path, target: Path) -> None:
-    """Move every entry; one that another audit took first, or that is there already, is left."""
-    for folder in source.iterdir():
-        with contextlib.suppress(OSError):
-            os.rename(folder, target / folder.name)
+def reclaim(cache: Path) -> list[Path]:
+    """Delete what killed audits left, after keeping the captures that they had finished; returns their directories.
+
+    Call it with the lock of the working directories, so that one that is being made does not look abandoned.
+    """
+    found = []
+    for folder in sorted((cache / WORKING).glob("*/")):
+        lock = hold_if_free(folder / ALIVE)
+        if lock is not None:
+            _move_finished(folder / CAPTURES, cache / CAPTURES)
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.release()
+            found.append(folder)
+    return found
+
+
+def _move_finished(source: Path, target: Path) -> None:
+    """Move every finished capture; one that another audit took first, or that is there already, is left."""
+    for folder in source.glob("*/"):
+        if (folder / MANIFEST_NAME).is_file():
+            with contextlib.suppress(OSError):
+                os.rename(folder, target / folder.name)
 
 
 def make_folder(folder: Path) -> None:

@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import tempfile
 import zipfile
 from pathlib import Path
+
+from parity_audit.cache.aside import set_aside
+from parity_audit.core.errors import NotJudged
 
 PARTS = ("core", "backends")
 MAIN = "from parity_audit.backends.serve import main\nmain()\n"
 
 
 def bundle(folder: Path) -> Path:
-    """Write the zipapp into `folder`, named by its contents; an existing one is reused."""
-    files = _sources()
-    digest = hashlib.sha256()
-    for name, data in files:
-        digest.update(name.encode() + b"\0" + data)
-    target = folder / f"worker-{digest.hexdigest()[:16]}.pyz"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=folder, suffix=".part")
-    with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files:
-            archive.writestr(name, data)
-        archive.writestr("__main__.py", MAIN)
-    os.replace(part, target)
+    """The zipapp in `folder`, named by its contents. One that is there is used if it holds the very same bytes.
+
+    Raises:
+        NotJudged: the disk is full or read-only.
+    """
+    data = _zipped(_sources())
+    target = folder / f"worker-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
+    try:
+        if target.is_file() and target.read_bytes() == data:
+            return target
+        if target.exists():
+            set_aside(target, what="worker", why="its bytes are not those of this program", then="written again")
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=folder, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+            os.replace(part, target)
+        finally:
+            Path(part).unlink(missing_ok=True)
+    except OSError as error:
+        raise NotJudged(
+            f"cannot write the worker program: {error}", code="disk", where=str(target), hint="set PARITY_AUDIT_CACHE"
+        ) from error
     return target
+
+
+def _zipped(files: list[tuple[str, bytes]]) -> bytes:
+    """The same bytes for the same files on every machine: stored as they are, without times."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in [*files, ("__main__.py", MAIN.encode())]:
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return content.getvalue()
 
 
 def _sources() -> list[tuple[str, bytes]]:

@@ -39,7 +39,7 @@ def test_an_old_judge_does_not_stay_beside_a_new_capture(tmp_path):
     place({"": old, "judge": old}, out)
     place({"": new}, out)
 
-    assert files(out) == ["manifest.json", "short/logits.safetensors"]
+    assert files(out) == ["manifest.json", "manifest.sha256", "short/logits.safetensors"]
     assert open_capture(out).tensor("short", "logits").unique().tolist() == [2.0]
 
 

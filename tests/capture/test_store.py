@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -103,3 +104,34 @@ def test_a_clipped_candidate_is_compared_as_a_prefix(tmp_path, logits):
 
     assert found.logits is not None
     assert found.logits.max_abs == 0.0
+
+
+DAMAGE = {
+    "tensor": lambda folder: flip(folder / "short" / "logits.safetensors"),
+    "truncated": lambda folder: os.truncate(folder / "short" / "logits.safetensors", 40),
+    "deleted": lambda folder: (folder / "short" / "logits.safetensors").unlink(),
+    "manifest": lambda folder: flip(folder / "manifest.json"),
+    "number in the manifest": lambda folder: rewrite(folder / "manifest.json", '"cpu"', '"gpu"'),
+    "half": lambda folder: (folder / "manifest.json").unlink(),
+}
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def rewrite(path, old, new):
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_damage_is_found_before_a_capture_is_used_again(tmp_path, logits, damage):
+    make(tmp_path / "kept", logits)
+    open_capture(tmp_path / "kept").verify()
+    DAMAGE[damage](tmp_path / "kept")
+
+    with pytest.raises(CaptureBroken):
+        open_capture(tmp_path / "kept").verify()
