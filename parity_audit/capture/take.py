@@ -40,11 +40,13 @@ def take_capture(
     precision: str = NATIVE,
     with_weights: bool = False,
     forced_by: Capture | None = None,
+    force: Callable[[str, str], bool] = lambda probe, site: True,
     choose: Callable[[SiteTap, Probe], bool] = wanted,
 ) -> Capture:
     """Run the probes and return the capture.
 
-    `forced_by`: replay that capture's tensors (the introduced error of every component) instead of running.
+    `forced_by`: replay that capture's tensors (the introduced error of every component) instead of running; only those of
+    which `force(probe, site)` says so.
 
     Raises:
         NotJudged: the backend failed; probes finished before stay on disk.
@@ -63,7 +65,7 @@ def take_capture(
         chosen = tuple(tap for tap in every_tap if choose(tap, probe) and whole_in_steps(tap, probe))
         cached = session.decodes and probe.decode_from is not None and precision == NATIVE and forced_by is None
         request = RunRequest(
-            probe=probe, taps=chosen, out=str(out), precision=precision, inputs=_inputs(forced_by, probe, chosen),
+            probe=probe, taps=chosen, out=str(out), precision=precision, inputs=_inputs(forced_by, probe, chosen, force),
             cached=cached,
         )  # fmt: skip
         started = time.perf_counter()
@@ -88,11 +90,17 @@ def _lasting(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint if checkpoint.synthetic is None else dataclasses.replace(checkpoint, path="", hf_home=None)
 
 
-def _inputs(forced_by: Capture | None, probe: Probe, chosen: Sequence[SiteTap]) -> dict[str, str]:
+def _inputs(
+    forced_by: Capture | None, probe: Probe, chosen: Sequence[SiteTap], force: Callable[[str, str], bool]
+) -> dict[str, str]:
     if forced_by is None:
         return {}
     held = forced_by.sites(probe.name)
-    return {tap.site: str(forced_by.file(probe.name, tap.site)) for tap in chosen if tap.site in held}
+    return {
+        tap.site: str(forced_by.file(probe.name, tap.site))
+        for tap in chosen
+        if tap.site in held and force(probe.name, tap.site)
+    }
 
 
 def reusable_capture(

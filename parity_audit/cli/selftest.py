@@ -22,6 +22,7 @@ def selftest(
         list[str] | None, typer.Option("--model", "-m", help="Only faults in this model. Repeatable.")
     ] = None,
     fault: Annotated[list[str] | None, typer.Option("--fault", help="Only the fault of this id. Repeatable.")] = None,
+    tag: Annotated[str | None, typer.Option("--tag", help="Only faults with this tag: `stacked`.")] = None,
     no_repair: Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the miniatures.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the JSON result here, after every audit.")] = None,
@@ -40,6 +41,8 @@ def selftest(
     corpus = load_corpus(model)
     if fault:
         corpus = corpus.only(fault)
+    elif tag:
+        corpus = corpus.tagged(tag)
     elif not all_faults:
         corpus = corpus.quick()
 
@@ -64,6 +67,9 @@ def _print(content: dict) -> None:  # type: ignore[type-arg]
     clean = content["clean"]
     table.add_row("clean ports accused", str(clean["accused"]), str(clean["asked"]), "")
     console.print(table)
+    if content["stacked"]:
+        said = ", ".join(f"{what} {count}" for what, count in content["stacked"].items())
+        console.print(f"stacked faults: {said}", highlight=False)
     for score in content["missed"]:
         console.print(
             f"  {score['id']}: {score['wrong']}; found {score['found'] or 'nothing'}", markup=False, highlight=False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -28,3 +30,32 @@ class TensorSource(Protocol):
 
     def assumes(self, probe: str, site: str) -> str:
         """What has to hold of the program's code for the tensor to be this site; empty where a module of it shows the site."""
+
+
+@dataclass(frozen=True)
+class Without:
+    """A capture without some sites of each probe."""
+
+    source: TensorSource
+    hidden: Mapping[str, AbstractSet[str]]
+
+    @property
+    def probes(self) -> Sequence[Probe]:
+        """The probes that were run."""
+        return self.source.probes
+
+    def sites(self, probe: str) -> set[str]:
+        """The sites that are left."""
+        return self.source.sites(probe) - self.hidden.get(probe, set())
+
+    def shape(self, probe: str, site: str) -> tuple[int, ...]:
+        """The shape of one tensor, without reading it."""
+        return self.source.shape(probe, site)
+
+    def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
+        """The tensor's `[start, stop)` on axis 1, every other axis whole."""
+        return self.source.rows(probe, site, start, stop)
+
+    def assumes(self, probe: str, site: str) -> str:
+        """What the source itself says."""
+        return self.source.assumes(probe, site)

@@ -36,6 +36,15 @@ def _judged(comparison: Comparison) -> tuple[Verdict, str]:
     return _against_floor(comparison)
 
 
+def judge_rest(comparison: Comparison) -> tuple[Verdict, str]:
+    """The verdict on the sites that were compared where the logits, on purpose, are not among them."""
+    if comparison.non_finite or comparison.mask_mismatch or not comparison.deciding_by_probe:
+        return _judged(comparison)
+    if any(delta.noise_ratio is None for delta in comparison.deciding_by_probe):
+        return Verdict.INCONCLUSIVE, "no judge measured the noise floor, so rounding and error cannot be told apart"
+    return _against_floor(comparison)
+
+
 def _against_floor(comparison: Comparison) -> tuple[Verdict, str]:
     first = next((delta for delta in comparison.deciding if share_of_limit(delta) > 1.0), None)
     if first is not None:

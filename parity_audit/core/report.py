@@ -140,6 +140,8 @@ class Proof:
     """The reference with the candidate's constants, against the candidate: `before` as shipped, `after` with them.
 
     `proven` says that both now agree within the noise floor of that reference; `verdict` and `why` are of that comparison.
+    `not_imposed` are findings that the reference could not be given, with the reason: there it went on from the candidate's
+    own tensors, and those sites were not compared.
     """
 
     proven: bool
@@ -149,6 +151,7 @@ class Proof:
     why: str
     before: LogitsDelta | None
     after: LogitsDelta | None
+    not_imposed: tuple[NotTested, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested, Probe
+from parity_audit.diagnose.agreement import same
 from parity_audit.diagnose.evidence import Evidence
+from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, identify
 from parity_audit.diagnose.identify.attention import cached as cached_attention
 from parity_audit.diagnose.identify.rotary import cached as cached_rotation
@@ -54,6 +56,25 @@ def identify_decoded(
     findings, gaps = identify(own, true, suspects, WITH_THE_PROMPT)
     more, missing = identify(_tokens(own), _tokens(true), suspects, WITHOUT)
     return [*findings, *more], [*gaps, *missing]
+
+
+def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding]:
+    """What decoded tokens say that whole runs do not: a cause that holds everywhere holds in decoded tokens as well.
+
+    Where whole runs have another value of the same knob, only the decoded tokens have this one.
+    """
+    new = [item for item in decoded if not any(says_the_same(item, known) for known in whole)]
+    knobs = {item.knob for item in whole}
+    return [
+        replace(item, evidence={**item.evidence, "extent": DECODED}) if item.knob in knobs else item for item in new
+    ]
+
+
+def says_the_same(a: Finding, b: Finding) -> bool:
+    """Whether two findings name the same knob with the same value, in layers of which one finding has the other's."""
+    layers = [set(item.layers) for item in (a, b) if item.layers is not None]
+    overlap = len(layers) < 2 or layers[0] <= layers[1] or layers[1] <= layers[0]
+    return a.knob == b.knob and overlap and same(a.candidate_value, b.candidate_value)
 
 
 def _only(evidence: Evidence, *, decoded: bool) -> Evidence:

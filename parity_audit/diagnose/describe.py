@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -88,11 +88,9 @@ def _follows_from(finding: Finding, behind: set[tuple[str, int]]) -> bool:
 def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
     groups: list[tuple[Form, str, list[int | None]]] = []
     left: list[int] = []
-    component = str(finding.evidence["component"])
-    for layer in finding.layers or sorted(
-        {layer_of(site) for site in _introducing(component, sides)}, key=lambda x: x or 0
-    ):
-        found = _form(component, layer, sides)
+    sites = _introducing(finding, sides)
+    for layer in finding.layers or sorted({layer_of(site) for site in sites}, key=lambda x: x or 0):
+        found = _form(sites, layer, sides)
         if found is None:
             left += [] if layer is None else [layer]
             continue
@@ -110,10 +108,9 @@ def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
     return [*described_ones, *([dataclasses.replace(finding, layers=tuple(left))] if left else [])]
 
 
-def _form(component: str, layer: int | None, sides: Replayed) -> tuple[str, Form] | None:
-    """The first site of the component that introduces error in this layer, and the form that its values have."""
-    sites = (site for site in _introducing(component, sides) if layer_of(site) == layer)
-    for site in sorted(sites, key=site_order):
+def _form(sites: Iterable[str], layer: int | None, sides: Replayed) -> tuple[str, Form] | None:
+    """The first of these sites in this layer, and the form that its values have."""
+    for site in sorted((site for site in sites if layer_of(site) == layer), key=site_order):
         if site.endswith(".attn_scores") and _is_pattern(site, sides.own):
             return site, Form(kind="source", value=COPIED, usual="as computed", left=0.0)
         if site.endswith(".pattern") and _is_uniform(site, sides.own):
@@ -128,10 +125,11 @@ def _form(component: str, layer: int | None, sides: Replayed) -> tuple[str, Form
     return None
 
 
-def _introducing(component: str, sides: Replayed) -> set[str]:
-    """The sites of a component that introduce error."""
+def _introducing(finding: Finding, sides: Replayed) -> set[str]:
+    """The sites that a finding leaves unexplained; all of its component that introduce error where it names none."""
+    component, named = finding.evidence["component"], finding.evidence.get("sites")
     wrong = (site for (_, site), ratio in sides.ratios.items() if ratio > limit_of(site))
-    return {site for site in wrong if component_of(site) == component}
+    return {site for site in wrong if component_of(site) == component and (named is None or site in named)}
 
 
 def _is_pattern(site: str, capture: Capture) -> bool:

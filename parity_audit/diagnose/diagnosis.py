@@ -13,13 +13,13 @@ from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
-from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, only_decoded, run_whole
+from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, not_in, only_decoded, run_whole
 from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import identify
-from parity_audit.diagnose.localise import suspects
+from parity_audit.diagnose.localise import origins, suspects
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
 from parity_audit.diagnose.replay import Judging, Sides, introduced
 from parity_audit.specs.view import dims
@@ -41,7 +41,8 @@ class Case:
     """One candidate against its reference: sessions to ask, captures to read, and a place for new ones.
 
     `judge` is the session that replays in float64. `definition` is its native run where the reference does not compute
-    the same function: then rounding is the definition's, and the reference is a suspect as well.
+    the same function: then rounding is the definition's, and the reference is a suspect as well. `thorough`: look also
+    where known causes would hide others (see `diagnose`).
     """
 
     candidate: Session
@@ -54,6 +55,7 @@ class Case:
     dtype: str
     out: Path
     definition: Capture | None = None
+    thorough: bool = False
 
     @property
     def judging(self) -> Judging:
@@ -65,9 +67,11 @@ def diagnose(case: Case) -> Diagnosis:
     """Localise, then identify. Where TF32 alone explains the size of the difference, nothing else is searched for:
     the repair switches it off and looks again.
 
-    Probes with every site are replayed as they are. Only when they show nothing is a probe that captures the
-    residual stream alone (it is long, so this is dear) run once more with the attention's inputs and outputs:
-    what the short probes explain is repaired first, and what only length shows is left for the next round.
+    Probes with every site are replayed as they are. A probe that captures the residual stream alone is long, so it is
+    dear to run once more with the attention's inputs and outputs. That is done when the other probes show nothing: what
+    they explain is repaired first, and what only length shows is left for the next round. Decoded tokens likewise are
+    fitted by themselves only for components that are right in whole runs. Where a cause cannot be repaired there is no
+    next round that is free of it; a `thorough` diagnosis looks at long probes and decoded tokens all the same.
     """
     coarse = tf32_finding(
         case.candidate.description(), case.reference.description(), case.comparison.sites,
@@ -83,7 +87,7 @@ def diagnose(case: Case) -> Diagnosis:
     seen = introduced(case.judging, wide, own, "replay")
     ratios, replayed, own = seen.ratios, seen.replayed, seen.sides
     pairs = [own]
-    for probe in [] if suspects(ratios) else _diverging_long_probes(case):
+    for probe in _diverging_long_probes(case) if case.thorough or not suspects(ratios) else []:
         layers = _layers_to_detail(case.comparison, probe)
         pairs.append(_detail(case, probe, layers, ratios))
     found = suspects(ratios)
@@ -91,15 +95,17 @@ def diagnose(case: Case) -> Diagnosis:
     layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan)
     reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan)
     decoded = decoded_probes(case.probes)
-    whole = {place: ratio for place, ratio in ratios.items() if place[0] not in decoded}
+    whole, steps = ({place: ratio for place, ratio in ratios.items() if (place[0] in decoded) is side}
+                    for side in (False, True))  # fmt: skip
     everywhere = set(suspects(whole))
     findings, missing = identify(run_whole(layers_seen), run_whole(reference_seen), everywhere)
-    later, more = identify_decoded(layers_seen, reference_seen, only_decoded(found, everywhere))
-    findings, gaps = [*findings, *later], [*gaps, *missing, *more]
+    asked = set(suspects(steps)) if case.thorough else only_decoded(found, everywhere)
+    later, more = identify_decoded(layers_seen, reference_seen, asked)
+    findings, gaps = [*findings, *not_in(findings, later)], [*gaps, *missing, *more]
     sides = Replayed(
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
     )  # fmt: skip
-    told, undescribed = with_descriptions([*findings, *unexplained(found, findings)], sides)
+    told, undescribed = with_descriptions([*findings, *unexplained(origins(ratios), findings)], sides)
     placed, unplaced = with_extents(told, own.candidate, replayed, case.dtype)
     findings = [*([coarse] if coarse else []), *placed]
     return Diagnosis(

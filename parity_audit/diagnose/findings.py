@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from parity_audit.core.report import Finding
+from parity_audit.core.sites import layer_of, local_name, site_order
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.agreement import (
     MATERIAL,
@@ -33,6 +34,7 @@ from parity_audit.diagnose.identify.attention.rows import grouped
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS, bias_knob
 from parity_audit.diagnose.identify.linear.sample import AS_STORED
 from parity_audit.diagnose.identify.norm.order import USUAL_PLACE
+from parity_audit.diagnose.localise import component_of
 from parity_audit.specs.alibi import standard_slopes
 
 NEARER = 0.25
@@ -73,10 +75,8 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "mlp": ("mlp.", "weights.mlp", "residual.parallel", "norm.order"), "logits": ("logits.",), "mlp.router_logits": ROUTER,
     "mlp.router_weights": ("moe.", *ROUTER),  # one module makes both: its weights follow its own logits
 }  # fmt: skip
-SITE_OF = {
-    "norm": "ln1.out", "final_norm": "ln_final.out", "rope": "rot_q", "scores": "attn_scores", "qkv": "q",
-    "mlp": "mlp.post", "residual": "resid_post",
-}  # fmt: skip
+ONE_SITE = (*NORMS, *(f"weights.{item.role}" for item in PROJECTIONS), *(bias_knob(item.role) for item in PROJECTIONS))
+"""Knobs of components that a block has several of: what was read off one of them says nothing of the others."""
 
 
 def merge(
@@ -268,28 +268,36 @@ def shown(value: KnobValue) -> str:
     return f"{value:.6g}" if is_number(value) else str(value)
 
 
-def unexplained(suspects: Mapping[str, Iterable[int | None]], findings: Sequence[Finding]) -> list[Finding]:
-    """One finding per component that introduces error in layers where no finding explains it."""
-    out: list[Finding] = []
-    for component, layers in suspects.items():
-        prefixes = EXPLAINED_BY.get(component, ())
-        causes = [finding for finding in findings if prefixes and finding.knob.startswith(prefixes)]
-        left = {layer for layer in layers if not any(_covers(cause, layer) for cause in causes)}
-        if left:
-            out.append(_unexplained(component, left))
-    return out
+def unexplained(sites: Mapping[str, Sequence[str]], findings: Sequence[Finding]) -> list[Finding]:
+    """One finding per component that introduces error at sites that no finding explains, named by the first of them.
+
+    `sites`: for each site, where its error may come from (`localise.origins`).
+    """
+    left: dict[str, list[str]] = {}
+    for site in sorted(sites, key=site_order):
+        if not any(_explains(cause, site, origin) for origin in sites[site] for cause in findings):
+            left.setdefault(component_of(site), []).append(site)
+    return [_unexplained(component, own) for component, own in left.items()]
 
 
-def _covers(finding: Finding, layer: int | None) -> bool:
-    return finding.layers is None or layer is None or layer in finding.layers
+def _explains(finding: Finding, site: str, origin: str) -> bool:
+    """Whether a finding is a cause of errors at `origin`, holds in the site's layer and, where it was read off one site of
+    several alike, was read off this one."""
+    prefixes, layer = EXPLAINED_BY.get(component_of(origin), ()), layer_of(site)
+    if not prefixes or not finding.knob.startswith(prefixes):
+        return False
+    if not (finding.layers is None or layer is None or layer in finding.layers):
+        return False
+    read = {str(fact["read_from"]) for fact in finding.evidence.get("candidate", []) if "read_from" in fact}
+    read |= {local_name(other) for other in finding.evidence.get("consistent_but_not_decisive", [])}
+    return not read or not finding.knob.startswith(ONE_SITE) or local_name(origin) in read
 
 
-def _unexplained(component: str, layers: set[int | None]) -> Finding:
-    numbers = sorted(layer for layer in layers if layer is not None)
-    site = SITE_OF.get(component, component)
+def _unexplained(component: str, sites: Sequence[str]) -> Finding:
+    numbers = sorted({layer for site in sites if (layer := layer_of(site)) is not None})
     return Finding(
-        knob=component, kind="unexplained", layers=tuple(numbers) or None,
-        site=f"blocks.{numbers[0]}.{site}" if numbers else site, reference_value=None, candidate_value=None,
-        confidence=0.5, departs_from_spec="unknown", evidence={"component": component},
+        knob=component, kind="unexplained", layers=tuple(numbers) or None, site=sites[0],
+        reference_value=None, candidate_value=None, confidence=0.5, departs_from_spec="unknown",
+        evidence={"component": component, "sites": list(sites)},
         message=f"{component} introduces error that no constant known here explains",
     )  # fmt: skip

@@ -19,7 +19,7 @@ from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
-from parity_audit.core.sites import local_name, site_order
+from parity_audit.core.sites import BLOCK_ORDER, layer_of, local_name, site_order
 
 COMPONENT_OF = {
     "embed": "embed",
@@ -89,11 +89,40 @@ def with_introduced(deltas: Iterable[SiteDelta], ratios: dict[tuple[str, str], f
     return tuple(dataclasses.replace(delta, introduced_ratio=worst.get(delta.site)) for delta in deltas)
 
 
+def origins(ratios: dict[tuple[str, str], float]) -> dict[str, tuple[str, ...]]:
+    """Every site where more error is introduced than the floor explains, with the sites that the error may come from.
+
+    These are the site itself and what stands before it in its block without being shown: where a probe shows attn_out and
+    z, an error of the projection between them appears at attn_out. Of several probes the one that shows most counts.
+    """
+    shown: dict[str, set[str]] = {}
+    for probe, site in ratios:
+        shown.setdefault(probe, set()).add(site)
+    found: dict[str, tuple[str, ...]] = {}
+    for (probe, site), ratio in ratios.items():
+        if ratio > limit_of(site):
+            own = (site, *_hidden_before(site, shown[probe]))
+            found[site] = min(own, found.get(site, own), key=len)
+    return found
+
+
+def _hidden_before(site: str, shown: set[str]) -> list[str]:
+    """The sites between this one and the nearest shown one before it in the same block."""
+    name = local_name(site)
+    if layer_of(site) is None or name not in BLOCK_ORDER:
+        return []
+    start = BLOCK_ORDER.index("q" if name in ("q", "k", "v") else name)  # all three read the same norm
+    prefix, hidden = site.removesuffix(name), []
+    for before in reversed(BLOCK_ORDER[:start]):
+        if prefix + before in shown:
+            break
+        hidden.append(prefix + before)
+    return hidden
+
+
 def suspects(ratios: dict[tuple[str, str], float]) -> dict[str, set[int | None]]:
     """Components that introduce more error than the floor explains, with the layers where they do."""
     found: dict[str, set[int | None]] = {}
-    for (_, site), ratio in ratios.items():
-        if ratio > limit_of(site):
-            layer = int(site.split(".")[1]) if site.startswith("blocks.") else None
-            found.setdefault(component_of(site), set()).add(layer)
+    for site in origins(ratios):
+        found.setdefault(component_of(site), set()).add(layer_of(site))
     return found

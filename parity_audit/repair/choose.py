@@ -43,13 +43,16 @@ def propose(
     version: str,
     known: Sequence[Finding],
     *,
+    rewritten: Mapping[str, KnobValue] | None = None,
     match_reference: bool = False,
 ) -> tuple[list[Proposal], list[NotTested]]:
     """Edits per finding, and the findings that this backend has no setting for, with the reason.
 
     `known` are all findings so far: rotary ones share one table, which is rewritten with every value at once.
     Where only the reference departs from the spec nothing is edited, unless the candidate shall `match_reference`.
+    `rewritten` are values for settings whose right value did not repair what they are for (see `rewrite`).
     """
+    rewritten = rewritten or {}
     if not match_reference:
         findings, known = (
             [item for item in some if item.departs_from_spec != "reference"] for some in (findings, known)
@@ -63,10 +66,12 @@ def propose(
         if finding.evidence.get("extent") == DECODED:
             gaps.append(no_patch(finding.knob, "a whole run is right: cached decoding has no setting of its own"))
             continue
-        target = whole_value(target_value(finding, match_reference), finding, plan)
+        target = whole_value(rewritten.get(finding.knob, target_value(finding, match_reference)), finding, plan)
         causes = [other for other in known if other.kind not in NO_PATCH_KINDS]
         targets = {other.knob: whole_value(target_value(other, match_reference), other, plan) for other in causes}
         found = _found(finding, plan, version, target, targets)
+        if finding.knob in rewritten and not isinstance(found, str):
+            found = on_layers(found, finding.layers) or found  # the layers that are right take the right value
         if isinstance(found, str):
             gaps.append(no_patch(finding.knob, found))
             continue

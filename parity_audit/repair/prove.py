@@ -7,22 +7,23 @@ candidate's constants, so the noise floor is that of the program the candidate i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parity_audit.capture.session import Session
+from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture
-from parity_audit.compare.deltas import compare
-from parity_audit.compare.verdict import judge_comparison
+from parity_audit.compare.deltas import Comparison, compare
+from parity_audit.compare.source import Without
+from parity_audit.compare.verdict import judge_comparison, judge_rest
 from parity_audit.core.report import Finding, Imposed, LogitsDelta, Proof, Verdict
-from parity_audit.core.types import Edit, KnobValue, NotTested, Probe
-from parity_audit.core.wire import FLOAT64
+from parity_audit.core.types import NotTested, Probe
+from parity_audit.core.wire import FLOAT64, NATIVE
+from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import shown
-from parity_audit.repair.choose import ENGINE_EDITS, NO_PATCH_KINDS, each_once, nearest, whole_value
-from parity_audit.repair.layers import on_layers
-from parity_audit.specs.view import edits
+from parity_audit.repair.choose import ENGINE_EDITS, NO_PATCH_KINDS, each_once
+from parity_audit.repair.impose import SetAside, Way, imposed_value, places, set_aside, ways_of
 
 GOOD = (Verdict.EXACT, Verdict.PARITY)
 WHAT = "proof of the diagnosis on the reference's side"
@@ -50,23 +51,21 @@ def wants_proof(findings: Sequence[Finding], patched: Verdict | None) -> bool:
 
 
 def prove(trial: Trial, findings: Sequence[Finding], unpatched: Sequence[str]) -> Proof | NotTested:
-    """Impose every finding's candidate value on the reference and compare again, over all probes.
+    """Impose the candidate's values on the reference as the findings say them, and compare again, over all probes.
 
-    Where the reference has no setting for some of them, the candidate's own patches stand in for those.
-    `unpatched` are the knobs for which the candidate has no setting. The reference is as before in the end.
+    Where the reference has no setting for some of them, the candidate's own patches stand in for those, or else they are
+    set aside (see `impose`), and the proof says which and why. `unpatched` are the knobs for which the candidate has no
+    setting. The reference is as before in the end.
     """
-    causes = _causes(findings)
-    found = [(cause, _edits(cause, causes, trial.reference)) for cause in causes]
-    missing = {cause.knob for cause, own in found if own is None}
+    ways = ways_of([item for item in findings if item.knob not in ENGINE_EDITS], trial.reference)
+    missing = {way.finding.knob for way in ways if way.why}
     capture, on_candidate = trial.shipped, frozenset[str]()
     if missing and trial.patched is not None and missing <= trial.patched_knobs:
         capture, on_candidate = trial.patched, trial.patched_knobs
-    elif missing:
-        return NotTested(what=WHAT, why=f"{trial.who} cannot be given the candidate's {', '.join(sorted(missing))}")
-    chosen = [(cause, own) for cause, own in found if own is not None and cause.knob not in on_candidate]
-    if not chosen:
+    ways = [way for way in ways if way.finding.knob not in on_candidate]
+    if not ways:
         return NotTested(what=WHAT, why="the candidate's patches leave nothing to impose on the reference")
-    return _proof(trial, capture, chosen, unpatched)
+    return _proof(trial, capture, ways, unpatched)
 
 
 def _causes(findings: Sequence[Finding]) -> list[Finding]:
@@ -74,52 +73,67 @@ def _causes(findings: Sequence[Finding]) -> list[Finding]:
     return [item for item in findings if item.kind not in NO_PATCH_KINDS and item.knob not in ENGINE_EDITS]
 
 
-def imposed_value(finding: Finding) -> KnobValue:
-    """The candidate's value; the spec's own number where the fit agrees with it."""
-    return nearest(finding.candidate_value, finding.spec_value)
-
-
-def _edits(finding: Finding, causes: Sequence[Finding], reference: Session) -> tuple[Edit, ...] | None:
-    """What gives the reference the candidate's value in the finding's layers; None where it has no setting for that."""
-    plan, version = reference.plan, reference.description().version
-    known = {item.knob: whole_value(imposed_value(item), item, plan) for item in causes}
-    value = known[finding.knob]
-    found = edits(
-        plan.spec, plan.backend_key, finding.knob, value, plan.config, version, known, finding.reference_value
-    )
-    return found if found is None or isinstance(value, list) else on_layers(found, finding.layers)
-
-
-def _proof(
-    trial: Trial, capture: Capture, chosen: Sequence[tuple[Finding, tuple[Edit, ...]]], unpatched: Sequence[str]
-) -> Proof:
-    reference = trial.reference
-    try:
-        reference.apply(each_once(edit for _, own in chosen for edit in own))
-        native = take_capture(reference, trial.probes, trial.out / "imposed")
-        judge = take_capture(reference, trial.probes, trial.out / "imposed-judge", precision=FLOAT64)
-    finally:
-        reference.apply(())
-    comparison = compare(capture, native, judge, dtype=trial.dtype)
+def _proof(trial: Trial, capture: Capture, ways: Sequence[Way], unpatched: Sequence[str]) -> Proof:
+    imposed, aside = [way for way in ways if not way.why], [way for way in ways if way.why]
+    taken = {probe.name: _taken(probe, capture, aside, trial.reference.plan) for probe in trial.probes}
+    comparison = _compared(trial, capture, imposed, taken)
     verdict, why = judge_comparison(comparison)
-    causes = [cause for cause, _ in chosen]
+    if comparison.logits is None:  # set aside: the rest decides
+        verdict, why = judge_rest(comparison)
+    causes, good = [way.finding for way in imposed], verdict in GOOD
     return Proof(
-        proven=verdict in GOOD, statement=statement(causes, verdict in GOOD, unpatched, trial.who), verdict=verdict, why=why,
+        proven=good and bool(imposed), verdict=verdict, why=why, before=trial.before, after=comparison.logits,
+        statement=statement(causes, good, unpatched, trial.who, aside=aside, why=why),
         imposed=tuple(Imposed(knob=item.knob, value=imposed_value(item), layers=item.layers) for item in causes),
-        before=trial.before, after=comparison.logits,
+        not_imposed=tuple(NotTested(what=f"{way.finding.knob}{_where(way.finding)}", why=way.why) for way in aside),
     )  # fmt: skip
 
 
-def statement(causes: Sequence[Finding], proven: bool, unpatched: Sequence[str], who: str = "the reference") -> str:
-    """The result in one or two sentences."""
+def _taken(probe: Probe, capture: Capture, aside: Sequence[Way], plan: SidePlan) -> SetAside:
+    """What is set aside on one probe: what only decoded tokens get wrong, only where there are such tokens."""
+    own = (
+        way.finding for way in aside if probe.decode_from is not None or way.finding.evidence.get("extent") != DECODED
+    )
+    return set_aside({site for finding in own for site in places(finding, plan)}, capture.sites(probe.name))
+
+
+def _compared(trial: Trial, capture: Capture, imposed: Sequence[Way], taken: Mapping[str, SetAside]) -> Comparison:
+    """The candidate against the reference with these edits, which goes on from the candidate's tensors where they are taken."""
+    reference, forced_by = trial.reference, capture if any(own.taken for own in taken.values()) else None
+
+    def run(name: str, precision: str) -> Capture:
+        return take_capture(
+            reference, trial.probes, trial.out / name, precision=precision, forced_by=forced_by,
+            force=lambda probe, site: site in taken[probe].taken,
+        )  # fmt: skip
+
+    try:
+        reference.apply(each_once(edit for way in imposed for edit in way.edits))
+        native, judge = run("imposed", NATIVE), run("imposed-judge", FLOAT64)
+    finally:
+        reference.apply(())
+    hidden = {probe: own.hidden for probe, own in taken.items()}
+    return compare(Without(capture, hidden), native, judge, dtype=trial.dtype)
+
+
+def statement(
+    causes: Sequence[Finding], proven: bool, unpatched: Sequence[str], who: str = "the reference",
+    *, aside: Sequence[Way] = (), why: str = "",
+) -> str:  # fmt: skip
+    """The result in a few sentences: what was imposed, what was set aside, and whether the two then agree."""
     values = ", ".join(f"{item.knob}={_value(item)}{_where(item)}" for item in causes)
     open_knobs = [knob for knob in dict.fromkeys(item.knob for item in causes) if knob in unpatched]
     start = f"Not patchable: the candidate has no setting for {', '.join(open_knobs)}. " if open_knobs else ""
+    left = "; ".join(f"{way.finding.knob}{_where(way.finding)} ({way.why})" for way in aside)
+    end = f" Not imposed: {left}; there the candidate's own values were taken over." if aside else ""
     if not proven:
-        return f"{start}Not proven: with {values} {who} still does not compute what the candidate computes."
+        given, more = f"with {values}" if causes else "beside what is not imposed", f": {why}" if why else ""
+        return f"{start}Not proven: {given} {who} still does not compute what the candidate computes{more}.{end}"
+    if not causes:
+        return f"Beside what is not imposed {who} computes what the candidate computes: nothing else is wrong.{end}"
     wrong = all(item.departs_from_spec == "reference" for item in causes)
-    end = " The candidate follows the spec, the reference departs from it." if wrong else ""
-    return f"{start}Proved off-line: with {values} {who} computes what the candidate computes.{end}"
+    side = " The candidate follows the spec, the reference departs from it." if wrong else ""
+    return f"{start}Proved off-line: with {values} {who} computes what the candidate computes.{side}{end}"
 
 
 def _value(finding: Finding) -> str:

@@ -49,6 +49,11 @@ class Verified:
     patched: Patched
     patches: tuple[Patch, ...]
 
+    @property
+    def knobs(self) -> set[str]:
+        """The knobs that were patched."""
+        return {patch.knob for patch in self.patches}
+
 
 def run_patched(session: Session, proposals: Sequence[Proposal], bench: Bench, out: Path) -> Verified:
     """Apply the proposals together, run every probe, and judge against the same reference and judge."""
@@ -111,6 +116,14 @@ def _missed(session: Session, bench: Bench, out: Path) -> bool:
         if departs(bench.compared(capture, probes)):
             return True
     return False
+
+
+def moves_outputs(session: Session, proposals: Sequence[Proposal], knob: str, patched: Capture, out: Path) -> bool:
+    """Whether any site of the first probe differs, bit by bit, with and without one knob's patch; all are in force after."""
+    session.apply(all_edits([proposal for proposal in proposals if proposal.knob != knob]))
+    without = take_capture(session, patched.probes[:1], out)
+    session.apply(all_edits(proposals))
+    return any(entry.sha256 != patched.entries[place].sha256 for place, entry in without.entries.items())
 
 
 def departs(comparison: Comparison) -> bool:

@@ -166,6 +166,7 @@ def proof_rows(proof: Proof) -> list[tuple[str, str]]:
     """The statement, what was imposed, and the logits before and after."""
     rows = [("proved" if proof.proven else "not proved", proof.statement)]
     rows += [(f"imposed {item.knob}", f"{shown(item.value)}, {layer_set(item.layers)}") for item in proof.imposed]
+    rows += [(f"not imposed: {item.what}", item.why) for item in proof.not_imposed]
     if proof.before is not None and proof.after is not None:
         pair = number(proof.before.max_abs), number(proof.after.max_abs)
         rows.append(("max |difference|", " -> ".join(pair)))

@@ -49,6 +49,9 @@ class Fault(BaseModel):
     site: str | None = None
     any_knob: list[str] = []
     extent: str | None = None
+    sites: list[str] = []
+    host: str = ""
+    tags: list[str] = []
     source: str = ""
     harmless: bool = False
     long: bool = False
@@ -72,6 +75,7 @@ class _File(BaseModel):
 
     model: str | None = None
     models: list[str] = []
+    tags: list[str] = []
     faults: list[dict[str, Any]]
 
 
@@ -85,6 +89,15 @@ class Corpus:
         """The subset that runs by default."""
         chosen = {model: tuple(fault for fault in faults if fault.quick) for model, faults in self.by_model.items()}
         return Corpus(by_model={model: faults for model, faults in chosen.items() if faults})
+
+    def tagged(self, tag: str) -> Corpus:
+        """The faults with a tag. Raises UsageError where none has it."""
+        every = [fault for faults in self.by_model.values() for fault in faults]
+        chosen = [fault.id for fault in every if tag in fault.tags]
+        if not chosen:
+            known = sorted({name for fault in every for name in fault.tags})
+            raise UsageError(f"no fault has the tag `{tag}`", code="corpus", expected=", ".join(known))
+        return self.only(chosen)
 
     def only(self, ids: Sequence[str]) -> Corpus:
         """The faults of these ids. Raises UsageError where one is not known."""
@@ -133,14 +146,17 @@ def load_corpus(models: Sequence[str] | None = None) -> Corpus:
 
 
 def _read(path: Path) -> Iterator[Fault]:
-    """The faults of one file; a file with several models is a template for each, `*` for one of every architecture."""
+    """The faults of one file; a file with several models is a template for each, `*` for one of every architecture.
+
+    In a file without a model every fault names its own.
+    """
     content = _File.model_validate(_plain(read_yaml(path)))
     models = [next(iter(spec.content.models)) for spec in list_specs()] if content.models == ["*"] else content.models
-    for model in [content.model] if content.model else models:
+    for model in models or [content.model or ""]:
         for entry in content.faults:
             name = f"{slug(model)}-{entry['id']}" if content.models else entry["id"]
-            fault = Fault.model_validate({"model": model, **entry, "id": name})
-            if content.model or fits(fault, resolve_model(model).spec):
+            fault = Fault.model_validate({"model": model, "tags": content.tags, **entry, "id": name})
+            if not models or fits(fault, resolve_model(model).spec):
                 yield fault
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parity_audit.selftest.corpus import corpus_folder
+from parity_audit.selftest.corpus import Fault, corpus_folder, resolved
+from parity_audit.specs.schema import Spec
 
 PLANTS = "plants.py"
 PORT = '''"""A port with a planted fault."""
@@ -17,10 +18,26 @@ def load(model_path: str, dtype: str, device: str):
 '''
 
 
-def write_port(folder: Path, name: str, operations: Sequence[dict[str, Any]]) -> str:
+HOOKED_PORT = '''"""A port with a planted fault, made of transformer_lens."""
+import plants
+def load(model_path: str, dtype: str, device: str):
+    return plants.load_hooked({operations!r}, {model!r}, dtype, device)
+'''
+
+
+def candidate_for(folder: Path, name: str, fault: Fault, spec: Spec) -> str:
+    """The BACKEND string of a fault: a port with the plants in it, or the release that is wrong by itself."""
+    if fault.host and not fault.plant:
+        return fault.host
+    return write_port(folder, name, resolved(fault, spec), model=fault.model, host=fault.host)
+
+
+def write_port(
+    folder: Path, name: str, operations: Sequence[dict[str, Any]], *, model: str = "", host: str = ""
+) -> str:
     """Write a port with these operations and return its BACKEND string."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(corpus_folder() / PLANTS, folder / PLANTS)
     path = folder / f"{name}.py"
-    path.write_text(PORT.format(operations=list(operations)))
-    return f"python:{path}:load"
+    path.write_text((HOOKED_PORT if host else PORT).format(operations=list(operations), model=model))
+    return f"python:{path}:load" + (f",env={host}" if host else "")

@@ -11,8 +11,8 @@ from pathlib import Path
 from parity_audit.api import audit
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Candidate, Report, Verdict
-from parity_audit.selftest.corpus import Corpus, Fault, resolved
-from parity_audit.selftest.ports import write_port
+from parity_audit.selftest.corpus import Corpus, Fault
+from parity_audit.selftest.ports import candidate_for
 from parity_audit.selftest.score import Score, score
 from parity_audit.specs.resolve import resolve_model
 
@@ -56,9 +56,7 @@ def _run_group(
     model: str, faults: Sequence[Fault], scratch: Path, *, repair: bool, seed: int, progress: Progress
 ) -> list[Score]:
     spec = resolve_model(model).spec
-    ports = [
-        write_port(scratch / "ports", f"fault_{number}", resolved(fault, spec)) for number, fault in enumerate(faults)
-    ]
+    ports = [candidate_for(scratch / "ports", f"fault_{number}", fault, spec) for number, fault in enumerate(faults)]
     report: Report = audit(
         model, candidates=ports, miniature="mini", seed=seed, repair=repair, out=scratch / "out", progress=progress,
         probes=None if faults[0].long else SHORT_PROBES,

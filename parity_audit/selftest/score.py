@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from parity_audit.core.report import Candidate, Finding, Verdict
+from parity_audit.core.sites import local_name
 from parity_audit.core.types import KnobValue
 from parity_audit.repair.choose import A_PATCH
 from parity_audit.selftest.corpus import Fault
@@ -14,6 +15,7 @@ from parity_audit.selftest.corpus import Fault
 VALUE_WITHIN = 0.01
 NOTHING = 1e-4
 WRONG = (Verdict.MISMATCH,)
+NAMED, LISTED, MISSED = "named", "listed as unexplained", "missed"
 REPAIRED = (Verdict.PARITY, Verdict.EXACT)
 
 
@@ -32,6 +34,7 @@ class Score:
     extent: bool | None = None
     repaired: bool | None = None
     recognised: bool | None = None
+    parts: tuple[str, ...] = ()
     false_alarms: tuple[str, ...] = ()
     confidence: float = 0.0
     first_site: str = ""
@@ -44,7 +47,7 @@ def score(fault: Fault, candidate: Candidate) -> Score:
     """Compare one candidate's findings with what was planted in it."""
     named = [finding for finding in candidate.findings if finding.kind != "unexplained"]
     named.sort(key=lambda finding: finding.knob not in fault.knobs)  # the very name first, other true names after it
-    right = [next((finding for finding in named if _is(finding, knob, fault)), None) for knob in fault.knobs]
+    right = _matched(named, fault)
     hits = [finding for finding in right if finding is not None]
     first = str((candidate.first_divergence or {}).get("site", ""))
     wrong = [finding for finding in named if not any(_is(finding, knob, fault) for knob in fault.knobs)]
@@ -58,11 +61,33 @@ def score(fault: Fault, candidate: Candidate) -> Score:
         valued=None if fault.value is None or fault.harmless else single is not None and _close(single.candidate_value, fault.value),
         extent=None if fault.extent is None else any(fault.extent in str(item.evidence.get("extent", "")) for item in hits),
         repaired=_repaired(candidate, fault), recognised=_recognised(candidate, fault),
+        parts=_parts(right, candidate.findings, fault),
         false_alarms=tuple(_words(finding) for finding in (named if fault.harmless else wrong)),
         confidence=max((finding.confidence for finding in hits), default=0.0), first_site=first,
         found=tuple(_words(finding) for finding in candidate.findings),
         error=str((candidate.error or {}).get("message", "")),
     )  # fmt: skip
+
+
+def _matched(named: Sequence[Finding], fault: Fault) -> list[Finding | None]:
+    """The finding of each part of a fault; a knob that is planted twice must be found twice."""
+    left, out = list(named), []
+    for knob in fault.knobs:
+        found = next((finding for finding in left if _is(finding, knob, fault)), None)
+        if found is not None and fault.knobs.count(knob) > 1:
+            left.remove(found)
+        out.append(found)
+    return out
+
+
+def _parts(right: Sequence[Finding | None], findings: Sequence[Finding], fault: Fault) -> tuple[str, ...]:
+    """What became of each part of a stacked fault: named, its site listed as unexplained, or missed."""
+    open_sites = {local_name(finding.site) for finding in findings if finding.kind == "unexplained"}
+    said = [
+        NAMED if found is not None else LISTED if site in open_sites else MISSED
+        for found, site in zip(right, fault.sites, strict=False)
+    ]
+    return tuple(said)
 
 
 def _all_layers(found: Iterable[Finding], fault: Fault) -> list[int]:

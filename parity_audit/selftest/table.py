@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from parity_audit.selftest.run import Result
-from parity_audit.selftest.score import Score, share
+from parity_audit.selftest.score import LISTED, MISSED, NAMED, Score, share
 
 QUESTIONS = (
     ("detected", "detected"),
@@ -28,6 +28,16 @@ def hit_rows(scores: Sequence[Score]) -> list[tuple[str, int, int]]:
     """(question, right, asked) over planted faults."""
     planted = [score for score in scores if not score.id.endswith(" clean")]
     return [(label, *share(getattr(score, name) for score in planted)) for name, label in QUESTIONS]
+
+
+def part_counts(scores: Sequence[Score]) -> dict[str, int]:
+    """What became of the parts of stacked faults, and how many findings there were beside them; empty without any."""
+    stacked = [score for score in scores if score.parts]
+    if not stacked:
+        return {}
+    parts = [part for score in stacked for part in score.parts]
+    counts = {what: parts.count(what) for what in (NAMED, LISTED, MISSED)}
+    return {"parts": len(parts), **counts, "findings too many": sum(len(score.false_alarms) for score in stacked)}
 
 
 def false_alarms(scores: Sequence[Score]) -> tuple[int, int]:
@@ -71,6 +81,7 @@ def to_json(result: Result) -> dict[str, Any]:
     accused, clean = false_alarms(result.scores)
     return {
         "hits": {label: {"right": right, "asked": asked} for label, right, asked in hit_rows(result.scores)},
+        "stacked": part_counts(result.scores),
         "clean": {"accused": accused, "asked": clean},
         "calibration": [{"confidence": name, "right": right, "findings": n} for name, right, n in calibration(result.scores)],
         "seconds": result.seconds,

@@ -9,7 +9,8 @@ import torch
 from attend import HIDDEN, attention, causal
 from tiny_port import probe
 
-from parity_audit.diagnose.decoding import decoded_probes, run_whole
+from parity_audit.core.report import Finding
+from parity_audit.diagnose.decoding import decoded_probes, not_in, run_whole
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.identify.attention import cached as cached_attention
 from parity_audit.diagnose.identify.rotary.positions import where_they_stand
@@ -95,3 +96,20 @@ def test_whole_runs_are_read_without_decoded_probes():
 )
 def test_where_tokens_stand_in_words(own, words):
     assert where_they_stand(torch.arange(5.0), torch.tensor(own, dtype=torch.float64)) == words
+
+
+def cause(knob, value, layers=None):
+    return Finding(
+        knob=knob, kind="constant", layers=layers, site="blocks.0.z", reference_value=1.0, candidate_value=value
+    )
+
+
+def test_what_whole_runs_say_already_is_not_said_again_of_decoded_tokens():
+    whole = [cause("attention.scale", 9.5), cause("norm.eps", 1e-3, layers=(1, 2))]
+    decoded = [
+        cause("attention.scale", 9.501), cause("norm.eps", 1.001e-3, layers=(2,)), cause("cache.keys", "the last 12"),
+    ]  # fmt: skip
+
+    assert [item.knob for item in not_in(whole, decoded)] == ["cache.keys"]
+    (other,) = not_in(whole, [cause("attention.scale", 12.0)])
+    assert (other.candidate_value, other.evidence["extent"]) == (12.0, "in tokens decoded from the cache")

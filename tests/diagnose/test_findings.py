@@ -6,8 +6,10 @@ import math
 import pytest
 from tiny_port import Knob
 
+from parity_audit.core.report import Finding
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.findings import merge, unexplained
+from parity_audit.diagnose.localise import origins
 
 SPEC = {"attention.scale": Knob(value=16.0), "mlp.activation": Knob(value="silu"),
         "attention.window": Knob(value=4096, layers=(0,))}  # fmt: skip
@@ -102,9 +104,34 @@ def test_windows_compare_as_intervals():
 def test_what_no_finding_covers_is_unexplained():
     (finding,) = merge([fit(15.0)], [fit(16.0)], SPEC)
 
-    assert unexplained({"scores": {0}}, [finding]) == []
-    left = unexplained({"scores": {0, 2}, "mlp": {1}, "logits": {None}}, [finding])
+    assert unexplained(origins({("short", "blocks.0.attn_scores"): 99.0}), [finding]) == []
+    wrong = ("logits", "blocks.0.attn_scores", "blocks.2.attn_scores", "blocks.1.mlp.post")
+    left = unexplained({site: (site,) for site in wrong}, [finding])
     assert [(item.knob, item.layers, item.site) for item in left] == [
-        ("scores", (2,), "blocks.2.attn_scores"), ("mlp", (1,), "blocks.1.mlp.post"), ("logits", None, "logits"),
+        ("mlp", (1,), "blocks.1.mlp.post"), ("scores", (2,), "blocks.2.attn_scores"), ("logits", None, "logits"),
     ]  # fmt: skip
     assert {item.kind for item in left} == {"unexplained"}
+
+
+def test_a_projection_explains_its_own_output_and_no_other_of_the_block():
+    q = Finding(
+        knob="weights.attn.q.scale", kind="weights", layers=(1,), site="blocks.1.q", reference_value=1.0,
+        candidate_value=1.1, evidence={"candidate": [{"layer": 1, "read_from": "q"}]},
+    )  # fmt: skip
+
+    left = unexplained({site: (site,) for site in ("blocks.1.q", "blocks.1.k")}, [q])
+
+    assert [(item.site, item.evidence["sites"]) for item in left] == [("blocks.1.k", ["blocks.1.k"])]
+
+
+def test_an_error_that_a_probe_shows_late_may_come_from_what_it_hides():
+    output = Finding(
+        knob="weights.attn.o.scale", kind="weights", layers=(0,), site="blocks.0.attn_proj", reference_value=1.0,
+        candidate_value=0.8, evidence={"candidate": [{"layer": 0, "read_from": "attn_proj"}]},
+    )  # fmt: skip
+    fine = {("long", "blocks.0.z"): 1.0, ("short", "blocks.0.z"): 1.0}
+    late = fine | {("long", "blocks.0.attn_out"): 99.0}
+
+    assert unexplained(origins(late), [output]) == []
+    both_shown = late | {("short", "blocks.0.attn_proj"): 99.0, ("short", "blocks.0.attn_out"): 99.0}
+    assert [item.site for item in unexplained(origins(both_shown), [output])] == ["blocks.0.attn_out"]

@@ -23,6 +23,29 @@ def load(model_path: str, dtype: str, device: str):
     return model
 """
 
+GELU_AND_HEAD = GELU.replace(
+    "    return model",
+    "    head = model.lm_head\n"
+    "    head.forward = lambda x: torch.nn.functional.linear(x.bfloat16(), head.weight.bfloat16()).float()\n"
+    "    return model",
+)
+
+SCALED_TWICE = """
+import torch, transformers
+from transformers.models.llama import modeling_llama
+
+def load(model_path: str, dtype: str, device: str):
+    inner = modeling_llama.eager_attention_forward
+
+    def attention(module, q, k, v, mask, scaling, **more):
+        return inner(module, q, k, v, mask, scaling=scaling * module.head_dim**-0.5, **more)
+
+    modeling_llama.eager_attention_forward = attention
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=getattr(torch, dtype), attn_implementation="eager"
+    ).to(device)
+"""
+
 
 def audit(model, out, *candidates, reference="hf", probes=PROBES, **how):
     report = parity_audit.audit(
@@ -41,9 +64,12 @@ def site_map_without_knobs(folder):
 @pytest.fixture(scope="module")
 def wrong_ports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("proof")
-    (folder / "gelu.py").write_text(GELU)
+    for name, text in {"gelu": GELU, "gelu_and_head": GELU_AND_HEAD, "scaled_twice": SCALED_TWICE}.items():
+        (folder / f"{name}.py").write_text(text)
     plain = f"python:{PORTS / 'plain_llama.py'}:load,sites={site_map_without_knobs(folder)}"
-    return audit(LLAMA, folder / "out", f"{plain},scale=9.5", f"python:{folder / 'gelu.py'}:load", plain)
+    own = (f"python:{folder / name}.py:load" for name in ("gelu", "gelu_and_head", "scaled_twice"))
+    scaled, gelu, both, twice = f"{plain},scale=9.5", *own
+    return audit(LLAMA, folder / "out", scaled, gelu, plain, both, twice)
 
 
 def test_a_scale_that_nothing_can_set_is_proved_in_its_layer(wrong_ports):
@@ -100,3 +126,26 @@ def test_match_reference_patches_the_candidate_to_drop_it_as_well(tmp_path):
     assert right.proof.proven
     assert right.proof.imposed[0].value == 50.0
     assert "spec's value" in right.proof.statement
+
+
+def test_what_the_reference_cannot_be_given_is_set_aside_with_the_reason(wrong_ports):
+    """The curve is imposed; a head in bfloat16 has no setting, so the logits are not compared, and all the rest agrees."""
+    both = wrong_ports[3]
+
+    assert {finding.knob for finding in both.findings} == {"mlp.activation", "logits.dtype"}
+    assert both.proof.proven
+    assert [item.knob for item in both.proof.imposed] == ["mlp.activation"]
+    assert [(item.what, item.why) for item in both.proof.not_imposed] == [
+        ("logits.dtype", "the reference has no setting that says this")
+    ]
+    assert "Not imposed: logits.dtype" in both.proof.statement
+
+
+def test_a_constant_that_is_folded_in_twice_gets_the_setting_that_makes_up_for_it(wrong_ports):
+    """The port divides by 8 of its own accord and by its setting, 8: told to divide by 1 it is right."""
+    twice = wrong_ports[4]
+
+    assert [finding.knob for finding in twice.findings] == ["attention.scale"]
+    assert twice.findings[0].candidate_value == pytest.approx(64.0, rel=1e-4)
+    assert [(patch.knob, patch.value) for patch in twice.patches] == [("attention.scale", 1.0)]
+    assert twice.patched.verdict in GOOD

@@ -52,6 +52,18 @@ def load(plants: list[Plant], model_path: str, dtype: str, device: str) -> nn.Mo
     return model.to(device).eval()
 
 
+def load_hooked(plants: list[Plant], name: str, dtype: str, device: str) -> nn.Module:
+    """A HookedTransformer with every plant in it; modules are named as TransformerLens names them."""
+    import transformer_lens
+
+    model: nn.Module = transformer_lens.HookedTransformer.from_pretrained_no_processing(
+        name, device=device, dtype=getattr(torch, dtype)
+    )
+    for plant in plants:
+        OPERATIONS[plant["op"]](model, plant)
+    return model.eval()
+
+
 def _configure(config: Any, plant: Plant) -> None:
     """Config values; `rope_theta` and `rope_scaling` go where this release of transformers keeps them."""
     values = {key: value for key, value in plant.items() if key != "op"}
@@ -162,11 +174,13 @@ def _changed(x: Tensor, plant: Plant, args: Any) -> Tensor:
 
 
 def change_weight(model: nn.Module, plant: Plant) -> None:
-    """A parameter is transposed, scaled, shifted, permuted, rounded, zeroed or swapped with another."""
+    """A parameter is transposed, scaled, shifted, permuted, rounded, zeroed, or another's, or swapped with another."""
     for name in _names(model, plant["name"], plant.get("layers")):
         weight = model.get_parameter(name)
         with torch.no_grad():
-            if plant["do"] == "swap":
+            if plant["do"] == "copy":
+                weight.copy_(model.get_parameter(plant["with"]))
+            elif plant["do"] == "swap":
                 other = model.get_parameter(_sibling(plant["with"], plant["name"], name))
                 kept = weight.clone()
                 weight.copy_(other)
@@ -360,6 +374,22 @@ def _masked(mask: Tensor | None, query: Tensor, key: Tensor, plant: Plant) -> Te
     return out
 
 
+def narrow_hooked(model: nn.Module, plant: Plant) -> None:
+    """HookedTransformer's causal mask lets every query see `window` keys only."""
+
+    def narrowed(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def apply(scores: Tensor, *rest: Any, **more: Any) -> Tensor:
+            out = original(scores, *rest, **more)
+            queries, keys = out.shape[-2:]
+            i, j = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)[None, :]
+            return torch.where(j > i - plant["window"], out, float("-inf"))
+
+        return apply
+
+    for module in _modules(model, plant):
+        module.apply_causal_mask = narrowed(module.apply_causal_mask)  # type: ignore[assignment, arg-type]
+
+
 def change_rotary(model: nn.Module, plant: Plant) -> None:
     """The (cos, sin) that the rotary module returns: factor, dtype; or how they are applied: pairing, partial, keys only."""
     module = model.get_submodule(plant.get("module", "model.rotary_emb"))
@@ -490,7 +520,14 @@ def change_unembedding(model: nn.Module, plant: Plant) -> None:
 
 def low_head(model: nn.Module, plant: Plant) -> None:
     """The unembedding multiplied in a low dtype."""
-    head, dtype = model.get_output_embeddings(), DTYPES[plant["dtype"]]  # type: ignore[operator]
+    dtype = DTYPES[plant["dtype"]]
+    if hasattr(model, "unembed"):  # HookedTransformer: W_U [d_model d_vocab]
+        of = model.unembed
+        of.register_forward_hook(
+            lambda _, args, out: (args[0].to(dtype) @ of.W_U.to(dtype) + of.b_U.to(dtype)).to(out.dtype)
+        )
+        return
+    head = model.get_output_embeddings()  # type: ignore[operator]
 
     def low(_: nn.Module, args: Any, out: Tensor) -> Tensor:
         bias = None if head.bias is None else head.bias.to(dtype)
@@ -549,6 +586,7 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "norm": replace_norm,
     "activation": replace_activation,
     "attention": change_attention,
+    "hooked_window": narrow_hooked,
     "rotary": change_rotary,
     "positions": change_positions,
     "alibi": change_alibi,

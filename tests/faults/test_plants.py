@@ -18,7 +18,7 @@ import plants
 
 CORPUS = load_corpus()
 BY_MODEL = {
-    model: [fault for fault in faults if not fault.long and not fault.harmless]
+    model: [fault for fault in faults if not fault.long and not fault.harmless and not fault.host]
     for model, faults in CORPUS.by_model.items()
 }
 ROUNDING = 1e-4

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from parity_audit.core.report import Finding, Verdict
-from parity_audit.repair.prove import imposed_value, statement, wants_proof
+from parity_audit.repair.impose import Way, imposed_value
+from parity_audit.repair.prove import statement, wants_proof
 
 SCALE = Finding(
     knob="attention.scale", kind="constant", layers=None, site="blocks.0.attn_scores", reference_value=16.0,
@@ -50,3 +51,19 @@ def test_the_words():
         "layer 3 the reference still does not compute what the candidate computes."
     )
     assert statement([CAP], True, []).endswith("The candidate follows the spec, the reference departs from it.")
+
+
+def test_what_is_not_imposed_is_said_with_the_reason_and_never_alone():
+    aside = [Way(finding=UNKNOWN, why="no cause is known")]
+    end = " Not imposed: mlp (no cause is known); there the candidate's own values were taken over."
+
+    assert statement([SCALE], True, [], aside=aside) == (
+        f"Proved off-line: with attention.scale=14.9666 the reference computes what the candidate computes.{end}"
+    )
+    assert statement([], True, [], aside=aside) == (
+        f"Beside what is not imposed the reference computes what the candidate computes: nothing else is wrong.{end}"
+    )
+    assert statement([SCALE], False, [], aside=aside, why="9x the noise floor at blocks.2.z").startswith(
+        "Not proven: with attention.scale=14.9666 the reference still does not compute what the candidate computes: "
+        "9x the noise floor at blocks.2.z. Not imposed: mlp"
+    )

@@ -11,7 +11,7 @@ from parity_audit.core.report import Candidate, Finding, Patch, Patched, Proof, 
 from parity_audit.core.types import NotTested
 from parity_audit.selftest.corpus import Fault, load_corpus, resolved
 from parity_audit.selftest.score import score, share
-from parity_audit.selftest.table import calibration, false_alarms, hit_rows, missed
+from parity_audit.selftest.table import calibration, false_alarms, hit_rows, missed, part_counts
 from parity_audit.specs.resolve import resolve_model
 
 FAULT = Fault(
@@ -124,3 +124,32 @@ def test_unknown_names_are_refused_with_the_nearest():
     assert "llama-theta-10000" in str(caught.value.hint)
     with pytest.raises(UsageError, match="no fault is planted"):
         load_corpus(["gpt-17"])
+
+
+def test_the_parts_of_a_stacked_fault_are_named_listed_or_missed():
+    stacked = Fault(
+        id="s", model="m", plant=[{"op": "output"}], knob=["attention.alibi", "attention.alibi", "logits.dtype", "cache.keys"],
+        sites=["attn_scores", "z", "logits", "z"],
+    )  # fmt: skip
+    open_end = dataclasses.replace(finding("logits"), kind="unexplained", site="logits")
+
+    one = score(stacked, candidate(finding("attention.alibi"), open_end))
+    both = score(stacked, candidate(finding("attention.alibi"), finding("attention.alibi", value=None), finding("x")))
+
+    assert one.parts == ("named", "missed", "listed as unexplained", "missed")
+    assert both.parts == ("named", "named", "missed", "missed")
+    assert part_counts([one, both]) == {
+        "parts": 8, "named": 3, "listed as unexplained": 1, "missed": 4, "findings too many": 1,
+    }  # fmt: skip
+
+
+def test_stacked_faults_run_with_one_tag():
+    stacked = load_corpus().tagged("stacked")
+
+    assert stacked.size >= 25
+    assert len(stacked.by_model) >= 5
+    assert {fault.host.partition("==")[0] for faults in stacked.by_model.values() for fault in faults} == {
+        "", "transformer_lens",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="no fault has the tag `stakced`"):
+        load_corpus().tagged("stakced")

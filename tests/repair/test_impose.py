@@ -1,0 +1,82 @@
+"""What the reference is given of a diagnosis, and what is set aside in its place."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from parity_audit.core.report import Finding
+from parity_audit.repair.impose import places, set_aside, ways_of
+from parity_audit.specs.resolve import resolve_model
+
+LLAMA = resolve_model("meta-llama/Llama-3.2-1B")
+PLAN = SimpleNamespace(spec=LLAMA.spec, config={**LLAMA.config, "num_hidden_layers": 2}, backend_key="hf")
+REFERENCE = SimpleNamespace(plan=PLAN, description=lambda: SimpleNamespace(version="5.19.0"))
+EVERY = {f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("q", "rot_q", "rot_k", "z", "attn_out", "mlp.post")}
+LONG = {"blocks.0.resid_pre", "blocks.0.attn_out", "blocks.0.mlp_out"}
+
+
+def finding(knob="attention.scale", value=9.5, **how):
+    given = {"kind": "constant", "layers": (1,), "site": "blocks.1.attn_scores", "spec_value": 8.0, **how}
+    return Finding(knob=knob, reference_value=8.0, candidate_value=value, **given)
+
+
+def test_a_value_is_imposed_in_the_layers_of_its_finding():
+    (way,) = ways_of([finding()], REFERENCE)
+
+    assert way.why == ""
+    assert [edit.path for edit in way.edits] == ["model.layers[1].self_attn.scaling"]
+    assert way.edits[0].value == pytest.approx(1 / 9.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (finding("logits.dtype", "bfloat16 throughout", layers=None, site="logits"), "no setting that says this"),
+        (finding("rope.theta", 10000.0, site="blocks.1.rot_q"), "one setting for all layers"),
+        (finding(evidence={"extent": "in row 1 of a batch"}), "only in row 1 of a batch"),
+        (finding("weights", 1.0, kind="weights", evidence={"tensor": "x"}), "it is in a tensor"),
+        (finding("mlp", None, kind="unexplained"), "no cause is known"),
+    ],
+)
+def test_what_no_setting_of_the_reference_says_is_not_imposed_and_why(wrong, why):
+    (way,) = ways_of([wrong], REFERENCE)
+
+    assert way.edits == ()
+    assert why in way.why
+
+
+def test_a_cause_in_decoded_tokens_does_not_change_what_is_imposed_everywhere():
+    late = finding(value=12.0, evidence={"extent": "in tokens decoded from the cache"})
+
+    first, second = ways_of([finding(), late], REFERENCE)
+
+    assert first.edits[0].value == pytest.approx(1 / 9.5)
+    assert second.edits == ()
+
+
+def test_the_reference_goes_on_from_the_candidate_s_tensor_behind_the_error():
+    scores = set_aside(["blocks.1.attn_scores"], EVERY)
+
+    assert scores.taken == {"blocks.1.z"}
+    assert scores.hidden == {"blocks.1.attn_scores", "blocks.1.pattern", "blocks.1.z"}
+    assert set_aside(["blocks.0.rot_q"], EVERY).taken == {"blocks.0.rot_q", "blocks.0.rot_k"}
+    assert set_aside(["blocks.0.z"], LONG).taken == {"blocks.0.attn_out"}
+    assert set_aside(["blocks.0.mlp.post"], LONG).taken == {"blocks.0.mlp_out"}
+    assert "blocks.0.mlp_out" in set_aside(["blocks.0.mlp.post"], LONG).hidden
+    assert set_aside(["logits"], LONG) == set_aside(["logits"], {"logits"}).__class__(
+        taken=frozenset(), hidden=frozenset({"logits"})
+    )
+
+
+def test_where_an_error_enters():
+    assert places(finding(), PLAN) == {"blocks.1.attn_scores"}
+    assert places(finding("norm.eps", layers=None, site="blocks.0.ln1.out"), PLAN) == {
+        "blocks.0.ln1.out",
+        "blocks.1.ln1.out",
+    }
+    head = finding(
+        "weights", kind="weights", site="model.embed_tokens.weight", evidence={"tensor": "model.embed_tokens.weight"}
+    )
+    assert places(head, PLAN) == {"embed"}
+    named = finding("qkv", None, kind="unexplained", evidence={"sites": ["blocks.1.k"]})
+    assert places(named, PLAN) == {"blocks.1.k"}
