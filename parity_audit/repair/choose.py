@@ -15,6 +15,10 @@ from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_pa
 
 NO_PATCH_KINDS = ("unexplained", "weights")
 A_PATCH = "a patch for "
+REWRITTEN = (
+    "The right value was in force and did not repair it: the port applies the constant in another place as well, and this "
+    "value makes up for that."
+)
 SAME_VALUE = 1e-3
 BY_LAYER = ("attention.window",)
 """Knobs that differ from layer to layer by design: one layer's value is no other's."""
@@ -75,7 +79,7 @@ def propose(
         if isinstance(found, str):
             gaps.append(no_patch(finding.knob, found))
             continue
-        note = edit_note(plan.spec, plan.backend_key, finding.knob, version)
+        note = REWRITTEN if finding.knob in rewritten else edit_note(plan.spec, plan.backend_key, finding.knob, version)
         proposals.append(
             Proposal(knob=finding.knob, backend=str(plan.ref), value=target, edits=found, note=note)
         )  # fmt: skip
