@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parity_audit.capture.session import Session
@@ -21,7 +21,7 @@ from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import identify
 from parity_audit.diagnose.localise import origins, suspects
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
-from parity_audit.diagnose.replay import Judging, Sides, introduced
+from parity_audit.diagnose.replay import Judging, Replays, Sides, introduced
 from parity_audit.specs.view import dims
 
 DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")
@@ -42,7 +42,8 @@ class Case:
 
     `judge` is the session that replays in float64. `definition` is its native run where the reference does not compute
     the same function: then rounding is the definition's, and the reference is a suspect as well. `thorough`: look also
-    where known causes would hide others (see `diagnose`).
+    where known causes would hide others (see `diagnose`). `replays` are shared by the diagnoses of one reference: what the
+    judge made of a run need not be made twice.
     """
 
     candidate: Session
@@ -56,11 +57,12 @@ class Case:
     out: Path
     definition: Capture | None = None
     thorough: bool = False
+    replays: Replays = field(default_factory=dict)
 
     @property
     def judging(self) -> Judging:
         """Who replays, and where the replays go."""
-        return Judging(judge=self.judge, dtype=self.dtype, out=self.out)
+        return Judging(judge=self.judge, dtype=self.dtype, out=self.out, made=self.replays)
 
 
 def diagnose(case: Case) -> Diagnosis:

@@ -10,7 +10,7 @@ at the candidate's own result has the right attention, whatever its tensors look
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parity_audit.capture.session import Session
@@ -28,6 +28,8 @@ BEHIND_ATTENTION = ("z", "attn_proj", "attn_out", "resid_mid", "resid_post")
 
 Choose = Callable[[SiteTap, Probe], bool]
 Ratios = dict[tuple[str, str], float]
+Replays = dict[tuple[object, ...], Capture]
+"""Replays by what was put into the judge: a run, its tensors, and the probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +60,12 @@ class Sides:
 
 @dataclass(frozen=True, kw_only=True)
 class Judging:
-    """Who replays in float64, and where the replays go."""
+    """Who replays in float64, where the replays go, and what was `made` before for the same judge."""
 
     judge: Session
     dtype: str
     out: Path
+    made: Replays = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +103,13 @@ def _replay(judging: Judging, probes: Sequence[Probe], own: Sides, name: str, ch
     """
 
     def forced(side: str, capture: Capture) -> Capture:
-        out = judging.out / f"{name}-{side}"
-        return take_capture(judging.judge, probes, out, precision=FLOAT64, forced_by=capture, choose=choose)
+        given = (judging.judge.label, capture.folder, frozenset(capture.entries), *(probe.name for probe in probes))
+        if given not in judging.made:
+            out = judging.out / f"{name}-{side}"
+            judging.made[given] = take_capture(
+                judging.judge, probes, out, precision=FLOAT64, forced_by=capture, choose=choose
+            )
+        return judging.made[given]
 
     floor = own.definition or own.reference
     truth = forced("floor", floor)

@@ -100,6 +100,7 @@ def diagnosed(case: Audited, capture: Capture, comparison: Comparison, name: str
             candidate=case.session, reference=reference.session, candidate_capture=capture,
             judge=reference.judging, definition=reference.definition, reference_capture=reference.capture,
             comparison=comparison, probes=reference.probes, dtype=reference.dtype, out=case.out / name, thorough=thorough,
+            replays=reference.replays,
         )
     )  # fmt: skip
 

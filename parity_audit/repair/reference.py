@@ -9,7 +9,7 @@ definition, and candidates are measured by their distance to the reference (see 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parity_audit.capture.session import Session
@@ -24,6 +24,7 @@ from parity_audit.core.report import Verdict
 from parity_audit.core.types import Probe
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.limits import Sensitivity
+from parity_audit.diagnose.replay import Replays
 
 JUDGES = "hf"
 """The backend that can run in true float64."""
@@ -35,7 +36,8 @@ class Reference:
 
     `judging` is the session that runs in float64: the reference's own where it can. `definition` is that session's
     native run, set only where the reference does not compute what the definition computes. `held` are captures of the
-    judging session, to be dropped with the reference's.
+    judging session, to be dropped with the reference's. `replays` are what the judge made of runs of either side, for all
+    candidates of one audit.
     """
 
     session: Session
@@ -48,6 +50,7 @@ class Reference:
     sensitivity: Sensitivity | None = None
     notes: tuple[str, ...] = ()
     held: tuple[Capture, ...] = ()
+    replays: Replays = field(default_factory=dict)
 
     @property
     def floor(self) -> Capture:
