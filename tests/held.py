@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
@@ -31,6 +32,9 @@ class Held:
 
     def assumes(self, probe: str, site: str) -> str:
         return "a local of its code" if site in self.assumed else ""
+
+    def digest(self, probe: str, site: str) -> str:
+        return f"{self.shape(probe, site)} {hashlib.sha256(self.tensors[site].double().numpy().tobytes()).hexdigest()}"
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
         return self.tensors[site][:, start:stop]

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from parity_audit.backends import positions
 from parity_audit.backends.attention import watched
-from parity_audit.backends.sink import write_site
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import RunReply, RunRequest
 
-Step = Callable[[Tensor], None]
-"""Runs the model on `[batch new]` more tokens, and keeps its cache to itself."""
+Step = Callable[[Tensor], Any]
+"""Runs the model on `[batch new]` more tokens, keeps its cache to itself, and returns what the model returned."""
 
 
 @dataclass
@@ -43,6 +43,8 @@ class StepRecorder(Recorder):
 
     def keep(self, site: str, canonical: Tensor) -> None:
         """The part of a site `[batch pos ...]` that belongs to this step's tokens."""
+        if canonical.ndim < 3:
+            raise ValueError(f"{site} of a step is {list(canonical.shape)}, not [batch, pos, ...]")
         if site not in self.seen:
             self.seen.add(site)
             new = canonical[:, -self.request.probe.shape[1] :]
@@ -51,7 +53,7 @@ class StepRecorder(Recorder):
     def reply(self) -> RunReply:
         """The joined sites, written."""
         for site, parts in self.parts.items():
-            self.entries[site] = write_site(self.request, site, torch.cat(parts, dim=1), torch.float32)
+            self.write(site, torch.cat(parts, dim=1))
         return super().reply()
 
 
@@ -64,7 +66,7 @@ def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> Run
             stack.enter_context(hooked(root, recorder))
             stack.enter_context(watched(root, recorder))
             for tokens in recorder.steps():
-                step(positions.tokens(tokens, device))
+                recorder.returns(step(positions.tokens(tokens, device)))
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:

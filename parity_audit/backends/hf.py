@@ -89,12 +89,13 @@ class HfBackend:
             stack.enter_context(hooked(self.model, recorder))
             stack.enter_context(watched(self.model, recorder))
             device = self.request.device
-            self.model(
+            returned = self.model(
                 input_ids=positions.tokens(request.probe, device),
                 attention_mask=positions.mask(request.probe, device),
                 position_ids=positions.position_ids(request.probe, device),
                 use_cache=False,
             )
+            recorder.returns(returned)
         return recorder.reply()
 
     replay = run
@@ -103,9 +104,11 @@ class HfBackend:
         """Goes on from the cache that the model made itself."""
         cache: Any = None
 
-        def step(tokens: Tensor) -> None:
+        def step(tokens: Tensor) -> Any:
             nonlocal cache
-            cache = self.model(input_ids=tokens, past_key_values=cache, use_cache=True).past_key_values
+            returned = self.model(input_ids=tokens, past_key_values=cache, use_cache=True)
+            cache = returned.past_key_values
+            return returned
 
         return step
 

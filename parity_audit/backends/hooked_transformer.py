@@ -6,7 +6,6 @@ what is audited is the function, and the processing is a separate question.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.metadata
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from parity_audit.backends.facts import effective, numerics, use_exact_float32, 
 from parity_audit.backends.loading import load_name
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_hooked_transformer
+from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -87,33 +87,36 @@ class HookedTransformerBackend:
         return fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One forward pass over as many positions as the port reaches.
+        """One forward pass over as many positions as the port takes, or one per token where the cache is asked for."""
+        if request.cached:
+            return decode(request, self.model, self._cached(), self.request.device)
+        return run_as_far_as_it_goes(request, self.model.cfg.n_ctx, self._whole)
+
+    def _whole(self, request: RunRequest) -> RunReply:
+        """One forward pass.
 
         Releases before 2.4 ignore `attention_mask` for token input and look for the tokenizer's pad id instead,
         so padded rows carry both.
         """
-        if request.cached:
-            return decode(request, self.model, self._cached(), self.request.device)
-        probe, gaps = positions.clipped(request.probe, self.model.cfg.n_ctx)
-        recorder = Recorder(dataclasses.replace(request, probe=probe), not_tested=gaps)
+        probe, recorder = request.probe, Recorder(request)
         tokens, mask = positions.tokens(probe, self.request.device), positions.mask(probe, self.request.device)
         with torch.no_grad(), hooked(self.model, recorder):
             if mask is None:
-                self.model(tokens, return_type="logits")
+                recorder.returns(self.model(tokens, return_type="logits"))
             else:
                 tokens = tokens.masked_fill(mask == 0, self.model.tokenizer.pad_token_id)
                 side = "left" if bool(mask[:, -1].all()) else "right"
-                self.model(tokens, return_type="logits", padding_side=side, attention_mask=mask)
+                recorder.returns(self.model(tokens, return_type="logits", padding_side=side, attention_mask=mask))
         return recorder.reply()
 
     def _cached(self) -> Step:
         """Goes on from a cache of the release's own kind."""
         model, cache = self.model, None
 
-        def step(tokens: Tensor) -> None:
+        def step(tokens: Tensor) -> Any:
             nonlocal cache
             cache = cache or _cache_class().init_cache(model.cfg, self.request.device, batch_size=len(tokens))
-            model(tokens, return_type="logits", past_kv_cache=cache)
+            return model(tokens, return_type="logits", past_kv_cache=cache)
 
         return step
 

@@ -64,7 +64,7 @@ class PlainModule:
             stack.enter_context(torch.no_grad())
             stack.enter_context(hooked(self.model, recorder))
             stack.enter_context(watched(self.model, recorder))
-            self.model(positions.tokens(request.probe, device), **taken)
+            recorder.returns(self.model(positions.tokens(request.probe, device), **taken))
         return recorder.reply()
 
     replay = run

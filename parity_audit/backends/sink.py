@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from parity_audit.core.manifest import Entry
+from parity_audit.core.sites import RETURNED
 from parity_audit.core.wire import RunRequest
 
 TENSOR = "x"
@@ -48,6 +50,21 @@ def write_site(request: RunRequest, site: str, value: Tensor, dtype: torch.dtype
         probe=request.probe.name, site=site, file=name, shape=tuple(value.shape),
         dtype=str(dtype).removeprefix("torch."), sha256=digest.hexdigest(), non_finite=bad,
     )  # fmt: skip
+
+
+def write_returned(request: RunRequest, value: Tensor, dtype: torch.dtype, hooked: Entry | None) -> Entry:
+    """Write what the model returned; where no bit of it differs from the hooked logits, their file stands for both."""
+    if hooked is not None and hooked.sha256 == _digest(value, dtype):
+        return replace(hooked, site=RETURNED)
+    return write_site(request, RETURNED, value, dtype)
+
+
+def _digest(value: Tensor, dtype: torch.dtype) -> str:
+    """The hash of the file that `write_site` would write."""
+    digest = hashlib.sha256(_header(value, dtype))
+    for block in _blocks(value, dtype, masked=False):
+        digest.update(memoryview(block.numpy()).cast("B"))
+    return digest.hexdigest()
 
 
 def _header(value: Tensor, dtype: torch.dtype) -> bytes:

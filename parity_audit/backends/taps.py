@@ -7,7 +7,7 @@ that no more than one site is held in memory and engines that reuse buffers cann
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,9 +18,9 @@ from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
 from parity_audit.backends.paths import get
-from parity_audit.backends.sink import read_input, write_site
+from parity_audit.backends.sink import read_input, write_returned, write_site
 from parity_audit.core.manifest import Entry
-from parity_audit.core.sites import ATTENTION_SITES
+from parity_audit.core.sites import ATTENTION_SITES, LOGITS, RETURNED
 from parity_audit.core.types import NotTested, NotVisible, SiteTap
 from parity_audit.core.wire import FLOAT64, RunReply, RunRequest
 
@@ -71,8 +71,32 @@ class Recorder:
     def keep(self, site: str, canonical: Tensor) -> None:
         """Write what a site showed first."""
         if site not in self.entries:
-            dtype = torch.float64 if self.request.precision == FLOAT64 else torch.float32
+            self.write(site, canonical)
+
+    def write(self, site: str, canonical: Tensor) -> None:
+        """Write a site, in float64 for the judge."""
+        dtype = torch.float64 if self.request.precision == FLOAT64 else torch.float32
+        if site == RETURNED:
+            self.entries[site] = write_returned(self.request, canonical, dtype, self.entries.get(LOGITS))
+        else:
             self.entries[site] = write_site(self.request, site, canonical, dtype)
+
+    def returns(self, value: Any) -> None:
+        """Write the logits in what the call of the model returned, if the request asks for them.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if not self.request.returned:
+            return
+        found = returned_logits(value)
+        if found is None:
+            raise ValueError(
+                f"the call of the model returned a {type(value).__name__}, in which no logits were found: return the "
+                "logits [batch, pos, d_vocab], or an object that has them as `.logits`"
+            )
+        with torch._C.DisableTorchFunction():
+            self.keep(RETURNED, found.detach())
 
     def _only_real(self, site: str, given: Tensor, computed: Tensor) -> Tensor:
         """Padded positions keep what this model computed: what others leave there has no meaning."""
@@ -166,6 +190,17 @@ def _scattered(tap: SiteTap, recorder: Recorder, output: Any, number: int) -> An
     count = max(chosen.shape[-1], int((replacement != 0).sum(-1).max()))
     largest = replacement.topk(count, dim=-1)
     return (*output[:number], largest.values, largest.indices.to(chosen), *output[number + 2 :])
+
+
+def returned_logits(value: Any) -> Tensor | None:
+    """The logits in what a model returned: the tensor itself, `.logits`, `["logits"]`, or the first of several."""
+    if isinstance(value, Mapping):
+        value = value.get("logits")
+    elif hasattr(value, "logits"):
+        value = value.logits
+    elif isinstance(value, (tuple, list)) and value:
+        value = value[0]
+    return value if isinstance(value, Tensor) else None
 
 
 def _number(take: str) -> int:

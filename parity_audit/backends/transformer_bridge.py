@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
             "attention_mask": mask, "position_ids": positions.position_ids(request.probe, device)
         }  # fmt: skip
         with torch.no_grad(), hooked(self.model, recorder):
-            self.model(tokens, return_type="logits", **padding)
+            recorder.returns(self.model(tokens, return_type="logits", **padding))
         return recorder.reply()
 
     def _cached(self) -> Step:
@@ -98,7 +99,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
 
         cache = DynamicCache()
 
-        def step(tokens: Tensor) -> None:
-            self.model(tokens, return_type="logits", past_key_values=cache)
+        def step(tokens: Tensor) -> Any:
+            return self.model(tokens, return_type="logits", past_key_values=cache)
 
         return step

@@ -20,6 +20,7 @@ from parity_audit.backends.base import Tell
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.loading import tokenization
+from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.vllm_gather import Gatherer
 from parity_audit.core.types import Description, NotVisible, ReadBack, WeightPrint
@@ -86,11 +87,16 @@ class VllmBackend:
         return vllm_weights.fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """Send the probe's rows as one batch of requests.
+        """Send the probe's rows as one batch of requests, as long as the engine takes them.
 
         Raises:
             NotImplementedError: float64 was asked for; the engine has no such kernels.
         """
+        limit = self.llm.llm_engine.vllm_config.model_config.max_model_len - 1
+        return run_as_far_as_it_goes(request, limit, self._whole, past=False)
+
+    def _whole(self, request: RunRequest) -> RunReply:
+        """One batch of requests; see `run`."""
         if request.precision == FLOAT64 or request.inputs:
             raise NotImplementedError("vLLM cannot be the judge: it has no float64 kernels and takes no replaced sites")
         recorder = Recorder(request)
@@ -100,8 +106,7 @@ class VllmBackend:
             hook = self.model.register_forward_pre_hook(gatherer.before_step, with_kwargs=True)
             stack.callback(hook.remove)
             stack.enter_context(hooked(self.model, gatherer))
-            if request.cached:
-                stack.enter_context(gatherer.next_tokens_forced(self.model))
+            stack.enter_context(gatherer.sampler_seen(self.model, forced=request.cached))
             self._generate(gatherer.rows, request.probe.decode_from if request.cached else None)
         with torch.no_grad():
             gatherer.finish(self.model)

@@ -16,12 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from parity_audit.backends.taps import Recorder
-from parity_audit.core.types import NotVisible, Probe, SiteTap
+from parity_audit.core.types import NotTested, NotVisible, Probe, SiteTap
 from parity_audit.core.wire import RunRequest
 
 COMPUTE_LOGITS = "compute_logits"
 LOGITS_ROWS = 1024
 FORBIDDEN = -1e4
+SAMPLER = "the logits that vLLM samples from"
+ELSEWHERE = NotTested(
+    what=f"{SAMPLER}, at other positions than the last of a step",
+    why="the engine computes none there: the model's own head on the final norm's output was compared instead",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,7 @@ class Gatherer:
     parts: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     pending: list[SiteTap] = field(default_factory=list)
+    sampled: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows = real_rows(self.request.probe)
@@ -130,15 +136,24 @@ class Gatherer:
             self.inner.see(tap, self.parts.pop(tap.site))
 
     @contextmanager
-    def next_tokens_forced(self, model: Any) -> Iterator[None]:
-        """While a single row is decoded, the engine samples the probe's own next token, whatever its logits say."""
+    def sampler_seen(self, model: Any, *, forced: bool) -> Iterator[None]:
+        """Keep what the engine gives its sampler: `[request, d_vocab]`, for the last token of each request of a step.
+
+        With `forced`, while a single row is decoded, it samples the probe's own next token, whatever its logits say.
+        """
 
         def compute_logits(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             out: Tensor = original(hidden, *args, **kwargs)
+            if len(out) == len(self.pieces):
+                self.sampled |= {
+                    self._end(piece): row for piece, row in zip(self.pieces, out.detach().cpu(), strict=True)
+                }
+            if not forced:
+                return out
             done = self.done[0]
-            forced = torch.full_like(out, FORBIDDEN)
-            forced[..., self.rows[0][done] if done < len(self.rows[0]) else 0] = 0.0
-            return forced
+            chosen = torch.full_like(out, FORBIDDEN)
+            chosen[..., self.rows[0][done] if done < len(self.rows[0]) else 0] = 0.0
+            return chosen
 
         original = model.compute_logits
         model.compute_logits = compute_logits
@@ -146,6 +161,10 @@ class Gatherer:
             yield
         finally:
             del model.compute_logits
+
+    def _end(self, piece: Piece) -> tuple[int, int]:
+        """Row and column of a piece's last token."""
+        return piece.row, self.columns[piece.row][piece.first + piece.stop - piece.start - 1]
 
     def finish(self, model: Any) -> None:
         """Record what needs the engine at rest: logits at every position, in slices so that they exist only once.
@@ -159,7 +178,24 @@ class Gatherer:
                 f"vLLM did not compute {missing} of the tokens of probe `{self.request.probe.name}` (cached or preempted?)"
             )
         for tap in self.pending:
-            self.inner.see(tap, logits(model, self.parts.pop(tap.site)))
+            computed = logits(model, self.parts.pop(tap.site))
+            self.inner.see(tap, computed)
+            self._returned(computed)
+
+    def _returned(self, computed: Tensor) -> None:
+        """What the engine returned to its sampler, in the places of the tokens that it sampled from."""
+        if not self.request.returned:
+            return
+        if not self.sampled:
+            self.inner.not_tested.append(
+                NotTested(what=SAMPLER, why="the engine did not show what it gave its sampler")
+            )
+            return
+        value = computed.clone()
+        for (row, column), own in self.sampled.items():
+            value[row, column] = own
+        self.inner.not_tested.append(ELSEWHERE)
+        self.inner.returns(value)
 
 
 def logits(model: Any, hidden: Tensor) -> Tensor:

@@ -56,7 +56,10 @@ class Capture:
 
     def only(self, probes: Sequence[Probe]) -> Capture:
         """The same capture, restricted to some probes."""
-        same = Capture(self.folder, dataclasses.replace(self.manifest, probes=tuple(probes)))
+        names = {probe.name for probe in probes}
+        same = Capture(self.folder, dataclasses.replace(
+            self.manifest, probes=tuple(probe for probe in self.manifest.probes if probe.name in names)
+        ))  # fmt: skip
         same._verified = self._verified
         return same
 
@@ -82,6 +85,10 @@ class Capture:
     def assumes(self, probe: str, site: str) -> str:
         """What has to hold of the program's code for a tensor to be this site; empty where a module of it shows the site."""
         return self._entry(probe, site).assumes
+
+    def digest(self, probe: str, site: str) -> str:
+        """The hash of one tensor's file, from the manifest."""
+        return self._entry(probe, site).sha256
 
     def file(self, probe: str, site: str) -> Path:
         """The safetensors file of one tensor."""

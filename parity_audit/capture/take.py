@@ -59,6 +59,7 @@ def take_capture(
         item.site: item for item in not_visible(plan.spec, plan.backend_key, plan.config, description.version)
     }
     gaps: list[NotTested] = []
+    ran: list[Probe] = []
     seconds: dict[str, float] = {}
     for number, probe in enumerate(probes):
         session.progress.update("capture", f"{session.label}: {probe.name}", number, len(probes))
@@ -66,10 +67,11 @@ def take_capture(
         cached = session.decodes and probe.decode_from is not None and precision == NATIVE and forced_by is None
         request = RunRequest(
             probe=probe, taps=chosen, out=str(out), precision=precision, inputs=_inputs(forced_by, probe, chosen, force),
-            cached=cached,
+            cached=cached, returned=forced_by is None,
         )  # fmt: skip
         started = time.perf_counter()
         reply = session.run(request) if forced_by is None else session.replay(request)
+        ran.append(probe.columns(0, reply.positions))
         seconds[probe.name] = time.perf_counter() - started
         entries += reply.entries
         hidden |= {item.site: item for item in reply.not_visible}
@@ -77,7 +79,7 @@ def take_capture(
     manifest = Manifest(
         backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,
         checkpoint=_lasting(plan.checkpoint), precision=precision, architecture=plan.spec.architecture,
-        spec=Path(plan.spec.file).name, description=description, probes=tuple(probes), entries=tuple(entries),
+        spec=Path(plan.spec.file).name, description=description, probes=tuple(ran), entries=tuple(entries),
         not_visible=tuple(hidden.values()), not_tested=tuple(gaps),
         weights=session.weights() if with_weights else (), seconds=seconds,
     )  # fmt: skip

@@ -15,27 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from parity_audit.compare.source import TensorSource
 from parity_audit.core.limits import ratio_of, share_of_limit
 from parity_audit.core.report import SiteDelta
-from parity_audit.core.sites import ATTENTION_SITES, LOGITS, local_name
+from parity_audit.core.sites import local_name
 from parity_audit.core.types import NotVisible
 
 AT_THE_FLOOR = "everything that modules of this port show of the block is within the noise floor"
 TURNED = ("rot_q", "rot_k")
-
-
-def other_axes(candidate: TensorSource, reference: TensorSource, probe: str, site: str) -> str:
-    """What a tensor that rests on an assumption looks like where it has not the axes of its site; empty where it has.
-
-    Positions are those of the candidate's own logits, for a candidate with a limit of its own runs fewer than the reference.
-    """
-    expected, found = list(reference.shape(probe, site)), list(candidate.shape(probe, site))
-    if LOGITS in candidate.sites(probe):
-        length = candidate.shape(probe, LOGITS)[1]
-        for axis in (2, 3) if site.endswith(ATTENTION_SITES) else (1,):
-            expected[axis] = min(length, expected[axis])
-    return "" if found == expected else f"it has the shape {found} here, where the reference has {expected}"
 
 
 @dataclass(frozen=True, kw_only=True)

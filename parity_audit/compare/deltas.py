@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,17 +11,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from parity_audit.compare.assumed import not_comparable, other_axes, set_aside
+from parity_audit.compare.assumed import not_comparable, set_aside
 from parity_audit.compare.cancelling import cancelling_cause
 from parity_audit.compare.divergences import kl_per_position, top1_matches
 from parity_audit.compare.floor import LARGEST, noise_ratio
 from parity_audit.compare.moments import Moments
+from parity_audit.compare.outputs import BY_HOOKS_ALONE, OUTPUTS, decide, returns_what_is_hooked
+from parity_audit.compare.shapes import Misfit, clipped, common_shape, shape_difference
 from parity_audit.compare.signal import no_signal
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
-from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import LogitsDelta, SiteDelta
-from parity_audit.core.sites import ATTENTION_SITES, LOGITS, layer_of, site_order
+from parity_audit.core.sites import ATTENTION_SITES, LOGITS, RETURNED, layer_of, site_order
 from parity_audit.core.types import NotTested, NotVisible, Probe
 
 CHUNK_ENTRIES = 1 << 17
@@ -30,7 +32,8 @@ CHUNK_ENTRIES = 1 << 17
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Every delta of one candidate. `sites` holds one delta per site, from the probe with the largest
-    noise ratio; `by_probe` holds them all. `decoded` names the probes that the candidate ran token by token.
+    noise ratio; `by_probe` holds them all. `decoded` names the probes that the candidate ran token by token, `misshapen`
+    the tensors that were not compared because they have another shape than the reference's.
     `no_signal` says why agreement with this reference would say nothing; empty where it says something.
     `assumed` says, by (probe, site), what has to hold of the candidate's code for a delta to be of that site: such
     deltas may explain and decide nothing, and those in `not_comparable` say nothing at all (see `compare.assumed`)."""
@@ -42,6 +45,7 @@ class Comparison:
     non_finite: tuple[str, ...] = ()
     mask_mismatch: tuple[str, ...] = ()
     decoded: tuple[str, ...] = ()
+    misshapen: tuple[Misfit, ...] = ()
     no_signal: str = ""
     seconds: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
@@ -56,7 +60,21 @@ class Comparison:
     @property
     def deciding_by_probe(self) -> tuple[SiteDelta, ...]:
         """Every delta that the verdict rests on."""
-        return tuple(delta for delta in self.by_probe if (delta.probe, delta.site) not in self.assumed)
+        shown = [delta for delta in self.by_probe if (delta.probe, delta.site) not in self.assumed]
+        return tuple(decide(shown))
+
+    @property
+    def hooked_outputs(self) -> tuple[SiteDelta, ...]:
+        """What the logits hook showed, on every probe."""
+        return tuple(delta for delta in self.by_probe if delta.site == LOGITS)
+
+    @property
+    def misshapen_output(self) -> Misfit | None:
+        """The first output that has another shape; other sites and hooked logits may, if the returned value is compared."""
+        compared = {delta.probe for delta in self.by_probe if delta.site == RETURNED}
+        returned = [item for item in self.misshapen if item.site == RETURNED]
+        hooked = [item for item in self.misshapen if item.site == LOGITS and item.probe not in compared]
+        return next(iter([*returned, *hooked]), None)
 
 
 @one_thread()
@@ -75,7 +93,6 @@ def compare(
 
     Raises:
         CaptureBroken: a file is missing, truncated or altered.
-        NotJudged: a site has different axes on two sides.
     """
     deltas: list[SiteDelta] = []
     bad: list[str] = []
@@ -83,18 +100,34 @@ def compare(
     gaps: list[NotTested] = []
     unlike: list[NotVisible] = []
     assumed: dict[tuple[str, str], str] = {}
+    misfits: list[Misfit] = []
     logits = _LogitsSums()
+    sides = [side for side in (candidate, reference, judge, definition) if side is not None]
     for probe in reference.probes:
         shared = candidate.sites(probe.name) & reference.sites(probe.name)
+        once = returns_what_is_hooked(sides, probe.name)
+        decides = LOGITS if once or RETURNED not in shared else RETURNED
         if not shared:
             gaps.append(NotTested(what=f"probe {probe.name}", why="the candidate did not run it"))
-        for site in sorted(shared, key=site_order):
+        if LOGITS in shared and RETURNED not in shared:
+            gaps.append(BY_HOOKS_ALONE)
+        for site in sorted(shared - {RETURNED} if once else shared, key=site_order):
             if assumption := _assumption(candidate, reference, definition, probe.name, site):
                 assumed[probe.name, site] = assumption
-            if assumption and (why := other_axes(candidate, reference, probe.name, site)):
-                unlike.append(NotVisible(site=site, why=f"not comparable: {why}"))
+            difference = shape_difference(sides, probe, site)
+            if isinstance(difference, Misfit) and assumption:
+                unlike.append(NotVisible(site=site, why=f"not comparable: {difference.words}"))
                 continue
-            sums = logits if site == LOGITS else None
+            if isinstance(difference, Misfit):
+                misfits += [
+                    difference,
+                    *([dataclasses.replace(difference, site=RETURNED)] if once and site == LOGITS else []),
+                ]
+                if not difference.only_vocabulary:
+                    continue
+            elif difference is not None:
+                gaps.append(difference)
+            sums = logits if site == decides else None
             moments = _measure(candidate, reference, judge, probe, site, sums, definition)
             where = f"{probe.name}/{site}"
             if moments.non_finite and assumption:
@@ -108,6 +141,8 @@ def compare(
                 gaps.append(NotTested(what=where, why="no finite entry at a real position"))
                 continue
             deltas.append(_delta(site, probe.name, moments, dtype))
+            if once and site == LOGITS:
+                deltas.append(dataclasses.replace(deltas[-1], site=RETURNED))
     named = {probe.name: probe for probe in reference.probes}
     kept, aside = set_aside(
         deltas, assumed, lambda probe, layer: cancelling_cause(candidate, reference, named[probe], layer)
@@ -115,7 +150,7 @@ def compare(
     put_aside = {f"{item.delta.probe}/{item.delta.site}" for item in aside}
     return Comparison(
         sites=worst_per_site(kept), by_probe=tuple(kept), logits=logits.result(kept),
-        not_tested=tuple(gaps), non_finite=tuple(bad),
+        not_tested=(*gaps, *(item.gap() for item in misfits)), non_finite=tuple(bad), misshapen=tuple(misfits),
         mask_mismatch=tuple(where for where in masks if where not in put_aside),
         decoded=tuple(probe.name for probe in reference.probes if probe.decode_from is not None),
         no_signal=no_signal(definition or reference, judge, dtype=dtype), assumed=assumed,
@@ -150,8 +185,10 @@ def _severity(delta: SiteDelta) -> tuple[float, float]:
 def rmse_to_forced(own: TensorSource, forced: TensorSource, probe: Probe, site: str) -> tuple[float, float]:
     """RMSE between a capture and what the judge makes of that capture's own inputs, and the judge's rms.
 
-    A score that only one side masks is infinitely far from the other's.
+    A score that only one side masks is infinitely far from the other's; tensors of different shapes have no distance (NaN).
     """
+    if isinstance(common_shape([own, forced], probe.name, site), Misfit):
+        return math.nan, math.nan
     moments = _measure(own, forced, None, probe, site, None)
     if moments.hidden_by_one_side:
         return math.inf, moments.rms(moments.reference_square_sum)
@@ -182,27 +219,16 @@ def _measure(
 
 
 def _lockstep(sides: list[TensorSource], probe: str, site: str) -> Iterator[tuple[int, list[Tensor]]]:
-    """Chunks of the same rows of every side; a side that was clipped to fewer positions clips all (causal prefix)."""
-    shapes = [side.shape(probe, site) for side in sides]
-    if len({len(shape) for shape in shapes}) > 1:
-        raise NotJudged(
-            f"{site} of probe {probe} has {len(shapes[0])} axes on one side and {len(shapes[1])} on the other",
-            code="site-shape", expected=str(shapes[1]), found=str(shapes[0]),
-            hint="the spec's `layout` of this site does not fit this backend",
-        )  # fmt: skip
-    common = tuple(min(axis) for axis in zip(*shapes, strict=True))
+    """Chunks of the same rows of every side, in their common shape."""
+    common = common_shape(sides, probe, site)
+    if isinstance(common, Misfit):
+        raise ValueError(common.words)
     per_row = math.prod(common) // max(common[1], 1)
     rows = max(1, CHUNK_ENTRIES // max(per_row, 1))
     for start in range(0, common[1], rows):
         stop = min(start + rows, common[1])
         tensors = [side.rows(probe, site, start, stop) for side in sides]
-        yield start, [_clip(tensor, common) for tensor in tensors]
-
-
-def _clip(tensor: Tensor, common: tuple[int, ...]) -> Tensor:
-    for axis in range(2, tensor.ndim):
-        tensor = tensor.narrow(axis, 0, common[axis])
-    return tensor
+        yield start, [clipped(tensor, common) for tensor in tensors]
 
 
 def _keep(probe: Probe, site: str, shape: torch.Size, offset: int) -> Tensor:
@@ -261,7 +287,7 @@ class _LogitsSums:
 
     def result(self, deltas: list[SiteDelta]) -> LogitsDelta | None:
         """The summary, None when no logits were compared."""
-        own = [delta for delta in deltas if delta.site == LOGITS]
+        own = [delta for delta in decide(deltas) if delta.site in OUTPUTS]
         if not own or not self.entries:
             return None
         ratios = [delta.noise_ratio for delta in own if delta.noise_ratio is not None]

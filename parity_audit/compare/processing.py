@@ -21,7 +21,7 @@ from typing import Protocol
 from torch import Tensor
 
 from parity_audit.compare.source import TensorSource
-from parity_audit.core.sites import local_name
+from parity_audit.core.sites import LOGITS, RETURNED, local_name
 from parity_audit.core.types import KnobValue, NotTested, Probe
 
 STREAM = (
@@ -54,7 +54,7 @@ class Allowance:
 
     def words(self) -> str:
         """One line for the reader."""
-        shifted = " Logits are compared up to a constant per token." if "logits" in self.centred else ""
+        shifted = " Logits are compared up to a constant per token." if LOGITS in self.centred else ""
         return f"weights are processed: {', '.join(self.processing)}.{shifted}"
 
 
@@ -68,7 +68,7 @@ def allowance(processing: Collection[str], knobs: Mapping[str, Knob]) -> Allowan
     if "center_writing_weights" in processing and said.get("norm.kind") == "layer":
         centred |= set(STREAM)
     if "center_unembed" in processing and said.get("logits.softcap") is None:
-        centred.add("logits")
+        centred |= {LOGITS, RETURNED}
     if "fold_ln" in processing:
         dropped |= dict.fromkeys(NORMS, "fold_ln moved its gain into the next weights")
     if "fold_value_biases" in processing and said.get("attention.v_bias"):
@@ -97,6 +97,10 @@ class Allowed:
     def shape(self, probe: str, site: str) -> tuple[int, ...]:
         """The shape of one tensor, without reading it."""
         return self.source.shape(probe, site)
+
+    def digest(self, probe: str, site: str) -> str:
+        """A name for the tensor's bytes."""
+        return self.source.digest(probe, site)
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
         """The tensor's `[start, stop)` on axis 1, in float64 and centred where its mean is free."""

@@ -25,6 +25,9 @@ class TensorSource(Protocol):
     def shape(self, probe: str, site: str) -> tuple[int, ...]:
         """The shape of one tensor, without reading it."""
 
+    def digest(self, probe: str, site: str) -> str:
+        """A name for the tensor's bytes: equal names, equal tensors. Empty where it is not known."""
+
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
         """The tensor's `[start, stop)` on axis 1, every other axis whole."""
 

@@ -5,7 +5,8 @@ Sites that rest on an assumption about the candidate's code (`Comparison.assumed
 
 from __future__ import annotations
 
-from parity_audit.compare.deltas import Comparison
+from parity_audit.compare.deltas import Comparison, worst_per_site
+from parity_audit.compare.outputs import decide
 from parity_audit.core.limits import WARN_SHARE, limit_of, ratio_of, share_of_limit
 from parity_audit.core.report import SiteDelta, Verdict
 
@@ -23,6 +24,8 @@ def judge_comparison(comparison: Comparison) -> tuple[Verdict, str]:
 def _judged(comparison: Comparison) -> tuple[Verdict, str]:
     if comparison.non_finite:
         return Verdict.INCONCLUSIVE, f"not finite: {comparison.non_finite[0]}"
+    if comparison.misshapen_output is not None:
+        return Verdict.MISMATCH, comparison.misshapen_output.words
     if not comparison.deciding_by_probe:
         return Verdict.INCONCLUSIVE, "nothing was compared"
     if comparison.logits is None:
@@ -30,6 +33,8 @@ def _judged(comparison: Comparison) -> tuple[Verdict, str]:
     if comparison.mask_mismatch:
         return Verdict.MISMATCH, f"the two sides attend to different positions at {comparison.mask_mismatch[0]}"
     if not any(delta.max_abs > 0.0 for delta in comparison.deciding_by_probe):
+        if any(delta.max_abs > 0.0 for delta in comparison.hooked_outputs):
+            return Verdict.PARITY, "what it returns is bit-identical; the logits hook shows something else"
         return Verdict.EXACT, f"bit-identical at {len(comparison.deciding)} sites"
     if any(delta.noise_ratio is None for delta in comparison.deciding_by_probe):
         return Verdict.INCONCLUSIVE, "no judge measured the noise floor, so rounding and error cannot be told apart"
@@ -69,4 +74,5 @@ def _how_near(comparison: Comparison) -> str:
 
 def first_divergence(comparison: Comparison) -> SiteDelta | None:
     """The first site, in the order of the data, that the floor does not explain."""
-    return next((delta for delta in comparison.sites if share_of_limit(delta) > 1.0), None)
+    ordered = worst_per_site(decide(comparison.by_probe))
+    return next((delta for delta in ordered if share_of_limit(delta) > 1.0), None)

@@ -13,7 +13,7 @@ PARITY_RATIO = 4.0
 INNER_RATIO = 16.0
 WARN_SHARE = 0.75
 
-OUTER = ("embed", "resid_pre", "resid_mid", "resid_post", "ln_final.out", "logits")
+OUTER = ("embed", "resid_pre", "resid_mid", "resid_post", "ln_final.out", "logits", "returned")
 
 
 def limit_of(site: str) -> float:

@@ -37,7 +37,7 @@ class Manifest:
 
     `precision` is "native", or "float64" for a run with every cast promoted, which alone can judge others. `architecture`
     and `spec` say by which spec the sites were read; both may be empty. `checkpoint.fingerprint` is equal only for
-    captures of the same weights.
+    captures of the same weights. `probes` are as they were run: a port that takes fewer positions says so there.
     """
 
     format: int = CAPTURE_FORMAT

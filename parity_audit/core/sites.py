@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 LOGITS = "logits"
+RETURNED = "returned"
+"""What the call of the model returned; `logits` is what a hook shows of it."""
 ATTENTION_SITES = (".attn_scores", ".pattern")
 """Matrices `[batch head query_pos key_pos]`; every other site is `[batch pos ...]`."""
 BEFORE_BLOCKS = ("embed", "pos_embed", "embed_ln.out")
+AFTER_BLOCKS = ("ln_final.out", LOGITS, RETURNED)
 BLOCK_ORDER = (
     "resid_pre", "ln1.out", "q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z",
     "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp.router_logits", "mlp.router_weights", "mlp.pre",
@@ -27,5 +30,7 @@ def site_order(site: str) -> tuple[int, int]:
     """Sort key that follows the data through the model."""
     layer, name = layer_of(site), local_name(site)
     if layer is None:
-        return (-1, BEFORE_BLOCKS.index(site)) if site in BEFORE_BLOCKS else (1 << 30, int(site == LOGITS))
+        if site in BEFORE_BLOCKS:
+            return -1, BEFORE_BLOCKS.index(site)
+        return 1 << 30, AFTER_BLOCKS.index(site) if site in AFTER_BLOCKS else 0
     return layer, BLOCK_ORDER.index(name) if name in BLOCK_ORDER else len(BLOCK_ORDER)

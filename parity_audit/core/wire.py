@@ -52,6 +52,7 @@ class RunRequest:
     by the file's tensor before the model goes on. With every visible site of a capture given, each
     recorded tensor is what this model makes of that capture's own immediate inputs: the error that a
     component introduces, free of what it inherits. `cached`: from `probe.decode_from` on, one token at a time.
+    `returned`: also write what the call itself returned, as the site of that name.
     """
 
     probe: Probe
@@ -60,16 +61,18 @@ class RunRequest:
     precision: str = NATIVE
     inputs: dict[str, str] = field(default_factory=dict)
     cached: bool = False
+    returned: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReply:
-    """What a run wrote, and what it could not show."""
+    """What a run wrote, and what it could not show. `positions`: how many of the probe's it ran, None for all."""
 
     entries: tuple[Entry, ...]
     not_visible: tuple[NotVisible, ...] = ()
     not_tested: tuple[NotTested, ...] = ()
     seconds: float = 0.0
+    positions: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import LOGITS
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
 
-NO_MASS, ROWS = 1e-7, 64
 SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
 
@@ -69,32 +64,6 @@ def _weight_finding(reference: WeightPrint, candidate: WeightPrint) -> Finding:
                   "candidate_sha256": candidate.sha256},
         confidence=0.99, departs_from_spec="candidate",
         message=f"tensor {reference.name} of the candidate is not the reference's ({cause} differ)",
-    )  # fmt: skip
-
-
-def vocabulary_finding(reference: TensorSource, candidate: TensorSource) -> Finding | None:
-    """A finding where the candidate's logits have other columns, unless those beyond the vocabulary get no probability.
-
-    All other comparisons look at the columns that both sides have.
-    """
-    probe = next((p for p in reference.probes if LOGITS in reference.sites(p.name) & candidate.sites(p.name)), None)
-    if probe is None:
-        return None
-    ours, theirs = (side.shape(probe.name, LOGITS)[-1] for side in (reference, candidate))
-    if ours == theirs:
-        return None
-    mass = 0.0
-    if theirs > ours:
-        mask = torch.tensor(probe.mask, dtype=torch.bool)[:, :ROWS]
-        logits = candidate.rows(probe.name, LOGITS, 0, mask.shape[1])[mask].double()
-        mass = float(logits.softmax(-1)[:, ours:].sum(-1).max())
-        if mass <= NO_MASS:
-            return None
-    what = f"{theirs - ours} columns beyond the vocabulary get up to {mass:.2g} of the probability"
-    return Finding(
-        knob="logits.vocabulary", kind="variant", layers=None, site=LOGITS, reference_value=ours, candidate_value=theirs,
-        spec_value=ours, confidence=0.99, departs_from_spec="candidate", evidence={"largest_probability_beyond": mass},
-        message=what if theirs > ours else f"the last {ours - theirs} tokens of the vocabulary have no logit",
     )  # fmt: skip
 
 

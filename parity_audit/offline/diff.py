@@ -14,7 +14,7 @@ from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.errors import UsageError
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Candidate, Finding, Report, Verdict
-from parity_audit.core.types import NotTested
+from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.preflight import SKETCH_TOLERANCE, weight_findings
 from parity_audit.offline.judge import require_judge
 from parity_audit.repair.outcome import exit_code_of, side_of
@@ -114,8 +114,14 @@ def _same_tokens(reference: Capture, candidate: Capture) -> None:
     ours = {probe.name: probe for probe in candidate.probes}
     for probe in reference.probes:
         other = ours.get(probe.name)
-        if other is not None and (other.token_ids, other.mask) != (probe.token_ids, probe.mask):
+        if other is not None and not _same_beginning(probe, other):
             raise UsageError(
                 f"probe `{probe.name}` has different tokens in the two captures", code="different-tokens",
                 hint="take both captures with the same model, --seed and --probe",
             )  # fmt: skip
+
+
+def _same_beginning(a: Probe, b: Probe) -> bool:
+    """Whether two sides ran the same tokens, as far as both ran them."""
+    first, second = (side.columns(0, min(a.shape[1], b.shape[1])) for side in (a, b))
+    return (first.token_ids, first.mask) == (second.token_ids, second.mask)

@@ -55,9 +55,11 @@ def _audited(
     allowed = allowance(session.description().processing, knob_values(plan.spec, plan.config))
     comparison = reference.compared(capture, allowed)
     verdict, why = judge_comparison(comparison)
+    misshapen = {(item.probe, item.site) for item in comparison.misshapen if not item.only_vocabulary}
     result = with_limits(
         first_look(session, capture, comparison, verdict, why, reference, allowed), comparison, reference
     )
+    capture = capture.where(lambda entry: (entry.probe, entry.site) not in misshapen)
     if allowed is not None and verdict is Verdict.MISMATCH:
         return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=PROCESSED)))
     if verdict is not Verdict.MISMATCH:

@@ -16,13 +16,11 @@ from parity_audit.core.types import NotTested
 from parity_audit.diagnose.identities import hook_warnings
 from parity_audit.diagnose.interventions import Sides, hook_edits
 from parity_audit.diagnose.limits import detection_limits
-from parity_audit.diagnose.preflight import config_warnings, token_findings, vocabulary_finding, weight_findings
+from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
+from parity_audit.diagnose.returned import returned_findings
 from parity_audit.diagnose.weights import with_origins
-from parity_audit.repair.choose import no_patch
 from parity_audit.repair.reference import Reference
 from parity_audit.specs.view import effective_values, spec_values
-
-WIDTH = "no setting is known for it: cut what is beyond the vocabulary, or give it -inf"
 
 
 def first_look(
@@ -33,9 +31,8 @@ def first_look(
     plan, about = session.plan, session.description()
     warnings, gaps = token_findings(reference.session.description(), about)
     weights, unseen = _weights(reference, capture, plan.dtype, allowed)
-    width = vocabulary_finding(reference.capture, capture)
-    if width is not None:
-        weights, gaps = [*weights, width], [*gaps, no_patch(width.knob, WIDTH)]
+    outputs, said = returned_findings(capture, comparison, plan.dtype)
+    weights, warnings = [*weights, *outputs], [*warnings, *said]
     warnings += [] if allowed is None else [allowed.words()]
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)

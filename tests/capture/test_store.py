@@ -18,11 +18,11 @@ from parity_audit.core.wire import RunRequest
 PROBE = Probe(name="short", purpose="test", token_ids=((2, 9, 11),), mask=((1, 1, 1),))
 
 
-def make(folder, logits, dtype=torch.float32):
-    request = RunRequest(probe=PROBE, taps=(), out=str(folder))
+def make(folder, logits, dtype=torch.float32, probe=PROBE):
+    request = RunRequest(probe=probe, taps=(), out=str(folder))
     entry = write_site(request, "logits", logits, dtype)
     manifest = Manifest(
-        backend="mine", dtype="float32", device="cpu", checkpoint=Checkpoint(repo_id="x", path="/x"), probes=(PROBE,),
+        backend="mine", dtype="float32", device="cpu", checkpoint=Checkpoint(repo_id="x", path="/x"), probes=(probe,),
         entries=(entry,),
     )  # fmt: skip
     write_manifest(folder, manifest)
@@ -98,7 +98,7 @@ def test_distance_of_captures_against_the_judge(tmp_path, logits):
 
 def test_a_clipped_candidate_is_compared_as_a_prefix(tmp_path, logits):
     reference = make(tmp_path / "reference", logits)
-    candidate = make(tmp_path / "candidate", logits[:, :2])
+    candidate = make(tmp_path / "candidate", logits[:, :2], probe=PROBE.columns(0, 2))
 
     found = compare(candidate, reference, None, dtype="float32")
 

@@ -8,8 +8,8 @@ from held import Held, probe
 
 from parity_audit.compare.deltas import compare, rmse_to_forced
 from parity_audit.compare.floor import LARGEST, noise_ratio
+from parity_audit.compare.outputs import BY_HOOKS_ALONE
 from parity_audit.compare.verdict import first_divergence, judge_comparison
-from parity_audit.core.errors import NotJudged
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Verdict
 
@@ -58,12 +58,89 @@ def test_a_score_that_one_side_masks_is_where_they_part():
     assert rmse_to_forced(truth, truth, PROBE, site)[0] == 0.0
 
 
-def test_a_site_with_other_axes_is_an_error_that_names_it():
-    shaped = {"logits": torch.ones(1, 4, 5)}
-    truth = Held(PROBE, {"blocks.0.q": torch.ones(1, 4, 6), **shaped})
-    with pytest.raises(NotJudged, match=r"blocks\.0\.q") as caught:
-        compare(Held(PROBE, {"blocks.0.q": torch.ones(1, 4, 2, 3), **shaped}), truth, truth, dtype="float32")
-    assert (caught.value.expected, caught.value.found) == ("(1, 4, 6)", "(1, 4, 2, 3)")
+def values(size):
+    """Numbers that depend on the shape alone."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(0))
+
+
+def shapes(**candidate):
+    """A candidate with tensors of these shapes beside the truth's; tensors of one shape are equal."""
+    sizes = {"blocks.0.q": (1, 4, 6), "logits": (1, 4, 5), "returned": (1, 4, 5)}
+    truth = Held(PROBE, {name: values(size) for name, size in sizes.items()})
+    own = {name: values(candidate.get(name.rpartition(".")[2], size)) for name, size in sizes.items()}
+    return compare(Held(PROBE, own), truth, truth, dtype="float32")
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 2, 3), (1, 4, 5), (1, 4, 7), (1, 3, 6), (2, 4, 6)])
+def test_a_site_of_another_shape_is_a_gap_of_that_site_alone(shape):
+    comparison = shapes(q=shape)
+    gap = next(gap for gap in comparison.not_tested if gap.what == "short/blocks.0.q")
+
+    assert {delta.site for delta in comparison.sites} == {"logits", "returned"}
+    assert gap.why == f"blocks.0.q is {list(shape)} where the reference has [1, 4, 6] (probe short)"
+    assert judge_comparison(comparison)[0] is Verdict.EXACT
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5), (1, 3, 5), (4, 5), (1, 4, 4), (3, 4, 5)])
+@pytest.mark.parametrize("hook_too", [False, True])
+def test_a_returned_value_of_another_shape_is_a_mismatch(shape, hook_too):
+    comparison = shapes(returned=shape, **({"logits": shape} if hook_too else {}))
+    verdict, why = judge_comparison(comparison)
+
+    assert verdict is Verdict.MISMATCH
+    assert why.startswith(f"the model returned {list(shape)} where the reference has [1, 4, 5] (probe short)")
+
+
+def test_a_hook_of_another_shape_gives_way_to_what_is_returned():
+    comparison = shapes(logits=(1, 1, 5))
+
+    assert judge_comparison(comparison)[0] is Verdict.EXACT
+    assert any(gap.what == "short/logits" for gap in comparison.not_tested)
+
+
+@pytest.mark.parametrize(("padding", "verdict"), [(-1e4, Verdict.EXACT), (0.0, Verdict.MISMATCH)])
+def test_padded_columns_of_the_vocabulary_are_named_and_may_get_no_probability(padding, verdict):
+    logits = values((1, 4, 5))
+    wide = torch.cat([logits, torch.full((1, 4, 3), padding)], -1)
+    truth = Held(PROBE, {"logits": logits, "returned": logits})
+    comparison = compare(Held(PROBE, {"logits": wide, "returned": wide}), truth, truth, dtype="float32")
+
+    assert judge_comparison(comparison)[0] is verdict
+    assert comparison.logits.max_abs == 0.0
+    named = any(gap.what == "columns 5 to 7 of logits" for gap in comparison.not_tested)
+    assert named == (verdict is Verdict.EXACT)
+
+
+def test_positions_that_a_port_does_not_reach_are_cut_on_every_side_and_only_those():
+    """A port that ran 3 of 4 positions has them compared; one that ran 4 and shows 3 has another shape."""
+    draw = torch.randn(1, 4, 5)
+    truth = Held(PROBE, {"logits": draw, "returned": draw})
+    short = {"logits": draw[:, :3], "returned": draw[:, :3]}
+    reached = compare(Held(probe(length=3), short), truth, truth, dtype="float32")
+    lost = compare(Held(PROBE, short), truth, truth, dtype="float32")
+
+    assert judge_comparison(reached)[0] is Verdict.EXACT
+    assert judge_comparison(lost)[0] is Verdict.MISMATCH
+
+
+def test_the_returned_value_decides_and_not_the_hook():
+    right = torch.randn(1, 4, 5)
+    truth = Held(PROBE, {"logits": right, "returned": right})
+    judge = Held(PROBE, {"logits": right + 1e-7, "returned": right + 1e-7})
+    hook_lies = compare(Held(PROBE, {"logits": 2 * right, "returned": right}), truth, judge, dtype="float32")
+    returns_other = compare(Held(PROBE, {"logits": right, "returned": 2 * right}), truth, judge, dtype="float32")
+
+    assert judge_comparison(hook_lies)[0] is Verdict.PARITY
+    assert hook_lies.logits.max_abs == 0.0
+    assert judge_comparison(returns_other)[0] is Verdict.MISMATCH
+    assert returns_other.logits.max_abs == pytest.approx(float(right.abs().max()))
+    assert first_divergence(returns_other).site == "returned"
+
+
+def test_a_capture_of_hooks_alone_says_so():
+    truth = Held(PROBE, {"logits": values((1, 4, 5))})
+
+    assert BY_HOOKS_ALONE in compare(truth, truth, truth, dtype="float32").not_tested
 
 
 def test_the_smallest_number_of_a_dtype_is_rounding():

@@ -8,7 +8,8 @@ from held import Held
 from held import probe as plain
 from loose import SHORT, differ, loose
 
-from parity_audit.diagnose.preflight import vocabulary_finding
+from parity_audit.compare.deltas import compare
+from parity_audit.diagnose.returned import returned_findings
 
 G = torch.Generator().manual_seed(9)
 HIDDEN, UNEMBED = torch.randn(1, 48, 64, generator=G), torch.randn(131, 64, generator=G) / 8
@@ -48,17 +49,19 @@ def logits(extra=None, width=10):
 
 def vocabulary(ours, theirs):
     of = plain(length=6)
-    return vocabulary_finding(Held(of, {"logits": ours}), Held(of, {"logits": theirs}))
+    truth, own = (Held(of, {"logits": value, "returned": value}) for value in (ours, theirs))
+    return returned_findings(own, compare(own, truth, truth, dtype="float32"), "float32")[0]
 
 
 def test_columns_beyond_the_vocabulary_count_where_they_get_probability():
-    assert vocabulary(logits(), logits()) is None
-    assert vocabulary(logits(), logits(-1e4)) is None
-    padded = vocabulary(logits(), logits(0.0))
-    assert (padded.reference_value, padded.candidate_value) == (10, 14)
+    assert vocabulary(logits(), logits()) == []
+    assert vocabulary(logits(), logits(-1e4)) == []
+    (padded,) = vocabulary(logits(), logits(0.0))
+    assert (padded.knob, padded.reference_value, padded.candidate_value) == ("logits.vocabulary", 10, 14)
     expected = float((4 / (4 + logits().double().exp().sum(-1))).max())
     assert padded.evidence["largest_probability_beyond"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_missing_columns_are_a_finding():
-    assert "the last 3 tokens" in vocabulary(logits(), logits(width=7)).message
+    (cut,) = vocabulary(logits(), logits(width=7))
+    assert "the last 3 tokens" in cut.message
