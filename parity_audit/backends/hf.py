@@ -20,6 +20,7 @@ from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.float64 import promoted
 from parity_audit.backends.loading import load_name, tokenization
+from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
@@ -62,9 +63,10 @@ class HfBackend:
     def describe(self) -> Description:
         """Versions, the attention implementation in force, and live knob values."""
         config: Any = self.model.config
+        settings = {**self.request.settings, "attn_implementation": config._attn_implementation}
         return Description(
             backend="hf", package="transformers", version=transformers.__version__, versions=versions("transformers"),
-            settings={**self.request.settings, "attn_implementation": config._attn_implementation},
+            settings=settings, not_run=not_run("hf", settings),
             effective=effective(self.model, self.request.reads),
             tokenization=tokenization(self.request.checkpoint, self.request.tokenize),
             max_positions=getattr(config, "max_position_embeddings", None),

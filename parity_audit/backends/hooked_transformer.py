@@ -21,6 +21,7 @@ from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.loading import load_name
+from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_hooked_transformer
 from parity_audit.backends.reach import run_as_far_as_it_goes
@@ -80,6 +81,7 @@ class HookedTransformerBackend:
             max_positions=model.cfg.n_ctx, sizes_replaced=self.replaced,
             numerics=numerics(next(model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in model.parameters()), processing=of_hooked_transformer(model),
+            not_run=not_run("hooked_transformer", self.request.settings),
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:

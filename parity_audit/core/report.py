@@ -155,11 +155,24 @@ class Proof:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerLimit:
+    """The smallest error of one constant that this run could have seen in one layer alone: the one where it shows least.
+
+    `limit` None: no error that was tried there shows at all. Other fields as in `DetectionLimit`.
+    """
+
+    layer: int
+    limit: float | None
+    relative: float | None
+    site: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class DetectionLimit:
-    """The smallest error of one constant that this run could have seen.
+    """The smallest error of one constant that this run could have seen: in every layer, and in one layer alone.
 
     `limit` is in the unit of the constant, `relative` its share of `value` (of 1 where that is 0); `site` and `probe`
-    would show it first.
+    would show it first. `one_layer` is None for constants that blocks do not have.
     """
 
     knob: str
@@ -168,6 +181,7 @@ class DetectionLimit:
     relative: float
     site: str
     probe: str
+    one_layer: LayerLimit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -210,7 +210,8 @@ class Description:
     """What a loaded backend says about itself: versions and settings read from live modules, not from configs.
 
     `section` names the spec's section that describes a port, whose kind is only known once it is loaded.
-    `processing` lists what was done to the weights (TransformerLens: `fold_ln`, `center_unembed`, ...).
+    `processing` lists what was done to the weights (TransformerLens: `fold_ln`, `center_unembed`, ...); `not_run` the
+    ways to run this backend that its settings leave out.
     """
 
     backend: str
@@ -227,3 +228,4 @@ class Description:
     parameters: int = 0
     section: str = ""
     processing: tuple[str, ...] = ()
+    not_run: tuple[NotTested, ...] = ()

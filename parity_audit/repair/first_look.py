@@ -30,6 +30,7 @@ def first_look(
     """The verdict on the outputs, with everything that can be said without another run."""
     plan, about = session.plan, session.description()
     warnings, gaps = token_findings(reference.session.description(), about)
+    gaps = [*gaps, *about.not_run, *_not_decoded(reference)]
     weights, unseen = _weights(reference, capture, plan.dtype, allowed)
     outputs, said = returned_findings(capture, comparison, plan.dtype)
     weights, warnings = [*weights, *outputs], [*warnings, *said]
@@ -46,6 +47,12 @@ def first_look(
         findings=tuple(weights), warnings=tuple(warnings), not_visible=(*capture.manifest.not_visible, *comparison.not_comparable),
         not_tested=(*comparison.not_tested, *capture.manifest.not_tested, *gaps, *unseen),
     )  # fmt: skip
+
+
+def _not_decoded(reference: Reference) -> list[NotTested]:
+    """That nothing was decoded from a cache, where no probe of the run asks for that."""
+    decoded = any(probe.decode_from is not None for probe in reference.probes)
+    return [] if decoded else [NotTested(what="decoding from the cache", why="no probe of this run decodes")]
 
 
 def with_limits(result: Candidate, comparison: Comparison, reference: Reference) -> Candidate:

@@ -1,0 +1,121 @@
+"""What an error of one constant does when it is in one layer only, for every layer in a few runs.
+
+All layers are moved at once, and every block is given its right input:
+
+    blocks[l](right input, constant moved)  =  what an error in layer l alone does to the sites of block l
+
+That says for every layer how large an error shows at the latest: further on it may show earlier, never later. So the
+layer that seems the least sensitive is followed through the rest of the model, with its constant right again; if it is
+then still the least sensitive it is the one, else the next is followed. After `FOLLOWED` layers the others keep what
+their own block says: the limit that is reported is then an upper bound, and an error above it is seen all the same.
+
+What comes after the last block (the final norm, the logits) is given its right input too, so it shows no layer's error.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+
+from parity_audit.capture.store import Capture
+from parity_audit.core.sites import layer_of, site_order
+from parity_audit.diagnose.responses import (
+    FIRST_AMOUNTS,
+    LARGEST_AMOUNT,
+    LINEAR,
+    Bench,
+    Moved,
+    Only,
+    Response,
+    changes,
+    set_to,
+    smallest,
+    taken,
+)
+
+FOLLOWED = 3
+"""Runs spent on following layers: with three, the least sensitive one was found on every miniature and trained model tried."""
+ByLayer = Mapping[int, Response]
+
+
+def by_layer(bench: Bench, moved: Moved, n_layers: int) -> dict[int, Response]:
+    """The response to an error in one layer alone, for every layer that has the constant; empty where no block shows it.
+
+    A layer that does not respond at any amount that was tried has a response without sites.
+    """
+    layers = range(n_layers) if moved.layers is None else moved.layers
+    found: dict[int, Response] = {}
+    for amount in FIRST_AMOUNTS:
+        local = _local(bench, moved, amount * moved.size, n_layers)
+        if local is None:
+            return {}
+        responses, capture = local
+        new = {layer: response for layer, response in responses.items() if layer in layers and layer not in found}
+        found |= new | _followed(bench, new, capture)
+        shutil.rmtree(capture.folder, ignore_errors=True)
+        if set(layers) <= found.keys():
+            break
+    if not found:
+        return {}
+    silent = Response(moved=moved, amount=FIRST_AMOUNTS[-1] * moved.size, by_site={})
+    return {**dict.fromkeys(layers, silent), **found, **_corrected(bench, found, n_layers)}
+
+
+def _local(bench: Bench, moved: Moved, amount: float, n_layers: int) -> tuple[dict[int, Response], Capture] | None:
+    """Every block on its right input with the constant moved in all of them: what responds, and the capture of that."""
+    amount = moved.amount(amount)
+    if not set_to(bench, moved, amount):
+        return None
+    inputs = {f"blocks.{layer}.resid_pre" for layer in range(n_layers)} | {f"blocks.{n_layers - 1}.resid_post"}
+    capture = taken(bench, "single", forced_by=Only(bench.still, inputs))
+    found: dict[int, dict[str, float]] = {}
+    for site, change in changes(capture, bench).items():
+        layer = layer_of(site)
+        if layer is not None and not site.endswith("resid_pre"):  # made by the block before
+            found.setdefault(layer, {})[site] = change
+    return {layer: Response(moved=moved, amount=amount, by_site=sites) for layer, sites in found.items()}, capture
+
+
+def _followed(bench: Bench, local: ByLayer, capture: Capture) -> dict[int, Response]:
+    """The least sensitive layers of one local run with what they do further on."""
+    known, followed = dict(local), set[int]()
+    while known and len(followed) < FOLLOWED:
+        least = _least_sensitive(bench, known)
+        if least in followed:
+            break
+        known[least] = _further_on(bench, known[least], capture, least)
+        followed.add(least)
+    return known
+
+
+def _least_sensitive(bench: Bench, responses: ByLayer) -> int:
+    return max(responses, key=lambda layer: smallest(responses[layer], bench.floors)[0])
+
+
+def _further_on(bench: Bench, own: Response, local: Capture, layer: int) -> Response:
+    """The sites of a block with its constant moved, and those after it with everything right but their input."""
+    bench.session.apply(())
+    capture = taken(bench, "followed", forced_by=Only(local, {f"blocks.{layer}.resid_post"}))
+    order = site_order(f"blocks.{layer}.resid_post")
+    later = {site: change for site, change in changes(capture, bench).items() if site_order(site) > order}
+    shutil.rmtree(capture.folder, ignore_errors=True)
+    return replace(own, by_site={**later, **own.by_site})
+
+
+def _corrected(bench: Bench, found: ByLayer, n_layers: int) -> dict[int, Response]:
+    """The least sensitive layer again, at the error that its response predicts: not every constant acts linearly."""
+    least = _least_sensitive(bench, found)
+    moved, amount = found[least].moved, found[least].amount
+    predicted, first = smallest(found[least], bench.floors)[0], FIRST_AMOUNTS[0] * moved.size
+    target = moved.amount(min(max(predicted, first / 2), LARGEST_AMOUNT * moved.size))
+    enough = bench.native and target < amount  # rounding would only blur a smaller move
+    if enough or abs(target / amount - 1) <= LINEAR:
+        return {}
+    local = _local(bench, moved, target, n_layers)
+    if local is None:
+        return {}
+    responses, capture = local
+    again = {least: _further_on(bench, responses[least], capture, least)} if least in responses else {}
+    shutil.rmtree(capture.folder, ignore_errors=True)
+    return again
