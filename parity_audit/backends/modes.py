@@ -94,4 +94,8 @@ def _why(mode: Mode, settings: Mapping[str, Any]) -> str:
     value = settings.get(mode.setting)
     if not mode.setting:
         return mode.why
-    return f"this run had no {mode.setting}" if value is None else IN_FORCE.format(setting=mode.setting, value=value)
+    return (
+        f"this run had no {mode.setting}"
+        if value is None
+        else IN_FORCE.format(setting=mode.setting, value=str(value).lower())
+    )

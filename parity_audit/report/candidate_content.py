@@ -26,10 +26,12 @@ from parity_audit.report.rows import before_after, introduced, is_wrong, layer_r
 from parity_audit.report.words import (
     DEPARTS,
     GOOD,
+    LIMIT_TITLES,
+    LIMITS,
     blind_line,
     divergence_line,
     hook_rows,
-    limit_text,
+    limit_rows,
     proof_rows,
     right_reference_rows,
     settings_text,
@@ -177,16 +179,16 @@ def _proof(candidate: Candidate) -> list[Block]:
 
 def _gaps(candidate: Candidate) -> list[Block]:
     parts: list[Block] = []
-    limits = [(item.knob, limit_text(item)) for item in candidate.detection]
     sections = (
         ("Edited hooks", hook_rows(candidate)),
         ("Warnings", [("!", text) for text in candidate.warnings]),
         ("Not visible in this backend", not_visible(candidate)),
         ("Not tested", not_tested(candidate)),
-        ("Smallest error this run could have seen", limits),
     )
     for title, rows in sections:
         if rows:
             parts += [SPACE, heading(title), pairs(rows)]
-    blind = blind_line(candidate)
+    limits, blind = limit_rows(candidate), blind_line(candidate)
+    if limits:
+        parts += [SPACE, heading(LIMITS), columns(LIMIT_TITLES, limits)]
     return [*parts, paragraph(blind, indent=2)] if blind else parts

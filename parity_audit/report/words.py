@@ -185,10 +185,33 @@ def hook_rows(candidate: Candidate) -> list[tuple[str, str]]:
     return [*wrong, *([(f"{len(right)} as in the reference", ", ".join(right))] if right else [])]
 
 
-def limit_text(limit: DetectionLimit) -> str:
-    """`5.52e-05 (3.45e-06 of 16), first seen at blocks.2.resid_mid`."""
-    share = f" ({number(limit.relative)} of {shown(limit.value)})" if limit.value else ""
-    return f"{number(limit.limit)}{share}, first seen at {limit.site}"
+LIMITS = "Smallest errors that this run is sure to see; a port with smaller ones may be called parity"
+LIMIT_TITLES = ("constant", "value", "in every layer", "in one layer alone")
+
+
+def limit_rows(candidate: Candidate) -> list[tuple[str, str, str, str]]:
+    """`attention.scale`, `16`, `5.52e-05 (0.00035 %)`, `0.000288 (0.0018 %) in layer 3`: the layer where it shows least."""
+    return [
+        (item.knob, shown(item.value), _size(item.limit, item.relative, item.value), _in_one_layer(item))
+        for item in candidate.detection
+    ]
+
+
+def _in_one_layer(item: DetectionLimit) -> str:
+    alone = item.one_layer
+    if alone is None:
+        return "-"
+    if alone.limit is None or alone.relative is None:
+        return f"not seen in layer {alone.layer}"
+    return f"{_size(alone.limit, alone.relative, item.value)} in layer {alone.layer}"
+
+
+def _size(limit: float, relative: float, value: float) -> str:
+    return f"{number(limit)} ({_percent(relative)})" if value else number(limit)
+
+
+def _percent(relative: float) -> str:
+    return f"{100 * relative:.2g} %" if relative < 1 else f"{relative:.2g} times its value"
 
 
 def blind_line(candidate: Candidate) -> str | None:
@@ -203,9 +226,7 @@ def blind_line(candidate: Candidate) -> str | None:
 
 
 def _share(limit: DetectionLimit) -> str:
-    if not limit.value:
-        return number(limit.limit)
-    return f"{100 * limit.relative:.2g} %" if limit.relative < 1 else f"{limit.relative:.2g} times its value"
+    return _percent(limit.relative) if limit.value else number(limit.limit)
 
 
 def scope_line(report: Report) -> str:

@@ -8,7 +8,8 @@ from parity_audit.compare.deltas import Comparison
 from parity_audit.core.limits import INNER_RATIO, PARITY_RATIO
 from parity_audit.core.report import SiteDelta
 from parity_audit.core.types import NotTested, Probe
-from parity_audit.diagnose.limits import Moved, Response, Sensitivity, chosen_probe, detection_limits, movable, smallest
+from parity_audit.diagnose.limits import Found, Sensitivity, chosen_probe, detection_limits
+from parity_audit.diagnose.responses import Moved, Response, movable, smallest
 from parity_audit.specs.schema import ResolvedKnob
 
 SCALE = Moved(name="attention.scale", knob="attention.scale", value=16.0, whole=16.0)
@@ -36,7 +37,7 @@ def test_the_limit_is_where_the_response_reaches_the_limit_of_the_most_sensitive
 
 def test_a_candidate_that_shows_less_sees_less():
     found = Sensitivity(
-        probe="short", floors=FLOORS, responses=(response(blocks__0__resid_mid=1e-3, logits=1e-4),),
+        probe="short", floors=FLOORS, responses=(Found(everywhere=response(blocks__0__resid_mid=1e-3, logits=1e-4)),),
     )  # fmt: skip
     everything, _ = detection_limits(found, shown("blocks.0.resid_mid", "logits"))
     logits_only, _ = detection_limits(found, shown("logits"))
@@ -49,7 +50,9 @@ def test_a_candidate_that_shows_less_sees_less():
 @pytest.mark.parametrize("comparison", [shown("embed"), shown("blocks.0.resid_mid", probe="long")])
 def test_without_a_site_that_moves_there_is_no_number(comparison):
     known = NotTested(what="detection limit of attention.window", why="not excited")
-    found = Sensitivity(probe="short", floors=FLOORS, responses=(response(blocks__0__resid_mid=1e-3),), gaps=(known,))
+    found = Sensitivity(
+        probe="short", floors=FLOORS, responses=(Found(everywhere=response(blocks__0__resid_mid=1e-3)),), gaps=(known,)
+    )
     limits, gaps = detection_limits(found, comparison)
 
     assert limits == ()
@@ -90,8 +93,43 @@ def test_a_count_is_off_by_one_or_not_at_all():
     heads = Moved(name="moe.top_k", knob="moe.top_k", value=2.0, whole=2)
     seen = Response(moved=heads, amount=heads.amount(0.002), by_site={"logits": 1.0})
     blunt = Response(moved=heads, amount=heads.amount(3.2), by_site={"logits": 3e-6})
-    found = Sensitivity(probe="short", floors=FLOORS, responses=(seen, blunt))
+    found = Sensitivity(probe="short", floors=FLOORS, responses=(Found(everywhere=seen), Found(everywhere=blunt)))
     limits, _ = detection_limits(found, shown("logits"))
 
     assert (seen.amount, blunt.amount) == (1.0, 3.0)
     assert [item.limit for item in limits] == [1, 4]
+
+
+def in_layers(alone, *sites):
+    found = Sensitivity(
+        probe="short", floors=FLOORS, responses=(Found(everywhere=response(blocks__0__resid_mid=1e-3), alone=alone),)
+    )  # fmt: skip
+    return detection_limits(found, shown(*sites))[0][0].one_layer
+
+
+def test_the_layer_that_counts_is_the_one_where_an_error_shows_least():
+    """Layer 0 shows 0.016 by 1e-3 where 4e-7 is rounding, layer 1 by 1e-5 where 4e-6 is: its limit is 0.4 of 0.016."""
+    alone = {0: response(blocks__0__resid_mid=1e-3), 1: response(logits=1e-5)}
+    found = in_layers(alone, "blocks.0.resid_mid", "logits")
+
+    assert (found.layer, found.site) == (1, "logits")
+    assert found.limit == pytest.approx(0.016 * PARITY_RATIO * 1e-6 / 1e-5)
+    assert found.relative == pytest.approx(found.limit / 16)
+
+
+def test_a_layer_that_never_shows_an_error_has_no_limit_and_counts_before_all_others():
+    alone = {0: response(), 1: response(logits=1e-9)}
+    found = in_layers(alone, "blocks.0.resid_mid", "logits")
+
+    assert (found.layer, found.limit, found.relative, found.site) == (0, None, None, "")
+
+
+def test_a_candidate_that_does_not_show_a_layer_does_not_see_it():
+    alone = {0: response(blocks__0__resid_mid=1e-3), 1: response(logits=1e-5)}
+
+    assert in_layers(alone, "blocks.0.resid_mid").layer == 1
+    assert in_layers(alone, "blocks.0.resid_mid").limit is None
+
+
+def test_constants_outside_the_blocks_have_no_layer():
+    assert in_layers({}, "blocks.0.resid_mid") is None

@@ -9,6 +9,7 @@ from parity_audit.core.report import (
     DetectionLimit,
     Finding,
     Imposed,
+    LayerLimit,
     LogitsDelta,
     Patch,
     Patched,
@@ -57,7 +58,13 @@ SITES = (
 )
 
 LIMIT = DetectionLimit(
-    knob="attention.scale", value=16.0, limit=3e-6, relative=1.9e-7, site="blocks.2.resid_mid", probe="short"
+    knob="attention.scale",
+    value=16.0,
+    limit=3e-6,
+    relative=1.9e-7,
+    site="blocks.2.resid_mid",
+    probe="short",
+    one_layer=LayerLimit(layer=3, limit=4e-5, relative=2.5e-6, site="blocks.3.resid_post"),
 )
 PROOF = Proof(
     proven=True, statement="Proved off-line: with attention.softcap=50 the reference computes what the candidate computes.",

@@ -55,7 +55,12 @@ def test_what_died_is_named_and_the_other_result_is_whole():
     assert "14.9666" in text
 
 
-PROVED = ["0.323 -> 6.32e-06", "3e-06 (1.9e-07 of 16), first seen at", "imposed attention.softcap  50, everywhere"]
+PROVED = [
+    "0.323 -> 6.32e-06",
+    "3e-06 (1.9e-05 %)",
+    "4e-05 (0.00025 %) in layer 3",
+    "imposed attention.softcap  50, everywhere",
+]
 
 
 @pytest.mark.parametrize(
