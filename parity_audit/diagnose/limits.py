@@ -7,8 +7,8 @@ the response reaches the limit of a site:
 
 with floor(site) = RMSE(reference, judge), in the dtype of the run, and limit(site) the verdict's own. It is given twice: for
 an error in every layer, and for one in the layer where it shows least (see `single_layer`). The first amount gives the
-slope. The next run is made at the limit that this slope predicts, so the number stands where it is used even where the
-response bends; amounts far below the first are not tried, because tables that are stored in float32 could not hold them.
+slope, which holds for all smaller ones. Where it predicts a larger limit the next run is made there, so the number stands
+where it is used even where the response bends.
 """
 
 from __future__ import annotations
@@ -143,13 +143,12 @@ def _found(bench: Bench, moved: Moved, n_layers: int) -> Found | NotTested:
 
 
 def _at_the_limit(bench: Bench, first: Response) -> Response:
-    """Run again nearer to the limit that the last run predicts, until the prediction stands or is no small error."""
+    """Run again at a larger limit that the last run predicts, until the prediction stands or is no small error."""
     response = first
     for _ in range(CORRECTIONS):
         predicted = smallest(response, bench.floors)[0]
-        target = min(max(predicted, first.amount / 2), LARGEST_AMOUNT * first.moved.size)
-        known = bench.native and predicted < response.amount  # rounding would only blur a smaller move
-        if known or abs(target / response.amount - 1) <= LINEAR:
+        target = min(predicted, LARGEST_AMOUNT * first.moved.size)
+        if target <= response.amount * (1 + LINEAR):
             break
         nearer = moved_by(bench, first.moved, target)
         if nearer is None or not nearer.by_site:

@@ -149,11 +149,11 @@ def set_to(bench: Bench, moved: Moved, amount: float) -> bool:
     return bool(live)
 
 
-def taken(bench: Bench, name: str, forced_by: Capture | None = None) -> Capture:
-    """The judge as it is now on the probe, at every site that is looked at."""
+def taken(bench: Bench, name: str, *, only: tuple[str, ...] = ("",), forced_by: Capture | None = None) -> Capture:
+    """The judge as it is now on the probe, at the sites that are looked at and end in one of `only`."""
 
     def choose(tap: SiteTap, probe: Probe) -> bool:
-        return tap.site in bench.floors
+        return tap.site in bench.floors and tap.site.endswith(only)
 
     return take_capture(
         bench.session, [bench.probe], bench.out / name, precision=bench.precision, choose=choose, forced_by=forced_by

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from parity_audit.capture.store import Capture
+from parity_audit.core.limits import OUTER
 from parity_audit.core.sites import layer_of, site_order
 from parity_audit.diagnose.responses import (
     FIRST_AMOUNTS,
@@ -34,8 +35,8 @@ from parity_audit.diagnose.responses import (
     taken,
 )
 
-FOLLOWED = 3
-"""Runs spent on following layers: with three, the least sensitive one was found on every miniature and trained model tried."""
+FOLLOWED = 2
+"""Layers that are followed, one short run each."""
 ByLayer = Mapping[int, Response]
 
 
@@ -96,7 +97,7 @@ def _least_sensitive(bench: Bench, responses: ByLayer) -> int:
 def _further_on(bench: Bench, own: Response, local: Capture, layer: int) -> Response:
     """The sites of a block with its constant moved, and those after it with everything right but their input."""
     bench.session.apply(())
-    capture = taken(bench, "followed", forced_by=Only(local, {f"blocks.{layer}.resid_post"}))
+    capture = taken(bench, "followed", only=OUTER, forced_by=Only(local, {f"blocks.{layer}.resid_post"}))
     order = site_order(f"blocks.{layer}.resid_post")
     later = {site: change for site, change in changes(capture, bench).items() if site_order(site) > order}
     shutil.rmtree(capture.folder, ignore_errors=True)
@@ -104,13 +105,11 @@ def _further_on(bench: Bench, own: Response, local: Capture, layer: int) -> Resp
 
 
 def _corrected(bench: Bench, found: ByLayer, n_layers: int) -> dict[int, Response]:
-    """The least sensitive layer again, at the error that its response predicts: not every constant acts linearly."""
+    """The least sensitive layer again, at a larger error that its response predicts: not every constant acts linearly."""
     least = _least_sensitive(bench, found)
     moved, amount = found[least].moved, found[least].amount
-    predicted, first = smallest(found[least], bench.floors)[0], FIRST_AMOUNTS[0] * moved.size
-    target = moved.amount(min(max(predicted, first / 2), LARGEST_AMOUNT * moved.size))
-    enough = bench.native and target < amount  # rounding would only blur a smaller move
-    if enough or abs(target / amount - 1) <= LINEAR:
+    target = moved.amount(min(smallest(found[least], bench.floors)[0], LARGEST_AMOUNT * moved.size))
+    if target <= amount * (1 + LINEAR):
         return {}
     local = _local(bench, moved, target, n_layers)
     if local is None:
