@@ -158,7 +158,7 @@ def _at_the_limit(bench: Bench, first: Response) -> Response:
 
 
 def detection_limits(found: Sensitivity, comparison: Comparison) -> tuple[tuple[DetectionLimit, ...], list[NotTested]]:
-    """The limits of one candidate: of all sites, those that it shows."""
+    """The limits of one candidate: of all sites, those that it shows and that decide its verdict."""
     shown = {delta.site for delta in comparison.deciding_by_probe if delta.probe == found.probe}
     floors = {site: floor for site, floor in found.floors.items() if site in shown}
     limits: list[DetectionLimit] = []
