@@ -17,9 +17,10 @@ from parity_audit.core.errors import EXIT_NOT_JUDGED, NotJudged, explained
 from parity_audit.core.report import Report
 from parity_audit.core.types import BackendRef, NotTested
 from parity_audit.diagnose.limits import measure
-from parity_audit.diagnose.selfcheck import reference_notes
+from parity_audit.diagnose.selfcheck import departures, reference_notes
 from parity_audit.repair.outcome import exit_code_of
 from parity_audit.repair.reference import JUDGES, Reference, take_reference
+from parity_audit.repair.right_reference import compare_with
 from parity_audit.report.files import write_report
 
 FILES = "the files of this report"
@@ -77,7 +78,9 @@ def _self_check(session: Session, truth: Reference, context: AuditContext) -> li
     """What the reference says of itself; a check that cannot be made is said, and takes nobody's result away."""
     try:
         out = context.workspace.scratch("self-check")
-        return list(reference_notes(session, truth.capture, truth.judge, out))
+        departing = departures(truth.capture, session.plan)
+        notes = reference_notes(session, truth.capture, truth.judge, out, departing)
+        return [*notes, *compare_with(truth, departing)]
     except Exception as error:
         return [f"the self-check broke off: {explained(error).message}"]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.core.errors import NotJudged
+from parity_audit.core.report import Finding
+from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.agreement import is_number, same
 from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_value
 from parity_audit.diagnose.findings import shown
@@ -23,18 +26,15 @@ TOLERANCE = 2e-3
 COARSE = "the reference multiplies in TF32: the noise floor of this run is TF32's, not float32's"
 
 
-def reference_notes(session: Session, capture: Capture, judge: Capture | None, out: Path) -> list[str]:
-    """One line per departure of the reference from its spec, from itself, or from what its hooks should mean.
-
-    The attention core is fitted because that is where implementations of one library differ from each other:
-    a kernel without soft-cap drops it without an error. The fit sees what was computed, not what was configured.
-    """
+def reference_notes(
+    session: Session, capture: Capture, judge: Capture | None, out: Path, departing: Sequence[Finding]
+) -> list[str]:
+    """One line per departure of the reference from its spec (`departing`), from itself, or from what its hooks should mean."""
     plan, about = session.plan, session.description()
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     notes = config_warnings(spec_values(plan.spec, plan.config), live, "reference")
     notes += [COARSE] if reduced_products(about, plan.device, plan.dtype) else []
-    knobs = knob_values(plan.spec, plan.config)
-    notes += [_note(fit, spec_value(knobs, fit.knob, 0)) for fit in departures(capture, plan)]
+    notes += [finding.message for finding in departing]
     notes += hook_warnings(capture, "reference", plan.dtype)
     if judge is None:
         return notes
@@ -46,23 +46,31 @@ def reference_notes(session: Session, capture: Capture, judge: Capture | None, o
         return [*notes, f"the self-check broke off: {error.message}"]
 
 
-def departures(capture: Capture, plan: SidePlan) -> list[KnobFit]:
-    """Constants of the attention core whose value in a capture's first block is not the spec's.
+def departures(capture: Capture, plan: SidePlan) -> list[Finding]:
+    """Constants of the attention core whose value in a reference's first block is not the spec's.
 
+    The attention core is fitted because that is where implementations of one library differ from each other:
+    a kernel without soft-cap drops it without an error. The fit sees what was computed, not what was configured.
     A constant that its probes do not show has no fit, and is not among them.
     """
     layers = evidence_by_layer("reference", [capture], plan)
     fits, _ = fit_side([layers[0]], [attention.fit])
     knobs = knob_values(plan.spec, plan.config)
-    return [fit for fit in fits if fit.knob in CHECKED and _departs(fit, spec_value(knobs, fit.knob, 0))]
+    checked = [(fit, spec_value(knobs, fit.knob, 0)) for fit in fits if fit.knob in CHECKED]
+    return [_finding(fit, spec) for fit, spec in checked if _departs(fit, spec)]
 
 
-def _departs(fit: KnobFit, spec: object) -> bool:
+def _departs(fit: KnobFit, spec: KnobValue) -> bool:
     if is_number(fit.value) and is_number(spec):
         slack = max(TOLERANCE * abs(float(spec)), 8.0 * (fit.stderr or 0.0))  # type: ignore[arg-type]
         return abs(float(fit.value) - float(spec)) > slack  # type: ignore[arg-type]
-    return not same(fit.value, spec)  # type: ignore[arg-type]
+    return not same(fit.value, spec)
 
 
-def _note(fit: KnobFit, spec: object) -> str:
-    return f"the reference itself departs from the spec: {fit.knob} is {shown(fit.value)} in its activations, not {shown(spec)}"  # type: ignore[arg-type]
+def _finding(fit: KnobFit, spec: KnobValue) -> Finding:
+    values = f"{fit.knob} is {shown(fit.value)} in its activations, not {shown(spec)}"
+    return Finding(
+        knob=fit.knob, kind="constant", layers=None, site=f"blocks.0.{fit.site}", reference_value=fit.value,
+        candidate_value=None, spec_value=spec, departs_from_spec="reference",
+        message=f"the reference itself departs from the spec: {values}",
+    )  # fmt: skip

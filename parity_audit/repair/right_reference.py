@@ -82,6 +82,13 @@ def _spec_s_value(cause: Finding, plan: SidePlan, version: str) -> tuple[Edit, .
     return on_layers(found, cause.layers) or () if relative else found
 
 
+def compare_with(given: Reference, causes: Sequence[Finding]) -> list[str]:
+    """The command that replaces a reference whose self-check shows that it departs, as a line of that self-check."""
+    plan, version = given.session.plan, given.session.description().version
+    found = remedy(plan, version, causes, judged_by_definition=given.definition is not None) if causes else None
+    return [] if found is None or found.edits else [f"compare with `-r {found.ref}`, which should follow the spec"]
+
+
 @dataclass
 class RightReferences:
     """Replacements of the given reference, each made once; candidates come to it with their findings.

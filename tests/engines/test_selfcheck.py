@@ -24,3 +24,5 @@ def test_gemma_2_drops_its_soft_cap_in_sdpa(reference, other, tmp_path):
 
     assert any(f"own {other} does not compute" in note for note in notes)
     assert not any("causal" in note or "padding" in note for note in notes)
+    proposed = any("compare with `-r hf,attn_implementation=eager`" in note for note in notes)
+    assert proposed is (reference != "hf")
