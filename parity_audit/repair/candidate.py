@@ -85,7 +85,7 @@ def _audited(
         return _broken_off(result, "diagnosis", error, session)
     result = _with_diagnosis(result, comparison, diagnosis, reference.session.plan)
     if rights is not None:
-        result, reference = judged_for_the_rest(result, capture, reference, rights, allowed, run=repair)
+        result, reference = judged_for_the_rest(result, session, capture, reference, rights, allowed, run=repair)
     if not repair:
         untried = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair"))
         return dataclasses.replace(result, not_tested=untried)

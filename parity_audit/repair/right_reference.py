@@ -138,7 +138,10 @@ class RightReferences:
         session = self.make(found.ref)
         session.apply(found.edits)
         judging = session if session.plan.backend_key == JUDGES else given.judging
-        return take_reference(session, judging, given.probes, folder=self.folder, keep=self.keep)
+        right = take_reference(session, judging, given.probes, folder=self.folder, keep=self.keep)
+        if not self.keep:
+            right.release()
+        return right
 
     @property
     def held(self) -> list[Capture]:
@@ -153,6 +156,7 @@ class RightReferences:
 
 def judged_for_the_rest(
     result: Candidate,
+    session: Session,
     capture: Capture,
     given: Reference,
     rights: RightReferences,
@@ -160,10 +164,15 @@ def judged_for_the_rest(
     *,
     run: bool,
 ) -> tuple[Candidate, Reference]:
-    """The candidate with its comparison against a right reference, and the reference that patches are judged against."""
+    """The candidate with its comparison against a right reference, and the reference that patches are judged against.
+
+    `session` is the candidate's; it makes room where only one model may be in memory.
+    """
     causes = wrong(result.findings)
     if not causes or given.judge is None:
         return result, given
+    if not rights.keep:
+        session.release()
     found = rights.instead_of(given, causes, run=run)
     if isinstance(found, NotTested):
         return dataclasses.replace(result, not_tested=(*result.not_tested, found)), given

@@ -50,7 +50,7 @@ def _claim(judged: Sequence[Candidate]) -> str:
         exact = all(one.verdict is Verdict.EXACT for one in judged)
         how = "bit-identical to the reference" if exact else "the reference's function up to rounding"
         return f"Parity: {_names(judged)} {'is' if exact else 'computes'} {how}"
-    mended = all(one.patched is not None and one.patched.verdict in GOOD for one in wrong)
+    mended = all(_is_mended(one) or is_right_against_another(one) for one in wrong)
     replaced = next(
         (one.right_reference for one in wrong if one.right_reference and one.right_reference.verified), None
     )
@@ -67,6 +67,10 @@ def _replaced(right: RightReference, agrees: bool, mended: bool) -> str:
         ": it is at parity with that" if agrees else ": the patch below brings it to parity with that" if mended else ""
     )
     return f", and the reference itself departs from the spec; compare with {which}{then}"
+
+
+def _is_mended(one: Candidate) -> bool:
+    return one.patched is not None and one.patched.verdict in GOOD
 
 
 def is_right_against_another(one: Candidate) -> bool:
