@@ -1,11 +1,13 @@
 """A detection limit is a promise: an error above it is seen, one below it is not. Errors are made by loading configs."""
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
 
 import parity_audit
+from parity_audit.capture.workspace import Workspace
 from parity_audit.core.report import Verdict
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -78,7 +80,7 @@ def test_one_layer_alone_is_never_more_sensitive_than_all_of_them(limits):
 
 def test_a_large_model_is_moved_in_its_own_float32_and_says_the_same(limits, tmp_path, monkeypatch):
     """Only the residual stream is looked at there, so a limit may be larger but not smaller."""
-    monkeypatch.setattr("parity_audit.capture.workspace.SMALL_BYTES", 0)
+    monkeypatch.setattr(sys.modules[Workspace.__module__], "SMALL_BYTES", 0)
     found = {item.knob: item for item in audit(tmp_path, "hf").candidates[0].detection}
 
     assert found.keys() >= {"attention.scale", "norm.offset", "rope.theta", "logits.scale"}
