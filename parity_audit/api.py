@@ -11,6 +11,7 @@ from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.run import run_audit
+from parity_audit.cache.root import cache_root as cache_root
 from parity_audit.capture.place import JUDGE_FOLDER, place, require_replaceable
 from parity_audit.capture.plan import opened
 from parity_audit.capture.take import reusable_capture
@@ -25,6 +26,8 @@ from parity_audit.envs.build import remove_env as remove_env
 from parity_audit.envs.health import health
 from parity_audit.envs.recipes import recipe_for, table
 from parity_audit.offline.diff import diff as diff
+from parity_audit.offline.stored import prune as prune
+from parity_audit.offline.stored import stored as stored
 from parity_audit.report.files import failure_reported, set_aside
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model

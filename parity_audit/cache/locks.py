@@ -21,6 +21,9 @@ class Lock:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def __del__(self) -> None:
+        self.release()
+
 
 def hold(path: Path, *, shared: bool = False) -> Lock:
     """Take the lock, waiting for whoever has it. A `shared` one is held by any number, but not beside an exclusive one."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parity_audit.cache.contents import difference, sha256_of
+from parity_audit.cache.locks import Lock, hold
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.sealed import loaded_files
@@ -32,13 +33,14 @@ class GuardedCheckpoint:
     """`checkpoint` is what backends are given, `expected` what its files have to be, by name.
 
     `restore` brings it back where that is possible; weights of the user's own cannot be, and are `spoiled` by the first
-    backend that changes them.
+    backend that changes them. `use` is held for as long as this lives, so that the cache keeps what is not copied.
     """
 
     checkpoint: Checkpoint
     expected: dict[str, str]
     restore: Callable[[], object] | None = None
     spoiled: str = ""
+    use: Lock | None = None
 
     @contextmanager
     def watched(self, who: str) -> Iterator[None]:
@@ -82,7 +84,8 @@ def guarded(
         return GuardedCheckpoint(checkpoint, _state(checkpoint))
     home = Path(checkpoint.hf_home)
     if copies is None or _bytes(home) > SMALL_BYTES:
-        return GuardedCheckpoint(checkpoint, _state(checkpoint), remake)
+        use = hold(home.parent / f"{home.name}.use", shared=True)
+        return GuardedCheckpoint(checkpoint, _state(checkpoint), remake, use=use)
     own = copies / home.name
 
     def copy() -> None:

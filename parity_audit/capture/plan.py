@@ -113,6 +113,7 @@ def side_plan(plan: AuditPlan, ref: BackendRef, *, install: bool, progress: Prog
     return SidePlan(
         ref=ref, environment=environment, checkpoint=plan.checkpoint, spec=spec, config=plan.config,
         dtype=plan.dtype, device=plan.device, max_positions=max(probe.shape[1] for probe in plan.probes) + 1,
+        install=install,
     )  # fmt: skip
 
 

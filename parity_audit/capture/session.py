@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from parity_audit.cache.locks import Lock
 from parity_audit.cache.root import cache_root
-from parity_audit.core.errors import WorkerDied
+from parity_audit.core.errors import NotJudged, WorkerDied
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 from parity_audit.envs.build import Environment
+from parity_audit.envs.heal import healed, use
 from parity_audit.specs.checkpoints import stored_names
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import dims, reads, weight_taps
@@ -44,6 +46,7 @@ class SidePlan:
     device: str
     max_positions: int
     section: str = ""
+    install: bool = True
 
     @property
     def backend_key(self) -> str:
@@ -72,6 +75,7 @@ class Session:
     _worker: Worker | None = None
     _ready: Worker | None = None
     _description: Description | None = None
+    _use: Lock | None = None
 
     @property
     def label(self) -> str:
@@ -132,7 +136,9 @@ class Session:
         for worker in (self._worker, self._ready):
             if worker is not None:
                 worker.kill()
-        self._worker = self._ready = None
+        if self._use is not None:
+            self._use.release()
+        self._worker = self._ready = self._use = None
 
     def _asked(self, question: Callable[[Worker], T]) -> T:
         """The answer of the loaded model. A process that died is let go, so that the next question starts another."""
@@ -144,8 +150,19 @@ class Session:
             raise
 
     def _loaded(self) -> Worker:
+        """The loaded model. Where that fails in a damaged environment, the environment is made again, once."""
         if self._worker is not None:
             return self._worker
+        try:
+            return self._load()
+        except NotJudged:
+            plan = self.plan
+            self.release()
+            if not healed(plan.ref, plan.environment, device=plan.device, install=plan.install, progress=self.progress):
+                raise
+            return self._load()
+
+    def _load(self) -> Worker:
         plan, started = self.plan, time.perf_counter()
         self.progress.update("load", self.label)
         worker, self._ready = self._ready or self._started(), None
@@ -164,6 +181,7 @@ class Session:
 
     def _started(self) -> Worker:
         environment = self.plan.environment
+        self._use = self._use or use(environment)
         return Worker.start(
             environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers",
             self.timeout, cwd=self.home,

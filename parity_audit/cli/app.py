@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from parity_audit.cli.cache import cache
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.progress import progress_for
 from parity_audit.cli.sections import doctor, envs, specs
@@ -46,6 +47,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(specs, name="specs")
 app.add_typer(envs, name="envs")
+app.add_typer(cache, name="cache")
 app.add_typer(spec, name="spec")
 app.command()(doctor)
 

@@ -10,14 +10,17 @@ import json
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from filelock import FileLock
-
+from parity_audit.cache.aside import set_aside
+from parity_audit.cache.locks import hold_if_free, locked
 from parity_audit.cache.root import cache_root
 from parity_audit.core.errors import EnvFailed, UsageError
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef
+from parity_audit.envs.damage import damage, in_words
 from parity_audit.envs.recipes import Recipe, backend_key, port_environment, recipe_for
 from parity_audit.envs.resolve import Resolution, forget, known_resolution, resolve
 from parity_audit.envs.uv import run, run_uv
@@ -58,13 +61,15 @@ def python_for(
         return Environment(python=sys.executable, key="same", same=True, backend_key=backend_key(ref, own), version=own)
     recipe = recipe_for(ref, device)
     folder = environment_of(recipe)
-    if folder is None:
+    why = "" if folder is None else _quick_damage(folder)
+    if folder is None or why:
         if not allow_install:
+            what = f"the environment for `{ref}` is damaged ({why})" if why else f"no environment for `{ref}`"
             raise EnvFailed(
-                f"no environment for `{ref}`, and --no-install forbids making one", code="env-missing",
+                f"{what}, and --no-install forbids making one", code="env-missing",
                 hint=f"run `parity-audit envs create '{ref.name}=={recipe.version}'`",
             )  # fmt: skip
-        folder = create(recipe, progress)
+        folder = create(recipe, progress, damaged=None if folder is None else Damaged.of(folder, why))
     return Environment(
         python=str(folder / "bin" / "python"), key=folder.name, same=False,
         backend_key=backend_key(ref, recipe.version), version=recipe.version,
@@ -110,8 +115,36 @@ def envs_root() -> Path:
 
 
 def is_ready(folder: Path) -> bool:
-    """Finished environments carry their info file and an interpreter."""
-    return (folder / INFO).is_file() and (folder / "bin" / "python").exists()
+    """Finished environments carry their info file, which is written last, and an interpreter."""
+    return bool(_info(folder)) and (folder / "bin" / "python").exists()
+
+
+def _info(folder: Path) -> dict[str, Any]:
+    """What an environment holds, as it was written when it was finished; empty where it was not or cannot be read."""
+    try:
+        found = json.loads((folder / INFO).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and "backend" in found else {}
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """An environment and what is wrong with it. `inode` tells the one that was looked at from one made since."""
+
+    folder: Path
+    why: str
+    inode: int
+
+    @staticmethod
+    def of(folder: Path, why: str) -> Damaged:
+        """What was found just now."""
+        return Damaged(folder, why, folder.stat().st_ino)
+
+    def set_aside(self) -> None:
+        """Move it out of the way, unless another process has made it again meanwhile."""
+        if self.folder.is_dir() and self.folder.stat().st_ino == self.inode:
+            set_aside(self.folder, what="environment", why=self.why)
 
 
 def environment_of(recipe: Recipe) -> Path | None:
@@ -121,8 +154,22 @@ def environment_of(recipe: Recipe) -> Path | None:
     return folder if folder is not None and is_ready(folder) else None
 
 
-def create(recipe: Recipe, progress: Progress = SILENT) -> Path:
+@cache
+def _quick_damage(folder: Path) -> str:
+    """What is missing or has another size, looked for once in the life of this process."""
+    return damage_of(folder, whole=False)
+
+
+def damage_of(folder: Path, *, whole: bool) -> str:
+    """The first file that is not what a fresh installation has there, in words; empty when none is."""
+    return in_words(damage(folder, whole=whole, accepted=_info(folder).get("unlike_record", ())))
+
+
+def create(recipe: Recipe, progress: Progress = SILENT, *, damaged: Damaged | None = None) -> Path:
     """Build an environment, check that it starts, and put it in place.
+
+    Args:
+        damaged: an environment of this recipe that has to be set aside first.
 
     Raises:
         EnvFailed: uv cannot resolve or install it, or the health check fails; nothing is left behind.
@@ -130,7 +177,10 @@ def create(recipe: Recipe, progress: Progress = SILENT) -> Path:
     root = envs_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{recipe.key}.lock"):
+        with locked(root / f"{recipe.key}.lock"):
+            if damaged is not None:
+                damaged.set_aside()
+            _quick_damage.cache_clear()
             progress.update("environment", f"{recipe.package} {recipe.version}: resolving")
             resolution = resolve(recipe)
             return _create_locked(recipe, resolution, root / recipe.key_with(resolution.pins), progress)
@@ -145,8 +195,10 @@ def _create_locked(recipe: Recipe, resolution: Resolution, folder: Path, progres
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        _install(recipe, resolution, folder, progress)
-        content = {"backend": recipe.backend, "date": resolution.date, "packages": resolution.versions}
+        unlike = _install(recipe, resolution, folder, progress)
+        content = {
+            "backend": recipe.backend, "date": resolution.date, "packages": resolution.versions, "unlike_record": unlike
+        }  # fmt: skip
         (folder / INFO).write_text(json.dumps(content, indent=1))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -155,18 +207,28 @@ def _create_locked(recipe: Recipe, resolution: Resolution, folder: Path, progres
     return folder
 
 
-def _install(recipe: Recipe, resolution: Resolution, folder: Path, progress: Progress) -> None:
+def _install(recipe: Recipe, resolution: Resolution, folder: Path, progress: Progress) -> list[str]:
+    """Make the environment and run its health check; returns files that are not what their package's RECORD says.
+
+    uv links files from its own cache, so that what is written to one is in both: where hashes differ, everything is
+    installed again without that cache. What differs then as well is the package's own mistake.
+    """
     name = f"{recipe.package} {recipe.version}"
     progress.update("environment", f"{name}: creating")
     run_uv("venv", "--quiet", "--python", recipe.python, str(folder), what=f"{name} needs Python {recipe.python}")
-    progress.update("environment", f"{name}: installing")
-    python = str(folder / "bin" / "python")
-    run_uv(
-        "pip", "install", "--quiet", "--no-deps", "--python", python, *resolution.options, "--requirement", "-",
-        what=f"{name} cannot be installed", text="\n".join(resolution.pins),
-    )  # fmt: skip
-    progress.update("environment", f"{name}: checking")
+    python, wrong = str(folder / "bin" / "python"), {}
+    for more in ((), ("--no-cache", "--reinstall")):
+        progress.update("environment", f"{name}: installing")
+        run_uv(
+            "pip", "install", "--quiet", "--no-deps", "--python", python, *more, *resolution.options, "--requirement", "-",
+            what=f"{name} cannot be installed", text="\n".join(resolution.pins),
+        )  # fmt: skip
+        progress.update("environment", f"{name}: checking")
+        wrong = damage(folder, whole=True)
+        if not wrong:
+            break
     run([python, "-I", "-c", recipe.check], f"{name} installs but does not start")
+    return sorted(wrong)
 
 
 def list_envs() -> list[tuple[str, str, int]]:
@@ -174,9 +236,8 @@ def list_envs() -> list[tuple[str, str, int]]:
     found = []
     for folder in sorted(envs_root().glob("*/")):
         if is_ready(folder):
-            info = json.loads((folder / INFO).read_text())
             size = sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
-            found.append((folder.name, str(info["backend"]), size))
+            found.append((folder.name, str(_info(folder)["backend"]), size))
     return found
 
 
@@ -194,8 +255,17 @@ def remove_env(key: str) -> None:
             f"no environment `{key}`", code="unknown-env", expected=", ".join(sorted(known)) or "none is there",
             hint=f"did you mean `{near[0]}`?" if near else "`parity-audit envs list` shows their names",
         )  # fmt: skip
+    lock = hold_if_free(use_lock(known[key]))
+    if lock is None:
+        raise UsageError(f"environment `{key}` is in use", code="in-use", hint="wait for the audit that runs in it")
     shutil.rmtree(known[key])
-    (root / f"{key}.lock").unlink(missing_ok=True)
+    use_lock(known[key]).unlink(missing_ok=True)
+    lock.release()
+
+
+def use_lock(folder: Path) -> Path:
+    """The file that is locked, shared, for as long as something runs in an environment."""
+    return folder.parent / f"{folder.name}.use"
 
 
 def default_candidates(device: str, *, install: bool) -> list[BackendRef]:

@@ -20,7 +20,17 @@ EXAMPLES = sorted((ROOT / "reports" / "examples").glob("*/report.json"))
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
-COMMANDS = ("audit", "capture", "diff", "selftest", "spec check", "spec new", "envs create", "specs list")
+COMMANDS = (
+    "audit",
+    "capture",
+    "diff",
+    "selftest",
+    "spec check",
+    "spec new",
+    "envs create",
+    "specs list",
+    "cache prune",
+)
 
 
 def codes_in_source() -> set[str]:
@@ -65,7 +75,9 @@ def test_links_between_pages_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
 def test_every_command_of_the_manual_exists(page):
-    commands = re.findall(r"parity-audit ((?:envs|specs|spec) [a-z]+|capture|diff|doctor|audit)\b", page.read_text())
+    commands = re.findall(
+        r"parity-audit ((?:envs|specs|spec|cache) [a-z]+|capture|diff|doctor|audit)\b", page.read_text()
+    )
 
     for command in sorted(set(commands)):
         assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0, command
