@@ -6,16 +6,86 @@ Importing this package costs nothing: everything heavy is loaded on first use, s
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from parity_audit.core.version import __version__
 
-__all__ = ["__version__", "audit", "capture", "diff"]
+_PLACES = {
+    "api": ("audit", "capture", "diff"),
+    "core.report": (
+        "Candidate", "DetectionLimit", "Finding", "HookEdit", "LogitsDelta", "Patch", "Patched", "Proof", "Report", "Side",
+        "SiteDelta", "Verdict",
+    ),
+    "core.types": ("BackendRef", "NotTested", "NotVisible"),
+    "core.errors": (
+        "BackendFailed", "CannotRun", "CaptureBroken", "EnvFailed", "NotJudged", "ParityError", "SpecError", "UsageError",
+        "WorkerDied",
+    ),
+}  # fmt: skip
+_HOMES = {name: home for home, names in _PLACES.items() for name in names}
+
+__all__ = [
+    "BackendFailed",
+    "BackendRef",
+    "Candidate",
+    "CannotRun",
+    "CaptureBroken",
+    "DetectionLimit",
+    "EnvFailed",
+    "Finding",
+    "HookEdit",
+    "LogitsDelta",
+    "NotJudged",
+    "NotTested",
+    "NotVisible",
+    "ParityError",
+    "Patch",
+    "Patched",
+    "Proof",
+    "Report",
+    "Side",
+    "SiteDelta",
+    "SpecError",
+    "UsageError",
+    "Verdict",
+    "WorkerDied",
+    "__version__",
+    "audit",
+    "capture",
+    "diff",
+]
 
 if TYPE_CHECKING:
     from parity_audit.api import audit, capture, diff
+    from parity_audit.core.errors import (
+        BackendFailed,
+        CannotRun,
+        CaptureBroken,
+        EnvFailed,
+        NotJudged,
+        ParityError,
+        SpecError,
+        UsageError,
+        WorkerDied,
+    )
+    from parity_audit.core.report import (
+        Candidate,
+        DetectionLimit,
+        Finding,
+        HookEdit,
+        LogitsDelta,
+        Patch,
+        Patched,
+        Proof,
+        Report,
+        Side,
+        SiteDelta,
+        Verdict,
+    )
+    from parity_audit.core.types import BackendRef, NotTested, NotVisible
 
 
 class _Package(ModuleType):
@@ -30,8 +100,6 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from parity_audit import api
-
-        return getattr(api, name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

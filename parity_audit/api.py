@@ -17,6 +17,7 @@ from parity_audit.capture.plan import opened
 from parity_audit.capture.take import reusable_capture
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import UsageError
+from parity_audit.core.inputs import accepting, path, several, torch_name
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Report
 from parity_audit.core.types import BackendRef
@@ -29,6 +30,7 @@ from parity_audit.offline.diff import diff as diff
 from parity_audit.offline.stored import prune as prune
 from parity_audit.offline.stored import stored as stored
 from parity_audit.report.files import failure_reported, set_aside
+from parity_audit.report.notebook import with_bar
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.schema import Spec
@@ -36,23 +38,26 @@ from parity_audit.specs.view import knob_values
 from parity_audit.workers.client import TIMEOUT
 
 BackendLike = str | BackendRef
+PathLike = str | Path
 
 
+@accepting(weights=path, out=path, dtype=torch_name, device=torch_name, candidates=several, probes=several)
+@with_bar
 def audit(
     model: str,
     *,
-    candidates: Sequence[BackendLike] | None = None,
+    candidates: Sequence[BackendLike] | BackendLike | None = None,
     reference: BackendLike = "hf",
     miniature: str | None = None,
     seed: int = 0,
-    weights: Path | None = None,
-    dtype: str = "float32",
-    device: str = "cpu",
-    probes: Sequence[str] | None = None,
+    weights: PathLike | None = None,
+    dtype: object = "float32",
+    device: object = "cpu",
+    probes: Sequence[str] | str | None = None,
     target: float = 1e-5,
     repair: bool = True,
     hooks: bool = False,
-    out: Path | None = None,
+    out: PathLike | None = None,
     install: bool = True,
     tf32: bool = False,
     accept_patched: bool = False,
@@ -64,9 +69,10 @@ def audit(
 
     Args:
         model: hub id, alias or local path.
-        candidates: BACKEND strings; every candidate that can run here when None.
+        candidates: one or several BACKEND strings; every candidate that can run here when None.
         reference: the backend that is believed.
         miniature: "mini", "small" or "full" for seeded weights with the architecture's real constants.
+        dtype: float32, bfloat16 or float16, or that dtype of torch.
         hooks: also edit every hook of a port at parity, and compare with the same edit in the reference.
         target: max-abs logit difference that a repaired candidate should reach.
         install: allow creating environments.
@@ -93,17 +99,19 @@ def audit(
         return run_audit(context, _ref(reference), refs, accept_patched=accept_patched)
 
 
+@accepting(weights=path, out=path, dtype=torch_name, device=torch_name, probes=several)
+@with_bar
 def capture(
     model: str,
     backend: BackendLike,
     *,
-    out: Path,
+    out: PathLike,
     miniature: str | None = None,
     seed: int = 0,
-    weights: Path | None = None,
-    dtype: str = "float32",
-    device: str = "cpu",
-    probes: Sequence[str] | None = None,
+    weights: PathLike | None = None,
+    dtype: object = "float32",
+    device: object = "cpu",
+    probes: Sequence[str] | str | None = None,
     install: bool = True,
     tf32: bool = False,
     judge: bool = False,

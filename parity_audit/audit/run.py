@@ -13,6 +13,7 @@ from parity_audit.audit.context import AuditContext
 from parity_audit.audit.reporting import report_of
 from parity_audit.capture.session import Session
 from parity_audit.capture.side import Side
+from parity_audit.core.backend_ref import report_names
 from parity_audit.core.errors import EXIT_NOT_JUDGED, NotJudged, explained
 from parity_audit.core.report import Report
 from parity_audit.core.types import BackendRef, NotTested
@@ -52,6 +53,9 @@ def run_audit(
         truth = _with_sensitivity(truth, context)
         results, captures = judge_all(sides, truth, context, rights)
     code = exit_code_of(results, accept_patched=accept_patched)
+    results = [
+        dataclasses.replace(one, backend=name) for one, name in zip(results, report_names(candidates), strict=True)
+    ]
     report = report_of(context, truth, notes, results, captures, code, time.perf_counter() - started)
     if code != EXIT_NOT_JUDGED:
         workspace.drop([*captures, *truth.held, *rights.held])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,23 @@ def _port(head: str, text: str) -> str:
             hint=f"did you mean `{near[0]}`?" if near else "write it as `python:FILE:FUNCTION`",
         )  # fmt: skip
     return f"{path.resolve()}:{function}"
+
+
+def report_names(refs: Sequence[BackendRef]) -> list[str]:
+    """What reports call each of these: its name, and for a port FILE:FUNCTION with as many folders as tell files apart."""
+    files = {Path(ref.target.rpartition(":")[0]) for ref in refs if ref.target}
+    return [_report_name(ref, files) for ref in refs]
+
+
+def _report_name(ref: BackendRef, files: set[Path]) -> str:
+    if ref.target is None:
+        return ref.name
+    file, _, function = ref.target.rpartition(":")
+    parts = Path(file).parts
+    for count in range(1, len(parts) + 1):
+        if sum(other.parts[-count:] == parts[-count:] for other in files) == 1:
+            break
+    return f"{ref.name}:{'/'.join(parts[-count:])}:{function}"
 
 
 def _split(text: str) -> list[str]:

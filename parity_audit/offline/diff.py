@@ -12,6 +12,7 @@ from parity_audit.capture.store import Capture, open_capture
 from parity_audit.compare.deltas import compare
 from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.errors import UsageError
+from parity_audit.core.inputs import accepting, path
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Candidate, Finding, Report, Verdict
 from parity_audit.core.types import NotTested, Probe
@@ -22,7 +23,8 @@ from parity_audit.repair.outcome import exit_code_of, side_of
 NO_JUDGE = "take the reference again with `parity-audit capture ... --judge`, or give its float64 capture with --judge"
 
 
-def diff(a: Path, b: Path, *, judge: Path | None = None, progress: Progress = SILENT) -> Report:
+@accepting(a=path, b=path, judge=path)
+def diff(a: Path | str, b: Path | str, *, judge: Path | str | None = None, progress: Progress = SILENT) -> Report:
     """Compare two captures on disk: `a` is the reference, `b` the candidate. `a/judge` is used where it exists.
 
     Raises:

@@ -9,7 +9,7 @@ import html
 from collections.abc import Iterable, Sequence
 from functools import singledispatch
 
-from parity_audit.core.report import Candidate, Report, shown_in_notebooks_by
+from parity_audit.core.report import Candidate, Report
 from parity_audit.report.blocks import Bar, Block, Code, Line, Pairs, Paragraph, Space, Table
 from parity_audit.report.content import candidates, closing, opening
 from parity_audit.report.escape import plain
@@ -109,6 +109,3 @@ def _spans(block: Line) -> str:
 def _text(text: str) -> str:
     """Control characters are shown, and nothing of the text is markup."""
     return html.escape(plain(text), quote=True)
-
-
-shown_in_notebooks_by(render)

@@ -1,16 +1,22 @@
-"""Progress of a call in a notebook: one bar that is updated in place, and ends as one line."""
+"""What a notebook shows: a report as HTML, and the progress of a call as one bar that ends as one line."""
 
 from __future__ import annotations
 
+import functools
 import html
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from parity_audit.core.progress import SILENT, Progress
+from parity_audit.core.report import shown_in_notebooks_by
+from parity_audit.report.html import render
 from parity_audit.report.numbers import seconds
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+shown_in_notebooks_by(render)
 
 
 def in_notebook() -> bool:
@@ -30,6 +36,17 @@ def listening(given: Progress | None) -> Iterator[Progress]:
         yield bar
     finally:
         bar.close()
+
+
+def with_bar(function: Function) -> Function:
+    """A function with an argument `progress`, which draws its progress in the cell that called it where it was given none."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with listening(kwargs.pop("progress", None)) as progress:
+            return function(*args, **kwargs, progress=progress)
+
+    return call  # type: ignore[return-value]
 
 
 class NotebookBar:

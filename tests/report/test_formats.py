@@ -17,7 +17,7 @@ from sample import EVIL_REPORT, NOTHING, ONE_DEAD, REPORT, logits
 
 from parity_audit.core.errors import NotJudged, WorkerDied
 from parity_audit.core.report import Candidate, Finding, Patch, Proof
-from parity_audit.report import html, json, markdown, terminal
+from parity_audit.report import html, json, markdown, notebook, terminal
 from parity_audit.report.failure import failed_report
 from parity_audit.report.files import write_report
 from parity_audit.report.schema import report_schema, schema_text
@@ -200,6 +200,7 @@ def test_html_shows_foreign_text_and_does_not_obey_it():
 
 
 def test_a_notebook_gets_the_html():
+    assert not notebook.in_notebook()
     assert REPORT._repr_html_() == html.render(REPORT)
 
 

@@ -151,3 +151,12 @@ def test_a_coarse_dtype_says_in_words_what_it_cannot_see():
     assert "bfloat16 cannot prove a port right" in said
     assert "attention.scale by 1.9 %, norm.eps by 1.2e+02 times its value" in said
     assert "cannot prove" not in render(REPORT)
+
+
+def test_candidates_of_one_release_are_told_apart_by_their_settings():
+    long = "x" * 60
+    alike = [replace(CLEAN, settings={"attn_implementation": kind, "path": long}) for kind in ("eager", "sdpa", "sdpa")]
+    text = " ".join(render(replace(REPORT, candidates=tuple(alike)), width=400).split())
+
+    for name in (f"(attn_implementation=eager, path={long})", f"=sdpa, path={long}) #1", f"=sdpa, path={long}) #2"):
+        assert text.count(f"vllm 0.32.0 {name}".replace("vllm 0.32.0 =", "vllm 0.32.0 (attn_implementation=")) >= 2
