@@ -21,6 +21,7 @@ from parity_audit.specs import miniature
 from parity_audit.specs.checkpoints import find_checkpoint
 from parity_audit.specs.load import with_site_map
 from parity_audit.specs.resolve import ResolvedModel, resolve_model
+from parity_audit.specs.special_tokens import special_ids
 from parity_audit.specs.view import cannot
 
 
@@ -68,8 +69,9 @@ def plan_audit(
         guard = guarded(remake(), remake=remake, copies=copies)
     else:
         guard = guarded(find_checkpoint(resolved, weights), remake=None, copies=None)
-    config = json.loads((Path(guard.checkpoint.path) / "config.json").read_text())
-    chosen = _choose(plan_probes(config, seed=seed), probes)
+    folder = Path(guard.checkpoint.path)
+    config = json.loads((folder / "config.json").read_text())
+    chosen = _choose(plan_probes(config, seed=seed, special=special_ids(folder, config)), probes)
     return AuditPlan(
         model=resolved, guard=guard, config=config, probes=chosen, dtype=dtype, device=device
     )  # fmt: skip

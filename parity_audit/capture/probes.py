@@ -13,18 +13,29 @@ FIRST_ORDINARY_ID = 8
 SHORT, REPEATED = 48, 32
 PROMPT, DECODED = 20, 8
 RAGGED = (40, 23, 9)
+EDGE_IDS = 8
+"""Ids at either end of the vocabulary: where special tokens are, and where tables end."""
+MOST_SPECIAL = 96
+"""Special ids beyond the ends; some vocabularies reserve thousands."""
+ROWS, ROW_LENGTH = 8, 10
+"""Programs choose other kernels from some batch size on; 8 is past the thresholds in use, and still cheap."""
+TWIN = 3
+"""The row of `batch` that says what `short` says alone."""
+FIRST, AGAIN, BATCH = "short", "again", "batch"
+PAST = "past_limit"
 
 
-def plan_probes(config: Mapping[str, Any], *, seed: int = 0) -> tuple[Probe, ...]:
-    """The probes for one config.
+def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[int] = ()) -> tuple[Probe, ...]:
+    """The probes for one config; `special` are token ids with a meaning of their own.
 
     The long one goes past every length that the architecture knows (window, original context) as far as its
-    positions reach; only the residual stream is captured there, because its attention matrices would not fit.
+    positions reach. It and the small ones after it capture the residual stream and the outputs only: attention matrices
+    would not fit, or would say nothing that `short` does not. `again` comes last: a model must not remember.
     """
     draw = random.Random(seed)
     rows = {"vocab": int(config["vocab_size"]), "bos": config.get("bos_token_id")}
     probes = [
-        _probe("short", "every component, from BOS on", [_tokens(draw, SHORT, **rows)]),
+        _probe(FIRST, "every component, from BOS on", [_tokens(draw, SHORT, **rows)]),
         _probe("repeated", "copying heads: a segment said twice", [_repeated(draw, REPEATED, **rows)]),
         _probe("ragged", "a batch of different lengths, padded on the right", [_tokens(draw, n, **rows) for n in RAGGED]),
         _probe("left_padded", "padding on the left must shift nothing", [_tokens(draw, n, **rows) for n in RAGGED], left=True),
@@ -32,10 +43,36 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0) -> tuple[Probe, ...
                decode_from=PROMPT),
     ]  # fmt: skip
     length = long_length(config)
+    first = list(probes[0].token_ids[0])
     if length > SHORT:
         what = f"past the window or original context of {length - PAST_THRESHOLD} tokens"
         probes.append(_probe("long", what, [_tokens(draw, length, **rows)], sites="residual"))
+    others = [_tokens(draw, ROW_LENGTH, **rows) for _ in range(ROWS - 1)]
+    probes += [
+        _probe("ids", "special tokens, and both ends of the vocabulary", [edge_ids(special, **rows)], sites="residual"),
+        _probe(BATCH, f"{ROWS} rows at once: none may depend on the others",
+               [*others[:TWIN], first[:ROW_LENGTH], *others[TWIN:]], sites="residual"),
+        _probe("one", "a text of one token", [first[:1]], sites="residual"),
+        _probe("two", "a text of two tokens", [first[:2]], sites="residual"),
+        _probe(AGAIN, f"`{FIRST}` once more, after the others: a model must not remember", [first], sites="residual"),
+    ]  # fmt: skip
     return tuple(probes)
+
+
+def past_limit(config: Mapping[str, Any], limit: int, *, seed: int = 0) -> Probe:
+    """A probe of twice as many positions as a port says it is made for."""
+    draw = random.Random(f"{seed}/{PAST}/{limit}")
+    tokens = _tokens(draw, 2 * limit, vocab=int(config["vocab_size"]), bos=config.get("bos_token_id"))
+    return _probe(PAST, f"twice the {limit} positions that the port is made for", [tokens], sites="residual")
+
+
+def edge_ids(special: Sequence[int], *, vocab: int, bos: int | None) -> list[int]:
+    """BOS, the lowest ids, special ones (of very many the first and the last), and the last of the vocabulary, each once."""
+    own = sorted({token for token in special if 0 <= token < vocab})
+    if len(own) > MOST_SPECIAL:
+        own = own[: MOST_SPECIAL // 2] + own[-MOST_SPECIAL // 2 :]
+    ends = {*range(min(EDGE_IDS, vocab)), *own, *range(max(0, vocab - EDGE_IDS), vocab)}
+    return [*([] if bos is None else [bos]), *sorted(ends - {bos})]
 
 
 def long_length(config: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from parity_audit.capture.take import take_capture, wanted
 from parity_audit.compare.deltas import Comparison
 from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import layer_of, local_name
+from parity_audit.core.sites import RETURNED, layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, not_in, only_decoded, run_whole
 from parity_audit.diagnose.describe import Replayed, with_descriptions
@@ -21,7 +22,7 @@ from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import identify
 from parity_audit.diagnose.localise import origins, suspects
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
-from parity_audit.diagnose.replay import Judging, Replays, Sides, introduced
+from parity_audit.diagnose.replay import Introduced, Judging, Replays, Sides, introduced
 from parity_audit.specs.view import dims
 
 DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")
@@ -88,10 +89,13 @@ def diagnose(case: Case) -> Diagnosis:
     )  # fmt: skip
     seen = introduced(case.judging, wide, own, "replay")
     ratios, replayed, own = seen.ratios, seen.replayed, seen.sides
-    pairs = [own]
-    for probe in _diverging_long_probes(case) if case.thorough or not suspects(ratios) else []:
+    pairs, held = [own], [(own.candidate, replayed)]
+    for probe in _to_detail(case, wide, found=bool(suspects(ratios))):
         layers = _layers_to_detail(case.comparison, probe)
-        pairs.append(_detail(case, probe, layers, ratios))
+        detail = _detail(case, probe, layers)
+        ratios.update(detail.ratios)
+        pairs.append(detail.sides)
+        held.append((detail.sides.candidate, detail.replayed))
     found = suspects(ratios)
     plan = case.reference.plan
     layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan)
@@ -108,17 +112,22 @@ def diagnose(case: Case) -> Diagnosis:
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
     )  # fmt: skip
     told, undescribed = with_descriptions([*findings, *unexplained(origins(ratios), findings)], sides)
-    placed, unplaced = with_extents(told, own.candidate, replayed, case.dtype)
+    placed, unplaced = with_extents(told, held, case.dtype)
     findings = [*([coarse] if coarse else []), *placed]
     return Diagnosis(
         findings=tuple(findings), introduced=ratios, not_tested=(*gaps, *undescribed, *unplaced)
     )  # fmt: skip
 
 
-def _diverging_long_probes(case: Case) -> list[Probe]:
-    """Long probes that the floor does not explain."""
-    wrong = {delta.probe for delta in case.comparison.by_probe if share_of_limit(delta) > 1.0}
-    return [probe for probe in case.probes if probe.sites != "all" and probe.name in wrong]
+def _to_detail(case: Case, wide: Sequence[Probe], *, found: bool) -> list[Probe]:
+    """Probes of the residual stream alone that the floor does not explain: all of them where the wide ones show nothing;
+    where those show something, only longer ones can add to it, and only a thorough diagnosis asks for that."""
+    wrong = {
+        delta.probe for delta in case.comparison.by_probe if share_of_limit(delta) > 1.0 and delta.site != RETURNED
+    }
+    narrow = [probe for probe in case.probes if probe.sites != "all" and probe.name in wrong]
+    longest = max((probe.shape[1] for probe in wide), default=0)
+    return [probe for probe in narrow if not found or (case.thorough and probe.shape[1] > longest)]
 
 
 def _layers_to_detail(comparison: Comparison, probe: Probe) -> set[int]:
@@ -127,8 +136,8 @@ def _layers_to_detail(comparison: Comparison, probe: Probe) -> set[int]:
     return {layer for delta in wrong if (layer := layer_of(delta.site)) is not None}
 
 
-def _detail(case: Case, probe: Probe, layers: set[int], ratios: dict[tuple[str, str], float]) -> Sides:
-    """Capture the attention of these layers on a long probe, on every side, and replay it."""
+def _detail(case: Case, probe: Probe, layers: set[int]) -> Introduced:
+    """Capture the attention of these layers on a probe without it, on every side, and replay it."""
 
     def choose(tap: SiteTap, probe: Probe) -> bool:
         return wanted(tap, probe) or (layer_of(tap.site) in layers and local_name(tap.site) in DETAIL_SITES)
@@ -140,6 +149,4 @@ def _detail(case: Case, probe: Probe, layers: set[int], ratios: dict[tuple[str, 
         candidate=detailed("candidate", case.candidate), reference=detailed("reference", case.reference),
         definition=detailed("definition", case.judge) if case.definition is not None else None,
     )  # fmt: skip
-    seen = introduced(case.judging, [probe], own, f"replay-{probe.name}", choose)
-    ratios.update(seen.ratios)
-    return seen.sides
+    return introduced(case.judging, [probe], own, f"replay-{probe.name}", choose)

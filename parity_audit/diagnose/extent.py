@@ -1,7 +1,7 @@
 """Where a component is wrong, if not everywhere: from a position on, up to one, in padded rows, in some rows of a batch.
 
 A token is wrong where what the candidate has differs from what the judge makes of the same inputs by more than `TIMES`
-roundings. Only a rule that tells every token (all but `STRAYS` of them) is said.
+roundings. Only a rule that tells every token is said: all but `STRAYS` of them, and `STRAYS_OF_WRONG` of the wrong ones.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from parity_audit.capture.probes import AGAIN
 from parity_audit.capture.store import Capture
 from parity_audit.compare.floor import dtype_eps
 from parity_audit.compare.threads import one_thread
@@ -23,18 +24,28 @@ from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import f64, real
 
+Pair = tuple[Capture, Capture]
+"""A capture, and the judge on its inputs."""
 DECODED = "in tokens decoded from the cache"
 DTYPE = "float32"
 """In coarser ones a single token says little."""
-TIMES, STRAYS = 64.0, 0.01
+TIMES, STRAYS, STRAYS_OF_WRONG = 64.0, 0.01, 0.1
+MOST_IDS = 8
+"""Token ids that are named one by one; more of them are no rule."""
 FIRST_TOLD = 2
 """The first token sees only itself and has no angle to turn: an error that begins at position 1 begins everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Every real token of every probe: its position, its column (padding counted), its row, how that is padded, whether
-    it was decoded from the cache, whether it ended its row when it was computed, and whether the token is wrong."""
+    """Every real token of every probe: its id, its position, its column (padding counted), its row, how that is padded,
+    how many rows and positions its probe has, whether the probe had been run before, whether the token was decoded from the
+    cache, whether it ended its row when it was computed, and whether it is wrong."""
+
+    ident: Tensor
+    rows: Tensor
+    length: Tensor
+    again: Tensor
 
     position: Tensor
     column: Tensor
@@ -49,23 +60,24 @@ class Tokens:
     def is_where(self, rule: Tensor) -> bool:
         """Whether wrong tokens are those of the rule, and there are others."""
         strays = int((rule != self.wrong).sum())
-        return bool(rule.any()) and not bool(rule.all()) and strays <= STRAYS * len(rule)
+        few = strays <= min(STRAYS * len(rule), STRAYS_OF_WRONG * int(self.wrong.sum()))
+        return bool(rule.any()) and not bool(rule.all()) and few
 
 
 @one_thread()
 def with_extents(
-    findings: Sequence[Finding], own: Capture, true: Capture, dtype: str
+    findings: Sequence[Finding], pairs: Sequence[Pair], dtype: str
 ) -> tuple[list[Finding], list[NotTested]]:
     """The findings, with `extent` in the evidence of those that do not hold everywhere; and what broke off."""
     if dtype != DTYPE:
         return list(findings), []
-    found = [attempt(f"where {item.knob} holds", partial(_with_extent, item, own, true)) for item in findings]
+    found = [attempt(f"where {item.knob} holds", partial(_with_extent, item, pairs)) for item in findings]
     told = [old if isinstance(new, NotTested) else new for old, new in zip(findings, found, strict=True)]
     return told, [gap for gap in found if isinstance(gap, NotTested)]
 
 
-def _with_extent(finding: Finding, own: Capture, true: Capture) -> Finding:
-    tokens = _tokens(own, true, finding.site)
+def _with_extent(finding: Finding, pairs: Sequence[Pair]) -> Finding:
+    tokens = _tokens(pairs, finding.site)
     said = None if tokens is None else extent(tokens)
     if said is None:
         return finding
@@ -90,22 +102,39 @@ def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
     yield "in rows that are padded on the left", tokens.padded_left
     yield "in rows that are padded on the right", tokens.padded_right
     yield "in batches of more than one row", tokens.in_batch
+    yield "when the model was used before on other texts", tokens.again
+    least, longest = int(tokens.rows[tokens.wrong].min()), int(tokens.length[tokens.wrong].max())
+    yield f"in batches of {least} rows or more", tokens.rows >= least
+    yield f"in texts of {longest} token{'s or fewer' if longest > 1 else ''}", tokens.length <= longest
     rows = sorted(set(tokens.row[tokens.wrong].tolist()))
     named = torch.isin(tokens.row, torch.tensor(rows))
     yield f"in row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))} of a batch", named & tokens.in_batch
-    for places, counted in ((tokens.position, ""), (tokens.column, ", padding counted")):
-        first, last = int(places[tokens.wrong].min()), int(places[tokens.wrong].max())
+    places = (tokens.position, ""), (tokens.column, ", padding counted")
+    for place, counted in places:
+        first, last = _span(place, tokens)
         if first >= FIRST_TOLD:
-            yield f"at positions from {first} on{counted}", places >= first
-        yield f"at positions up to {last}{counted}", places <= last
+            yield f"at positions from {first} on{counted}", place >= first
+        yield f"at positions up to {last}{counted}", place <= last
+    ids = sorted(set(tokens.ident[tokens.wrong].tolist()))
+    if len(ids) <= MOST_IDS:
+        named = torch.isin(tokens.ident, torch.tensor(ids))
+        yield f"at the token id{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}", named
+    for place, counted in places:
+        first, last = _span(place, tokens)
         if first >= FIRST_TOLD:
-            yield f"at positions {first} to {last}{counted}", (places >= first) & (places <= last)
+            yield f"at positions {first} to {last}{counted}", (place >= first) & (place <= last)
 
 
-def _tokens(own: Capture, true: Capture, site: str) -> Tokens | None:
+def _span(place: Tensor, tokens: Tokens) -> tuple[int, int]:
+    """The first and the last place of wrong tokens."""
+    return int(place[tokens.wrong].min()), int(place[tokens.wrong].max())
+
+
+def _tokens(pairs: Sequence[Pair], site: str) -> Tokens | None:
     parts = [
         _of_probe(own.tensor(probe.name, site), true.tensor(probe.name, site), probe, site)
-        for probe in true.probes
+        for own, true in pairs
+        for probe in _as_run(own, true)
         if site in own.sites(probe.name) & true.sites(probe.name)
     ]
     if not parts:
@@ -114,8 +143,15 @@ def _tokens(own: Capture, true: Capture, site: str) -> Tokens | None:
     return Tokens(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
+def _as_run(own: Capture, true: Capture) -> list[Probe]:
+    """The replayed probes, as far as the candidate ran them."""
+    replayed = {probe.name for probe in true.probes}
+    return [probe for probe in own.probes if probe.name in replayed]
+
+
 def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
     keep = real(probe)
+    true = true[tuple(slice(0, size) for size in own.shape)]
     apart, size = (_by_token(value, site) for value in (_difference(own, true), f64(true).nan_to_num(0.0, 0.0, 0.0)))
     wrong = apart > TIMES * dtype_eps(DTYPE) * size
     row, column = torch.arange(keep.shape[0])[:, None].expand_as(keep), torch.arange(keep.shape[1]).expand_as(keep)
@@ -125,6 +161,8 @@ def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
     last = (column >= first - 1) | (keep.flip(1).cumsum(1).flip(1) == 1)
     left, right = ~keep[:, :1].expand_as(keep), ~keep[:, -1:].expand_as(keep)
     return Tokens(
+        ident=torch.tensor(probe.token_ids)[keep], rows=torch.full_like(row, keep.shape[0])[keep],
+        length=keep.sum(1, keepdim=True).expand_as(keep)[keep], again=torch.full_like(keep, probe.name == AGAIN)[keep],
         position=(keep.cumsum(1) - 1)[keep], column=column[keep], row=row[keep], wrong=wrong[keep], padded_left=left[keep],
         padded_right=right[keep], decoded=decoded[keep], last=last[keep], in_batch=torch.full_like(keep, keep.shape[0] > 1)[keep],
     )  # fmt: skip

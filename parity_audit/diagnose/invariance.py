@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from parity_audit.capture.probes import BATCH, FIRST, ROWS, TWIN
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture
@@ -37,7 +38,8 @@ def invariance_notes(session: Session, capture: Capture, judge: Capture, out: Pa
     if probe.sites != "all" or LOGITS not in capture.sites(probe.name):
         return []
     own, exact = (side.tensor(probe.name, LOGITS)[0].double() for side in (capture, judge))
-    notes = _positions(session, probe, own, exact, out / "invariance")
+    notes = _rows(capture, judge)
+    notes += _positions(session, probe, own, exact, out / "invariance")
     notes += _implementations(session, probe, own, exact, out / "implementation")
     shutil.rmtree(out, ignore_errors=True)
     return notes
@@ -51,6 +53,17 @@ def twisted(probe: Probe) -> tuple[Probe, int]:
     rows = (row[:half] + tail, (row[-1],) * (len(row) - half) + row[:half])
     mask = ((1,) * len(row), (0,) * (len(row) - half) + (1,) * half)
     return Probe(name="self-check", purpose="causality and padding", token_ids=rows, mask=mask), half
+
+
+def _rows(capture: Capture, judge: Capture) -> list[str]:
+    """Whether a row of a batch gets what it gets alone: one row of `batch` is the beginning of `short`."""
+    if not all(LOGITS in side.sites(name) for side in (capture, judge) for name in (FIRST, BATCH)):
+        return []
+    among = capture.tensor(BATCH, LOGITS)[TWIN].double()
+    own, exact = (side.tensor(FIRST, LOGITS)[0, : len(among)].double() for side in (capture, judge))
+    ratio = apart(among, own, exact, capture.manifest.dtype)
+    said = f"in a batch of {ROWS} a row's logits depend on the other rows ({ratio:.2g}x the noise floor)"
+    return [f"the reference is not independent by row: {said}"] if ratio > INNER_RATIO else []
 
 
 def _positions(session: Session, probe: Probe, own: Tensor, exact: Tensor, out: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
 
@@ -71,6 +72,15 @@ def _layers(tensor: str) -> tuple[int, ...] | None:
     """The block that a tensor belongs to, by the number in its name."""
     number = next((part for part in tensor.split(".") if part.isdigit()), None)
     return None if number is None else (int(number),)
+
+
+def length_gap(capture: TensorSource, about: Description) -> NotTested:
+    """Beyond which length nothing is known, and what the port says of itself."""
+    longest = max((probe.shape[1] for probe in capture.probes if capture.sites(probe.name)), default=0)
+    limit = about.max_positions
+    says = f"; the port says that it is made for {limit} positions" if limit else ""
+    why = f"the longest text that was run has {longest} tokens, and nothing is known beyond{says}"
+    return NotTested(what=f"texts longer than {longest} tokens", why=why)
 
 
 def config_warnings(spec_values: dict[str, KnobValue], effective: dict[str, KnobValue], side: str) -> list[str]:

@@ -16,7 +16,7 @@ from parity_audit.core.types import NotTested
 from parity_audit.diagnose.identities import hook_warnings
 from parity_audit.diagnose.interventions import Sides, hook_edits
 from parity_audit.diagnose.limits import detection_limits
-from parity_audit.diagnose.preflight import config_warnings, token_findings, weight_findings
+from parity_audit.diagnose.preflight import config_warnings, length_gap, token_findings, weight_findings
 from parity_audit.diagnose.returned import returned_findings
 from parity_audit.diagnose.weights import with_origins
 from parity_audit.repair.reference import Reference
@@ -32,6 +32,7 @@ def first_look(
     warnings, gaps = token_findings(reference.session.description(), about)
     gaps = [*gaps, *about.not_run, *_not_decoded(reference)]
     weights, unseen = _weights(reference, capture, plan.dtype, allowed)
+    gaps.append(length_gap(capture, about))
     outputs, said = returned_findings(capture, comparison, plan.dtype)
     weights, warnings = [*weights, *outputs], [*warnings, *said]
     warnings += [] if allowed is None else [allowed.words()]

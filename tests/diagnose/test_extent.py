@@ -13,8 +13,10 @@ from parity_audit.diagnose.extent import with_extents
 
 SHORT, RAGGED = probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2)
 PADDED = probe("left_padded", (40, 23, 9), seed=3, pad="left")
+EIGHT, ONE = probe("batch", (10,) * 8, seed=5), probe("one", (1,), seed=6)
+USED = replace(SHORT, name="again")
 DECODED = replace(probe("decode", (28,), seed=4), decode_from=20)
-PROBES = (SHORT, RAGGED, PADDED, DECODED)
+PROBES = (SHORT, RAGGED, PADDED, DECODED, EIGHT, ONE, USED)
 SITE = "blocks.1.attn_out"
 
 
@@ -48,7 +50,7 @@ def said(rule, dtype="float32", by=1.1):
     finding = Finding(
         knob="x", kind="variant", layers=(1,), site=SITE, reference_value=None, candidate_value=None, message="m"
     )
-    return with_extents([finding], Shown(own), Shown(true), dtype)[0][0].evidence.get("extent")
+    return with_extents([finding], [(Shown(own), Shown(true))], dtype)[0][0].evidence.get("extent")
 
 
 def ends(of, position):
@@ -71,7 +73,11 @@ def everywhere(of, position, row):
         (lambda of, p, row: p < 4, "at positions up to 3"),
         (lambda of, p, row: (p >= 5) & (p <= 9), "at positions 5 to 9"),
         (lambda of, p, row: (row == 1) & (len(of.mask) > 1), "in row 1 of a batch"),
-        (lambda of, p, row: (row >= 1) & (len(of.mask) > 1), "in rows 1, 2 of a batch"),
+        (lambda of, p, row: everywhere(of, p, row) & (of is EIGHT), "in batches of 8 rows or more"),
+        (lambda of, p, row: everywhere(of, p, row) & (of is ONE), "in texts of 1 token"),
+        (lambda of, p, row: everywhere(of, p, row) & (of is USED), "when the model was used before on other texts"),
+        (lambda of, p, row: torch.isin(torch.tensor(of.token_ids), torch.tensor([5, 77])), "at the token ids 5, 77"),
+        (lambda of, p, row: (row >= 1) & (row <= 2) & (len(of.mask) > 1), "in rows 1, 2 of a batch"),
         (lambda of, p, row: everywhere(of, p, row) & (len(of.mask) > 1), "in batches of more than one row"),
         (lambda of, p, row: everywhere(of, p, row) & (of is PADDED) & (row > 0), "in rows that are padded on the left"),
         (
