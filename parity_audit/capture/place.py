@@ -9,12 +9,15 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from parity_audit.cache.locks import hold, hold_if_free
 from parity_audit.capture.store import MANIFEST_HASH, Capture
 from parity_audit.core.errors import NotJudged, UsageError
 from parity_audit.core.manifest import MANIFEST_NAME
 
 JUDGE_FOLDER = "judge"
 LOGS = "logs"
+ALIVE = "parity_audit_alive.lock"
+"""Marks a directory as ours, and is locked for as long as the process that made it lives."""
 SUFFIXES = (".safetensors", ".part")
 SITE_FILE = re.compile(r"(embed|logits|blocks\.\d+\.\w+)[.\w]*\.(safetensors|part)$")
 
@@ -44,7 +47,9 @@ def place(taken: Mapping[str, Capture], out: Path) -> None:
     out = out.resolve()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        _reclaim(out)
         staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+        alive = hold(staging / ALIVE)
     except OSError as error:
         raise _no_room(out, error) from error
     try:
@@ -59,6 +64,18 @@ def place(taken: Mapping[str, Capture], out: Path) -> None:
     finally:
         if out.exists() or not old.exists():  # else the earlier capture could not be put back: it stays in `staging`
             shutil.rmtree(staging, ignore_errors=True)
+        alive.release()
+
+
+def _reclaim(out: Path) -> None:
+    """Finish what a killed process left beside `out`: an earlier capture that it had moved away goes back, the rest goes."""
+    for staging in (folder for folder in out.parent.iterdir() if folder.name.startswith(f".{out.name}-")):
+        lock = hold_if_free(staging / ALIVE) if (staging / ALIVE).is_file() else None
+        if lock is not None:
+            if (staging / "old").is_dir() and not out.exists():
+                os.rename(staging / "old", out)
+            shutil.rmtree(staging, ignore_errors=True)
+            lock.release()
 
 
 def _swap(new: Path, out: Path, old: Path) -> None:

@@ -62,7 +62,9 @@ def prune(kinds: Sequence[str] = (), *, everything: bool = False, dry_run: bool 
             reclaim(cache_root())
             return [item for item in chosen if _deleted(item)]
     except OSError as error:
-        raise NotJudged(f"cannot write to the cache: {error}", code="disk", where=str(cache_root())) from error
+        raise NotJudged(
+            f"cannot write to the cache: {error}", code="disk", where=str(cache_root()), hint="is it mounted read-only?"
+        ) from error
 
 
 def _paths() -> Iterator[tuple[str, Path]]:

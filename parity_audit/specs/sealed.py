@@ -11,9 +11,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from parity_audit.cache.aside import set_aside
 from parity_audit.cache.contents import contents, difference
 from parity_audit.cache.locks import locked
+from parity_audit.core.errors import NotJudged
 
 
 def sealed(home: Path, snapshot: Path, make: Callable[[Path], None]) -> None:
@@ -21,7 +24,20 @@ def sealed(home: Path, snapshot: Path, make: Callable[[Path], None]) -> None:
 
     A checkpoint whose bytes are not those of its seal is set aside, with a message, and made again. What a killed process
     left of its own attempt is deleted. Two processes that want the same checkpoint wait for each other.
+
+    Raises:
+        NotJudged: the disk is full or read-only; nothing half-made is left.
     """
+    try:
+        _sealed(home, snapshot, make)
+    except (OSError, SafetensorError) as error:
+        raise NotJudged(
+            f"cannot write the synthetic checkpoint: {error}", code="disk", where=str(home.parent),
+            hint="make room (`parity-audit cache prune`), or set PARITY_AUDIT_CACHE",
+        ) from error  # fmt: skip
+
+
+def _sealed(home: Path, snapshot: Path, make: Callable[[Path], None]) -> None:
     home.parent.mkdir(parents=True, exist_ok=True)
     with locked(home.parent / f"{home.name}.lock"):
         if home.exists():

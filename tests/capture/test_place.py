@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from parity_audit.core.manifest import Manifest
 from parity_audit.core.types import Checkpoint, Probe
 from parity_audit.core.wire import RunRequest
 
+ROOT = Path(__file__).parents[2]
 PROBE = Probe(name="short", purpose="test", token_ids=((2, 9, 11),), mask=((1, 1, 1),))
 
 
@@ -103,3 +107,34 @@ def test_a_broken_capture_may_be_replaced(tmp_path):
     require_replaceable(tmp_path / "out")
     require_replaceable(tmp_path / "new")
     shutil.rmtree(tmp_path / "out")
+
+
+KILLED = """
+import os, pathlib, shutil, sys
+from parity_audit.capture import place as module
+from parity_audit.capture.store import open_capture
+def killed(*_, **__): os.kill(os.getpid(), 9)
+if sys.argv[1] == "copying":
+    module.shutil.copytree = killed
+else:
+    rename = os.rename
+    module.os.rename = lambda a, b: killed() if a.name == "new" else rename(a, b)
+module.place({"": open_capture(pathlib.Path(sys.argv[2]))}, pathlib.Path(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("when", ["copying", "swapping"])
+def test_what_a_killed_one_left_beside_is_reclaimed(tmp_path, when):
+    """Killed between the two renames, the earlier capture stands beside its place; it is put back, then replaced."""
+    out, new = tmp_path / "box" / "out", taken(tmp_path / "two", 2.0)
+    place({"": taken(tmp_path / "one", 1.0)}, out)
+    (out.parent / ".out-mine").mkdir()
+    done = subprocess.run([sys.executable, "-c", KILLED, when, str(new.folder), str(out)], cwd=ROOT)
+    assert done.returncode == -9
+    assert out.exists() == (when == "copying")
+    assert len(list(out.parent.iterdir())) == (3 if when == "copying" else 2)
+
+    place({"": new}, out)
+
+    assert sorted(path.name for path in out.parent.iterdir()) == [".out-mine", "out"]
+    assert open_capture(out).tensor("short", "logits").unique().tolist() == [2.0]

@@ -50,6 +50,17 @@ def names(items):
     return sorted((item.kind, item.name) for item in items)
 
 
+def left(audits):
+    """What an audit that runs, and things in use or worth keeping, leave of the fixture."""
+    kept = [
+        ("captures", "finished"),
+        ("environments", "hf-1.0-abc"),
+        ("synthetic", "made"),
+        ("workers", "worker-1.pyz"),
+    ]
+    return [*kept, ("working", audits[0].working.name)]
+
+
 def test_everything_is_listed_with_its_size_and_use(cache, audits):
     found = {(item.kind, item.name): item for item in stored()}
 
@@ -60,7 +71,7 @@ def test_everything_is_listed_with_its_size_and_use(cache, audits):
         "working",
         "set-aside",
         "leftovers",
-    }  # fmt: skip  (the running audit has claimed the capture)
+    }  # the running audit has claimed the capture
     assert found["working", audits[0].working.name].in_use
     assert BYTES <= found["synthetic", "made"].bytes <= BYTES + 8192
     assert not found["synthetic", "made"].in_use
@@ -69,13 +80,7 @@ def test_everything_is_listed_with_its_size_and_use(cache, audits):
 def test_prune_deletes_what_is_never_read_again_and_keeps_finished_captures(cache, audits):
     prune()
 
-    assert names(stored()) == [
-        ("captures", "finished"),
-        ("environments", "hf-1.0-abc"),
-        ("synthetic", "made"),
-        ("workers", "worker-1.pyz"),
-        ("working", audits[0].working.name),
-    ]
+    assert names(stored()) == left(audits)
 
 
 def test_a_dry_run_deletes_nothing(cache, audits):
@@ -90,13 +95,7 @@ def test_nothing_in_use_is_deleted_whatever_is_asked(cache, audits):
     making = hold(cache / "synthetic/made.lock")
     prune(everything=True)
 
-    assert names(stored()) == [
-        ("captures", "finished"),
-        ("environments", "hf-1.0-abc"),
-        ("synthetic", "made"),
-        ("workers", "worker-1.pyz"),
-        ("working", audits[0].working.name),
-    ]
+    assert names(stored()) == left(audits)
     for lock in (used, making, audits[0].alive):
         lock.release()
     prune(everything=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from parity_audit.cache.contents import contents
 from parity_audit.cache.locks import hold_if_free
 from parity_audit.specs import miniature
 from parity_audit.specs.resolve import resolve_model
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -89,3 +93,25 @@ def test_its_lock_is_free_afterwards(root):
 
     assert lock is not None
     lock.release()
+
+
+FULL = """
+import pathlib, resource, signal, sys
+from parity_audit.core.errors import NotJudged
+from parity_audit.specs import miniature
+from parity_audit.specs.resolve import resolve_model
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+model = resolve_model("gpt2")
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+try:
+    miniature.make(model, root=pathlib.Path(sys.argv[1]))
+except NotJudged as error:
+    print(error.code, error.hint)
+"""
+
+
+def test_a_disk_that_takes_no_more_is_a_clear_error_and_leaves_nothing_half_made(root):
+    done = subprocess.run([sys.executable, "-c", FULL, str(root)], cwd=ROOT, capture_output=True, text=True)
+
+    assert done.stdout.startswith("disk make room"), done.stderr
+    assert [path.suffix for path in root.iterdir()] == [".lock"]
