@@ -24,6 +24,9 @@ from parity_audit.core.wire import RunRequest
 
 TENSOR = "x"
 MASKED_BELOW = -1e30
+BELOW_THE_TOP = 4096.0
+"""How far below the largest score of its row a masked one lies at least: programs add -1e4 or less. exp(-4096) is 0 in every
+dtype, float64 included, so nothing that is not masked by it is lost."""
 BLOCK_NUMBERS = 1 << 18
 """So few that a block stays in the cache while it is checked, hashed and written."""
 FORMAT_NAMES = {torch.float32: "F32", torch.float64: "F64"}
@@ -77,9 +80,14 @@ def _header(value: Tensor, dtype: torch.dtype) -> bytes:
 
 
 def _blocks(value: Tensor, dtype: torch.dtype, *, masked: bool) -> Iterator[Tensor]:
-    """The numbers of a tensor in order, on the CPU, a block at a time."""
-    for block in value.detach().reshape(-1).split(BLOCK_NUMBERS):
-        yield (masked_as_infinity(block) if masked else block).to("cpu", dtype)
+    """The numbers of a tensor in order, on the CPU, a block at a time; of masked scores whole rows."""
+    flat = value.detach().reshape(-1)
+    if not masked:
+        yield from (block.to("cpu", dtype) for block in flat.split(BLOCK_NUMBERS))
+        return
+    keys = max(value.shape[-1], 1)
+    for rows in flat.reshape(-1, keys).split(max(BLOCK_NUMBERS // keys, 1)):
+        yield masked_as_infinity(rows).to("cpu", dtype).reshape(-1)
 
 
 def _non_finite(block: Tensor, *, masked: bool) -> int:
@@ -91,9 +99,11 @@ def _non_finite(block: Tensor, *, masked: bool) -> int:
 
 
 def masked_as_infinity(scores: Tensor) -> Tensor:
-    """Masked scores as -inf: programs write the lowest number of their dtype, or add it, instead."""
+    """Masked scores `[... query key]` as -inf: programs write or add a large negative number instead."""
     limit = max(torch.finfo(scores.dtype).min / 2, MASKED_BELOW)
-    return scores.masked_fill(scores <= limit, float("-inf"))
+    top = scores.amax(-1, keepdim=True)
+    top = torch.where(top.isfinite(), top, float("-inf"))
+    return scores.masked_fill((scores <= limit) | (scores <= top - BELOW_THE_TOP), float("-inf"))
 
 
 def read_input(path: str) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parity_audit.core.errors import EXIT_NOT_JUDGED
+from parity_audit.core.limits import limit_of
 from parity_audit.core.report import (
     Candidate,
     DetectionLimit,
@@ -15,6 +16,7 @@ from parity_audit.core.report import (
     Side,
     Verdict,
 )  # fmt: skip
+from parity_audit.core.sites import LOGITS
 from parity_audit.report.numbers import layer_set, number, ratio, shown
 
 JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
@@ -57,7 +59,22 @@ def _claim(judged: Sequence[Candidate]) -> str:
     after = "; the patch below mends it" if mended else ""
     if replaced is not None:
         after = _replaced(replaced, all(is_right_against_another(one) for one in wrong), mended)
-    return f"Mismatch: {_names(wrong)} does not compute the reference's function{after}"
+    return f"Mismatch: {_names(wrong)} {_wrongs(wrong)}{after}"
+
+
+def _wrongs(wrong: Sequence[Candidate]) -> str:
+    """What mismatching candidates do, no worse than what was seen: their logits may be right, and what they show not."""
+    if not all(_logits_agree(one) for one in wrong):
+        return "does not compute the reference's function"
+    if any(finding.kind == "weights" for one in wrong for finding in one.findings):
+        return "returns the reference's logits on these probes, but holds other weights"
+    return "returns the reference's logits, but what its hooks show, or do when they are edited, is something else"
+
+
+def _logits_agree(candidate: Candidate) -> bool:
+    """Whether rounding explains the logits of every probe."""
+    ratio_seen = None if candidate.logits is None else candidate.logits.noise_ratio
+    return ratio_seen is not None and ratio_seen <= limit_of(LOGITS)
 
 
 def _replaced(right: RightReference, agrees: bool, mended: bool) -> str:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from parity_audit.backends.sink import write_site
 from parity_audit.capture.store import open_capture, write_manifest
@@ -32,6 +33,18 @@ def make(folder, logits, dtype=torch.float32, probe=PROBE):
 @pytest.fixture
 def logits():
     return torch.randn(1, 3, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("low", [-torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_scores_that_a_softmax_ignores_are_masked_however_a_program_writes_them(tmp_path, low):
+    scores = torch.tensor([[[[3.0, low, low], [1.0, -90.0, low], [2.0, -3000.0, 5.0]]]])
+    entry = write_site(
+        RunRequest(probe=PROBE, taps=(), out=str(tmp_path)), "blocks.0.attn_scores", scores, torch.float32
+    )
+    written = load_file(tmp_path / entry.file)["x"]
+
+    assert torch.equal(written.isneginf(), scores == low)
+    assert entry.non_finite == 0
 
 
 def test_round_trip(tmp_path, logits):

@@ -341,12 +341,17 @@ class Decoder(nn.Module):
         return out if cap is None else cap * torch.tanh(out / cap)
 
 
-def load(model_path: str, dtype: str, device: str, route: str = "plain") -> nn.Module:
-    """The port that takes a route, or several joined by `+`."""
+def load(
+    model_path: str, dtype: str, device: str, route: str = "plain", eps: float | None = None, scale: float | None = None
+) -> nn.Module:
+    """The port that takes a route, or several joined by `+`. Faults: `eps` of every norm; scores divided by `scale`."""
     routes = set(route.split("+"))
     known = {name for joined in ROUTES for name in joined.split("+")}
     if routes - known:
         raise ValueError(f"no such route: {sorted(routes - known)}")
     folder = Path(model_path)
     weights = load_file(folder / "model.safetensors")
-    return Decoder(weights, Shape(json.loads((folder / "config.json").read_text())), routes).to(getattr(torch, dtype))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {} if eps is None else {"rms_norm_eps": eps}
+    config |= {} if scale is None else {"query_pre_attn_scalar": scale**2}
+    return Decoder(weights, Shape(config), routes).to(getattr(torch, dtype))

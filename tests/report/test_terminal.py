@@ -120,6 +120,18 @@ def test_exact_is_only_said_when_all_are_exact():
     assert "bit-identical" not in render(replace(REPORT, candidates=(exact, CLEAN))).splitlines()[0]
 
 
+def test_a_port_whose_logits_are_right_is_not_said_to_compute_something_else():
+    """The function is what is returned; hooks that show something else are named as that."""
+    lying = replace(WRONG, logits=CLEAN.logits, findings=(), patches=(), patched=None)
+    said = " ".join(render(replace(REPORT, candidates=(lying,))).split())
+
+    assert CLEAN.logits.noise_ratio <= 4.0 < WRONG.logits.noise_ratio
+    assert "does not compute the reference's function" not in said
+    assert "returns the reference's logits, but what its hooks show" in said
+    both = " ".join(render(replace(REPORT, candidates=(lying, WRONG))).split())
+    assert "does not compute the reference's function" in both
+
+
 def test_quiet_blocks_of_a_deep_model_are_one_row_and_loud_ones_are_not():
     sites = [
         replace(WRONG.sites[1], site=f"blocks.{layer}.resid_pre", layer=layer, noise_ratio=9.0 if layer == 7 else 1.0)

@@ -1,0 +1,53 @@
+"""A fit that breaks off is a gap with its name, and the other fits go on; errors of the audit itself are raised."""
+
+import dataclasses
+
+import pytest
+from tiny_port import Port, evidence
+
+from parity_audit.core.errors import CaptureBroken
+from parity_audit.core.types import NotTested
+from parity_audit.diagnose.attempt import attempt
+from parity_audit.diagnose.fitting import identify
+
+PORT = Port()
+
+
+def with_broken_queries(port, side="candidate"):
+    """Evidence whose rotated queries have lost an axis, as a port with another layout may show them."""
+    layers = evidence(port, side)
+
+    def broken(own):
+        def tensor(probe, site):
+            found = own.tensor(probe, site)
+            return found[0] if site == "rot_q" and found is not None else found
+
+        return dataclasses.replace(own, tensor=tensor)
+
+    return {layer: broken(own) for layer, own in layers.items()}
+
+
+def test_a_broken_fit_is_a_gap_and_the_others_find_what_is_wrong():
+    findings, gaps = identify(with_broken_queries(PORT.but(eps=1e-3)), evidence(PORT, "reference"), None)
+    broken = {gap.what for gap in gaps if "broke off with" in gap.why}
+
+    assert "norm.eps" in {finding.knob for finding in findings}
+    assert "fit `rotary` of the candidate, layer 0" in broken
+    assert not any("reference" in what or "norm" in what for what in broken)
+
+
+def test_the_gap_names_the_error_and_its_line():
+    found = attempt("fit `x`", lambda: [][3])
+
+    assert isinstance(found, NotTested)
+    assert found.what == "fit `x`"
+    assert found.why.startswith("broke off with IndexError at test_attempt.py:")
+
+
+@pytest.mark.parametrize("error", [CaptureBroken("gone"), MemoryError(), KeyboardInterrupt()])
+def test_errors_of_the_audit_are_raised(error):
+    def step():
+        raise error
+
+    with pytest.raises(type(error)):
+        attempt("fit `x`", step)
