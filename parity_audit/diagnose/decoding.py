@@ -6,6 +6,7 @@ before them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested, Probe
-from parity_audit.diagnose.agreement import same
-from parity_audit.diagnose.evidence import Evidence
+from parity_audit.diagnose.agreement import SIGMAS, is_number, same
+from parity_audit.diagnose.evidence import Evidence, gap
 from parity_audit.diagnose.extent import DECODED
+from parity_audit.diagnose.findings import stderr_of
 from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, identify
 from parity_audit.diagnose.identify.attention import cached as cached_attention
 from parity_audit.diagnose.identify.rotary import cached as cached_rotation
@@ -55,7 +57,28 @@ def identify_decoded(
     own, true = ({layer: _only(side[layer], decoded=True) for layer in side} for side in (candidate, reference))
     findings, gaps = identify(own, true, suspects, WITH_THE_PROMPT)
     more, missing = identify(_tokens(own), _tokens(true), suspects, WITHOUT)
-    return [*findings, *more], [*gaps, *missing]
+    return [*findings, *more, *_without_a_law(own, gaps)], [*gaps, *missing]
+
+
+def _without_a_law(layers: ByLayer, gaps: Sequence[NotTested]) -> list[Finding]:
+    """Attention of decoded tokens that neither the prompt's law nor anything known of caches explains, as one finding.
+
+    Whole runs may have a cause for the same component, which must not stand for this.
+    """
+    unlike = {item.what for item in gaps if item.why == cached_attention.NO_LAW}
+    at = [
+        n for n, evidence in layers.items() if gap(evidence, cached_attention.KEYS, "").what in unlike and n is not None
+    ]
+    if not at:
+        return []
+    sites = [f"blocks.{layer}.z" for layer in sorted(at)]
+    return [
+        Finding(
+            knob="z", kind="unexplained", layers=tuple(sorted(at)), site=sites[0], reference_value=None,
+            candidate_value=None, confidence=0.5, evidence={"component": "z", "sites": sites, "extent": DECODED},
+            message=f"attention introduces error that no constant known here explains; only {DECODED}",
+        )
+    ]  # fmt: skip
 
 
 def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding]:
@@ -74,7 +97,16 @@ def says_the_same(a: Finding, b: Finding) -> bool:
     """Whether two findings name the same knob with the same value, in layers of which one finding has the other's."""
     layers = [set(item.layers) for item in (a, b) if item.layers is not None]
     overlap = len(layers) < 2 or layers[0] <= layers[1] or layers[1] <= layers[0]
-    return a.knob == b.knob and overlap and same(a.candidate_value, b.candidate_value)
+    return a.knob == b.knob and overlap and _same_value(a, b)
+
+
+def _same_value(a: Finding, b: Finding) -> bool:
+    """Within their errors: a constant is read less sharply off a few decoded tokens."""
+    x, y = a.candidate_value, b.candidate_value
+    if same(x, y):
+        return True
+    errors = [stderr_of(item, "candidate") for item in (a, b)]
+    return is_number(x) and is_number(y) and abs(x - y) <= SIGMAS * math.hypot(*errors)  # type: ignore[operator]
 
 
 def _only(evidence: Evidence, *, decoded: bool) -> Evidence:

@@ -77,10 +77,15 @@ def with_extents(
 
 
 def _with_extent(finding: Finding, pairs: Sequence[Pair]) -> Finding:
+    if "extent" in finding.evidence:  # what only decoded tokens say says so already
+        return finding
     tokens = _tokens(pairs, finding.site)
     said = None if tokens is None else extent(tokens)
-    if said is None:
-        return finding
+    return finding if said is None else only_where(finding, said)
+
+
+def only_where(finding: Finding, said: str) -> Finding:
+    """The finding, said to hold only there."""
     return dataclasses.replace(
         finding, evidence={**finding.evidence, "extent": said}, message=f"{finding.message}; only {said}"
     )

@@ -261,6 +261,12 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def stderr_of(finding: Finding, side: str) -> float:
+    """The largest standard error of one side's value over its layers: an eps is known well only where activations are
+    small."""
+    return max((float(fact["stderr"]) for fact in finding.evidence.get(side, []) if fact.get("stderr")), default=0.0)
+
+
 def shown(value: KnobValue) -> str:
     """A value for a sentence; six digits are for the eye, the finding keeps all."""
     if value is None:
@@ -274,7 +280,8 @@ def unexplained(sites: Mapping[str, Sequence[str]], findings: Sequence[Finding])
     `sites`: for each site, where its error may come from (`localise.origins`).
     """
     left: dict[str, list[str]] = {}
-    for site in sorted(sites, key=site_order):
+    listed = {site for item in findings if item.kind == "unexplained" for site in item.evidence.get("sites", [])}
+    for site in sorted(sites.keys() - listed, key=site_order):
         if not any(_explains(cause, site, origin) for origin in sites[site] for cause in findings):
             left.setdefault(component_of(site), []).append(site)
     return [_unexplained(component, own) for component, own in left.items()]

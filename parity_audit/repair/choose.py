@@ -10,6 +10,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.diagnose.extent import DECODED
+from parity_audit.diagnose.findings import stderr_of
 from parity_audit.diagnose.returned import NO_PATCH
 from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_path, roles
@@ -132,15 +133,8 @@ def target_value(finding: Finding, match_reference: bool = False) -> KnobValue:
     if finding.departs_from_spec == "both" and not match_reference:
         return spec
     if is_number(fitted) and is_number(spec):
-        return nearest(fitted, spec, SIGMAS * _stderr(finding))
+        return nearest(fitted, spec, SIGMAS * stderr_of(finding, "reference"))
     return spec if finding.departs_from_spec == "candidate" else fitted
-
-
-def _stderr(finding: Finding) -> float:
-    """The standard error of the reference's value: an eps is known well only where activations are small."""
-    return max(
-        (float(fact["stderr"]) for fact in finding.evidence.get("reference", []) if fact.get("stderr")), default=0.0
-    )
 
 
 def nearest(fitted: KnobValue, spec: KnobValue, error: float = 0.0) -> KnobValue:

@@ -10,7 +10,7 @@ from attend import HIDDEN, attention, causal
 from tiny_port import probe
 
 from parity_audit.core.report import Finding
-from parity_audit.diagnose.decoding import decoded_probes, not_in, run_whole
+from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, not_in, run_whole
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.identify.attention import cached as cached_attention
 from parity_audit.diagnose.identify.rotary.positions import where_they_stand
@@ -113,3 +113,31 @@ def test_what_whole_runs_say_already_is_not_said_again_of_decoded_tokens():
     assert [item.knob for item in not_in(whole, decoded)] == ["cache.keys"]
     (other,) = not_in(whole, [cause("attention.scale", 12.0)])
     assert (other.candidate_value, other.evidence["extent"]) == (12.0, "in tokens decoded from the cache")
+
+
+def test_a_constant_read_off_a_few_tokens_is_the_same_within_its_error():
+    def eps(value, stderr):
+        return replace(cause("norm.eps", value), evidence={"candidate": [{"stderr": stderr}]})
+
+    assert not_in([eps(1e-3, 1e-6)], [eps(1.2e-3, 1e-4)]) == []
+    assert len(not_in([eps(1e-3, 1e-6)], [eps(1.2e-3, 1e-5)])) == 1
+
+
+def test_decoded_attention_that_nothing_explains_is_listed_although_whole_runs_have_a_cause():
+    evidence, clean = (attention(probes=(DECODED,), mask=causal, hide=HIDDEN)[0] for _ in range(2))
+
+    def noise(probe, site):
+        value = evidence.tensor(probe, site)
+        if site == "z":
+            drawn = torch.randn(value[:, FIRST:].shape, generator=torch.Generator().manual_seed(1))
+            value = torch.cat([value[:, :FIRST], drawn.to(value)], dim=1)
+        return value
+
+    findings, _ = identify_decoded({0: replace(evidence, tensor=noise)}, {0: clean}, {"z"})
+    right, _ = identify_decoded({0: evidence}, {0: clean}, {"z"})
+
+    assert [(item.kind, item.site, item.evidence["extent"]) for item in findings] == [
+        ("unexplained", "blocks.0.z", "in tokens decoded from the cache")
+    ]
+    assert not_in([cause("attention.scale", 9.5)], findings) == findings
+    assert right == []

@@ -23,6 +23,7 @@ from parity_audit.diagnose.identify.attention.synthesis import Query, queries_of
 
 KEYS, DTYPE = "cache.keys", "cache.dtype"
 EVERY, FULL = "every key", "full"
+NO_LAW = "neither another law nor a fault of the cache explains z"
 CLOSE = 1e-3
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 MOVES = (1, -1, 2, -2)
@@ -57,7 +58,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
         return [rounded]
     own = best_bend(evidence, [row], heads, [queries], width)
     if own is None or own.residual > EXPLAINED:
-        return [gap(evidence, KEYS, "neither another law nor a fault of the cache explains z")]
+        return [gap(evidence, KEYS, NO_LAW)]
     return law_knobs(evidence, own)
 
 
