@@ -14,15 +14,15 @@ mean: there nothing is allowed for, and a difference is a difference.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
-from parity_audit.compare.source import TensorSource
+from parity_audit.compare.source import View
 from parity_audit.core.sites import LOGITS, RETURNED, local_name
-from parity_audit.core.types import KnobValue, NotTested, Probe
+from parity_audit.core.types import KnobValue, NotTested
 
 STREAM = (
     "embed", "pos_embed", "resid_pre", "attn_proj", "attn_out", "resid_mid", "mlp_proj", "mlp_out", "resid_post",
@@ -79,28 +79,14 @@ def allowance(processing: Collection[str], knobs: Mapping[str, Knob]) -> Allowan
 
 
 @dataclass(frozen=True)
-class Allowed:
+class Allowed(View):
     """A capture without what an allowance drops, and without the means that it sets free."""
 
-    source: TensorSource
     allowance: Allowance
-
-    @property
-    def probes(self) -> Sequence[Probe]:
-        """The probes that were run."""
-        return self.source.probes
 
     def sites(self, probe: str) -> set[str]:
         """The sites that can be compared."""
         return {site for site in self.source.sites(probe) if local_name(site) not in self.allowance.dropped}
-
-    def shape(self, probe: str, site: str) -> tuple[int, ...]:
-        """The shape of one tensor, without reading it."""
-        return self.source.shape(probe, site)
-
-    def digest(self, probe: str, site: str) -> str:
-        """A name for the tensor's bytes."""
-        return self.source.digest(probe, site)
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
         """The tensor's `[start, stop)` on axis 1, in float64 and centred where its mean is free."""
@@ -109,7 +95,3 @@ class Allowed:
             return value
         value = value.double()
         return value - value.mean(-1, keepdim=True)
-
-    def assumes(self, probe: str, site: str) -> str:
-        """What has to hold of the program's code for the tensor to be this site."""
-        return self.source.assumes(probe, site)

@@ -36,11 +36,10 @@ class TensorSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Without:
-    """A capture without some sites of each probe."""
+class View:
+    """A capture as it is; those below show it in part or in other coordinates."""
 
     source: TensorSource
-    hidden: Mapping[str, AbstractSet[str]]
 
     @property
     def probes(self) -> Sequence[Probe]:
@@ -48,17 +47,32 @@ class Without:
         return self.source.probes
 
     def sites(self, probe: str) -> set[str]:
-        """The sites that are left."""
-        return self.source.sites(probe) - self.hidden.get(probe, set())
+        """The sites that can be compared."""
+        return self.source.sites(probe)
 
     def shape(self, probe: str, site: str) -> tuple[int, ...]:
         """The shape of one tensor, without reading it."""
         return self.source.shape(probe, site)
+
+    def digest(self, probe: str, site: str) -> str:
+        """A name for the tensor's bytes."""
+        return self.source.digest(probe, site)
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
         """The tensor's `[start, stop)` on axis 1, every other axis whole."""
         return self.source.rows(probe, site, start, stop)
 
     def assumes(self, probe: str, site: str) -> str:
-        """What the source itself says."""
+        """What has to hold of the program's code for the tensor to be this site."""
         return self.source.assumes(probe, site)
+
+
+@dataclass(frozen=True)
+class Without(View):
+    """A capture without some sites of each probe."""
+
+    hidden: Mapping[str, AbstractSet[str]]
+
+    def sites(self, probe: str) -> set[str]:
+        """The sites that are left."""
+        return self.source.sites(probe) - self.hidden.get(probe, set())

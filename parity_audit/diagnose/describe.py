@@ -73,9 +73,9 @@ def _described(finding: Finding, sides: Replayed) -> list[Finding]:
 
 def _better(finding: Finding, sides: Replayed) -> list[Finding]:
     """A projection that is simply not the checkpoint's may be the checkpoint's, clamped or rounded: if so, that."""
-    asked = dataclasses.replace(
-        finding, kind="unexplained", evidence={**finding.evidence, "component": component_of(finding.site)}
-    )
+    own = [site for _, site in sides.ratios if local_name(site) == local_name(finding.site)]
+    about = {**finding.evidence, "component": component_of(finding.site), "sites": own}
+    asked = dataclasses.replace(finding, kind="unexplained", evidence=about)
     found = _explained(asked, sides)
     return [finding] if any(item.kind == "unexplained" for item in found) else found
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import BLOCK_ORDER, layer_of, local_name
+from parity_audit.core.sites import BLOCK_ORDER, LOGITS, RETURNED, layer_of, local_name
 from parity_audit.core.types import Edit, KnobValue
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS
 from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, whole_value
@@ -91,7 +91,7 @@ def set_aside(sites: Iterable[str], held: set[str]) -> SetAside:
     for site in sites:
         own = _taken_at(site, held)
         taken |= own
-        hidden |= {site, *own, *_between(site, own)}
+        hidden |= {site, *own, *_between(site, own), *((RETURNED,) if site == LOGITS else ())}
     return SetAside(taken=frozenset(taken), hidden=frozenset(hidden))
 
 

@@ -64,7 +64,7 @@ def test_the_reference_goes_on_from_the_candidate_s_tensor_behind_the_error():
     assert set_aside(["blocks.0.mlp.post"], LONG).taken == {"blocks.0.mlp_out"}
     assert "blocks.0.mlp_out" in set_aside(["blocks.0.mlp.post"], LONG).hidden
     assert set_aside(["logits"], LONG) == set_aside(["logits"], {"logits"}).__class__(
-        taken=frozenset(), hidden=frozenset({"logits"})
+        taken=frozenset(), hidden=frozenset({"logits", "returned"})
     )
 
 

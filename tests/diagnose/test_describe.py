@@ -1,0 +1,41 @@
+"""A description is of the projection that a finding names, whatever else is wrong in its block."""
+
+import dataclasses
+
+import torch
+from held import Held, probe
+
+from parity_audit.core.report import Finding
+from parity_audit.diagnose.describe import Replayed, with_descriptions
+from parity_audit.diagnose.identify.linear.sample import NOT_STORED
+
+PROBE = probe(length=64)
+DRAW = torch.Generator().manual_seed(5)
+
+
+@dataclasses.dataclass
+class Whole(Held):
+    """A capture that also gives whole tensors."""
+
+    def __init__(self, tensors):
+        super().__init__(PROBE, tensors)
+
+    def tensor(self, probe, site):
+        return self.tensors[site]
+
+
+def test_keys_are_not_described_by_what_happened_to_the_queries():
+    true = {f"blocks.1.{name}": torch.randn(1, 64, 2, 8, generator=DRAW) for name in ("q", "k")}
+    own = {"blocks.1.q": true["blocks.1.q"] * 1.1, "blocks.1.k": true["blocks.1.k"].clamp(-1.0, 1.0)}
+    sides = Replayed(
+        own=Whole(own), true=Whole(true), ratios={("short", site): 1e5 for site in own}, d_head=8
+    )  # fmt: skip
+    keys = Finding(
+        knob="weights.attn.k", kind="weights", layers=(1,), site="blocks.1.k", reference_value="the checkpoint's",
+        candidate_value=NOT_STORED,
+    )  # fmt: skip
+
+    (told,), gaps = with_descriptions([keys], sides)
+
+    assert gaps == []
+    assert (told.site, told.knob, told.candidate_value) == ("blocks.1.k", "k.clamp", [-1.0, 1.0])
