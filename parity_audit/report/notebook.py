@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import html
+import io
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TypeVar
 
 from parity_audit.core.progress import SILENT, Progress
@@ -27,15 +29,28 @@ def in_notebook() -> bool:
 
 @contextmanager
 def listening(given: Progress | None) -> Iterator[Progress]:
-    """The listener that was given, else a bar in a notebook, else nobody."""
-    if given is not None or not in_notebook():
+    """The listener that was given, else a bar in a notebook, else nobody. In a notebook nothing else reaches the cell."""
+    if not in_notebook():
         yield given or SILENT
-        return
-    bar = NotebookBar()
-    try:
-        yield bar
-    finally:
-        bar.close()
+    elif given is not None:
+        with _quiet():
+            yield given
+    else:
+        bar = NotebookBar()
+        try:
+            with _quiet():
+                yield bar
+        finally:
+            bar.close()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Libraries print and warn when they are imported (tqdm asks for widgets); what matters is in the report and its logs."""
+    sink = io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def with_bar(function: Function) -> Function:
