@@ -31,7 +31,7 @@ def judged(llama, route, **faults):
     [
         ("prescaled_q", "rot_q", "queries are multiplied by 0.125"),
         ("shifted_positions", "rot_k", "same function, other positions: positions are shifted by +1"),
-        ("positions_from_padding", "rot_k", "positions of each row are shifted by a constant of its own"),
+        ("positions_from_padding", "rot_k", "same function, other positions: positions are shifted by a constant"),
         ("q_and_k_in_another_basis", "rot_q", "x the noise floor away"),
     ],
 )
