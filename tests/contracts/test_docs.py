@@ -93,6 +93,15 @@ def test_every_option_of_the_manual_exists(page):
     assert [option for option in sorted(options) if option not in help_text + " --help --version"] == []
 
 
+def test_every_worked_example_has_the_command_that_makes_it_again():
+    """`benchmarks/examples.py` reads these lines."""
+    listed = re.findall(
+        r"^- `([\w.-]+)`: `parity-audit [^`]+`$", (ROOT / "reports" / "README.md").read_text(), re.MULTILINE
+    )
+
+    assert sorted(listed) == [path.parent.name for path in EXAMPLES]
+
+
 def test_the_readme_quotes_the_worked_example():
     """Render the committed report.json: what the README shows is what it says, line by line and in that order."""
     report = json.loads((ROOT / "reports" / "examples" / "gemma-2-2024" / "report.json").read_text())
