@@ -91,18 +91,6 @@ class Bench:
         return self.precision != FLOAT64
 
 
-class Only(Capture):
-    """A capture that holds no more than some of its sites: what a run is forced to go on with."""
-
-    def __init__(self, whole: Capture, kept: Collection[str]) -> None:
-        super().__init__(whole.folder, whole.manifest, just_written=True)
-        self._kept = set(kept)
-
-    def sites(self, probe: str) -> set[str]:
-        """The sites that are kept, of those that the whole capture has."""
-        return super().sites(probe) & self._kept
-
-
 def movable(knobs: Mapping[str, ResolvedKnob]) -> Iterator[Moved]:
     """The numbers among an architecture's constants; of a scaling its factor."""
     for knob, known in knobs.items():
@@ -149,15 +137,26 @@ def set_to(bench: Bench, moved: Moved, amount: float) -> bool:
     return bool(live)
 
 
-def taken(bench: Bench, name: str, *, only: tuple[str, ...] = ("",), forced_by: Capture | None = None) -> Capture:
-    """The judge as it is now on the probe, at the sites that are looked at and end in one of `only`."""
+def taken(
+    bench: Bench,
+    name: str,
+    *,
+    only: tuple[str, ...] = ("",),
+    forced_by: Capture | None = None,
+    at: Collection[str] = (),
+) -> Capture:
+    """The judge as it is now on the probe, at the sites that are looked at and end in one of `only`.
+
+    It goes on with the tensors of `forced_by` at the sites `at`.
+    """
 
     def choose(tap: SiteTap, probe: Probe) -> bool:
         return tap.site in bench.floors and tap.site.endswith(only)
 
     return take_capture(
-        bench.session, [bench.probe], bench.out / name, precision=bench.precision, choose=choose, forced_by=forced_by
-    )
+        bench.session, [bench.probe], bench.out / name, precision=bench.precision, choose=choose, forced_by=forced_by,
+        force=lambda probe, site: site in at,
+    )  # fmt: skip
 
 
 @one_thread()

@@ -27,7 +27,6 @@ from parity_audit.diagnose.responses import (
     LINEAR,
     Bench,
     Moved,
-    Only,
     Response,
     changes,
     set_to,
@@ -69,7 +68,7 @@ def _local(bench: Bench, moved: Moved, amount: float, n_layers: int) -> tuple[di
     if not set_to(bench, moved, amount):
         return None
     inputs = {f"blocks.{layer}.resid_pre" for layer in range(n_layers)} | {f"blocks.{n_layers - 1}.resid_post"}
-    capture = taken(bench, "single", forced_by=Only(bench.still, inputs))
+    capture = taken(bench, "single", forced_by=bench.still, at=inputs)
     found: dict[int, dict[str, float]] = {}
     for site, change in changes(capture, bench).items():
         layer = layer_of(site)
@@ -97,7 +96,7 @@ def _least_sensitive(bench: Bench, responses: ByLayer) -> int:
 def _further_on(bench: Bench, own: Response, local: Capture, layer: int) -> Response:
     """The sites of a block with its constant moved, and those after it with everything right but their input."""
     bench.session.apply(())
-    capture = taken(bench, "followed", only=OUTER, forced_by=Only(local, {f"blocks.{layer}.resid_post"}))
+    capture = taken(bench, "followed", only=OUTER, forced_by=local, at={f"blocks.{layer}.resid_post"})
     order = site_order(f"blocks.{layer}.resid_post")
     later = {site: change for site, change in changes(capture, bench).items() if site_order(site) > order}
     shutil.rmtree(capture.folder, ignore_errors=True)
