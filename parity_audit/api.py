@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
+from parity_audit.audit.question import check_backends, check_options, check_weights_option, nothing_left
 from parity_audit.audit.run import run_audit
 from parity_audit.cache.root import cache_root as cache_root
 from parity_audit.capture.place import JUDGE_FOLDER, place, require_replaceable
@@ -87,7 +88,10 @@ def audit(
     if out is not None:
         set_aside(out)
     with failure_reported(model, out):
-        refs = _candidates(candidates, device, install)
+        check_options(dtype=dtype, device=device, seed=seed, timeout=timeout, target=target)
+        check_weights_option(weights, miniature)
+        believed, refs = _ref(reference), _candidates(candidates, device, install)
+        recipe_for(believed, device)
         workspace, plan = opened(
             out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
         )
@@ -95,8 +99,9 @@ def audit(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
         timeout=timeout, progress=progress, match_reference=match_reference,
     )  # fmt: skip
-    with failure_reported(model, workspace.out):
-        return run_audit(context, _ref(reference), refs, accept_patched=accept_patched)
+    with failure_reported(model, workspace.out), nothing_left(workspace):
+        check_backends([believed, *refs], plan.config)
+        return run_audit(context, believed, refs, accept_patched=accept_patched)
 
 
 @accepting(weights=path, out=path, dtype=torch_name, device=torch_name, probes=several)
@@ -126,6 +131,10 @@ def capture(
         UsageError: the question is malformed, or `out` holds files that are no capture's.
         NotJudged: the backend failed.
     """
+    check_options(dtype=dtype, device=device, seed=seed, timeout=timeout)
+    check_weights_option(weights, miniature)
+    ref = _ref(backend)
+    recipe_for(ref, device)
     require_replaceable(out)
     workspace, plan = opened(
         out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
@@ -134,7 +143,9 @@ def capture(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, hooks=False,
         timeout=timeout, progress=progress,
     )  # fmt: skip
-    session = context.session(_ref(backend), "capture")
+    with nothing_left(workspace):
+        check_backends([ref], plan.config)
+        session = context.session(ref, "capture")
     try:
         with plan.guard.watched(session.label):
             taken = {"": reusable_capture(session, plan.probes, workspace.captures, with_weights=True)}

@@ -24,10 +24,13 @@ from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
 DEFAULT_ATTENTION = "eager"
+SHOWN = 3
+"""Names of absent tensors in a message."""
 
 
 class HfBackend:
@@ -55,9 +58,11 @@ class HfBackend:
         for key, value in overrides.items():
             _set_config(config, key, value)
         attention = request.settings.get("attn_implementation", DEFAULT_ATTENTION)
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            name, config=config, attn_implementation=attention, torch_dtype=getattr(torch, request.dtype)
-        )
+        self.model, told = transformers.AutoModelForCausalLM.from_pretrained(
+            name, config=config, attn_implementation=attention, torch_dtype=getattr(torch, request.dtype),
+            output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+        _require_complete(self.model, told)
         self.model.to(request.device).eval()
 
     def describe(self) -> Description:
@@ -117,6 +122,21 @@ class HfBackend:
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits; `attn_implementation` is a load setting."""
         return self.edits.bring_to(self.model, request.edits)
+
+
+def _require_complete(model: nn.Module, told: dict[str, Any]) -> None:
+    """Parameters that the checkpoint does not hold, or not in their shape, were drawn at random by the loader.
+
+    Raises:
+        BackendFailed: there are such parameters.
+    """
+    parameters = {name for name, _ in model.named_parameters()}
+    absent = sorted(parameters & {str(name) for name in told["missing_keys"]})
+    other = sorted(str(item[0]) for item in told.get("mismatched_keys") or ())
+    for names, what in ((absent, "does not hold"), (other, "holds in another shape")):
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            raise BackendFailed(f"the checkpoint {what} {', '.join(names[:SHOWN])}{more}", code="missing-tensors")
 
 
 def _set_config(config: Any, key: str, value: Any) -> None:

@@ -13,6 +13,7 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.backends.paths import get
+from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import WeightPrint, WeightTap
 from parity_audit.core.wire import WeightsRequest
 
@@ -54,6 +55,9 @@ def fingerprint(name: str, value: Tensor) -> WeightPrint:
     The sketch is the inner product of the flat tensor, folded into rows, with products of a row wave and a
     column wave of irrational frequencies, over its norm: cheap, reproducible without a generator, and changed
     by any permutation.
+
+    Raises:
+        BackendFailed: the tensor holds NaN or infinity.
     """
     digest = hashlib.sha256(value.numpy()).hexdigest()  # type: ignore[arg-type]
     flat = value.flatten()
@@ -63,6 +67,9 @@ def fingerprint(name: str, value: Tensor) -> WeightPrint:
         rows = F.pad(block, (0, -len(block) % FOLD)).double().view(-1, FOLD)
         square += float(rows.flatten() @ rows.flatten())
         products += ((rows @ columns) * _waves(number * BLOCK_ROWS + torch.arange(len(rows)) + 1)).sum(0)
+    if not math.isfinite(square):
+        bad = value.numel() - int(value.isfinite().sum())
+        raise BackendFailed(f"{name} holds {bad} NaN or infinite numbers", code="non-finite-weights")
     norm = math.sqrt(square)
     sketch = tuple(float(product) / norm if norm else 0.0 for product in products)
     return WeightPrint(

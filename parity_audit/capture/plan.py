@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +18,9 @@ from parity_audit.core.types import BackendRef, Checkpoint, Probe
 from parity_audit.envs.build import python_for
 from parity_audit.specs import miniature
 from parity_audit.specs.checkpoints import find_checkpoint
+from parity_audit.specs.config_check import check_config
 from parity_audit.specs.load import with_site_map
-from parity_audit.specs.resolve import ResolvedModel, resolve_model
+from parity_audit.specs.resolve import ResolvedModel, read_config, resolve_model
 from parity_audit.specs.special_tokens import special_ids
 from parity_audit.specs.view import cannot
 
@@ -64,13 +64,14 @@ def plan_audit(
         NotJudged: the weights are neither on disk nor reachable.
     """
     resolved = resolve_model(model, weights)
+    check_config(resolved.spec, resolved.config, weights or Path(model))
     if synthetic is not None:
         remake = partial(miniature.make, resolved, size=synthetic, seed=seed, root=cache / "synthetic")
         guard = guarded(remake(), remake=remake, copies=copies)
     else:
         guard = guarded(find_checkpoint(resolved, weights), remake=None, copies=None)
     folder = Path(guard.checkpoint.path)
-    config = json.loads((folder / "config.json").read_text())
+    config = read_config(folder)
     chosen = _choose(plan_probes(config, seed=seed, special=special_ids(folder, config)), probes)
     return AuditPlan(
         model=resolved, guard=guard, config=config, probes=chosen, dtype=dtype, device=device

@@ -139,6 +139,10 @@ def make_folder(folder: Path) -> None:
         ) from error  # fmt: skip
 
 
+LONGEST_SLUG = 150
+"""Of the 255 bytes that file systems allow; a time or an ending is put behind it."""
+
+
 def slug(text: str) -> str:
     """A file name made of `text`."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "model"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")[:LONGEST_SLUG] or "model"

@@ -9,12 +9,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from parity_audit.cli import completion
 from parity_audit.cli.cache import cache
-from parity_audit.cli.errors import guarded
+from parity_audit.cli.errors import guarded, run_app
+from parity_audit.cli.mistyped import refuse_mistyped
 from parity_audit.cli.progress import progress_for
 from parity_audit.cli.sections import doctor, envs, specs
 from parity_audit.cli.selftest import selftest
+from parity_audit.cli.show import FORMATS, require_format
 from parity_audit.cli.spec import spec
+from parity_audit.core.errors import UsageError
 from parity_audit.core.version import __version__
 from parity_audit.workers.client import TIMEOUT
 
@@ -35,8 +39,9 @@ class _DefaultGroup(typer.core.TyperGroup):
     """`parity-audit MODEL` is `parity-audit audit MODEL`, wherever the options stand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own = {name for param in self.get_params(ctx) for name in param.opts}
+        own = {name for param in self.get_params(ctx) for name in (*param.opts, *ctx.help_option_names)}
         if args and args[0].partition("=")[0] not in own and args[0] not in self.commands:
+            refuse_mistyped(args[0], self.commands)
             args = ["audit", *args]
         return super().parse_args(ctx, args)
 
@@ -44,6 +49,7 @@ class _DefaultGroup(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_DefaultGroup, help="Is a model port computing the same function as its reference?", epilog=EXAMPLES,
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 app.add_typer(specs, name="specs")
 app.add_typer(envs, name="envs")
@@ -51,23 +57,47 @@ app.add_typer(cache, name="cache")
 app.add_typer(spec, name="spec")
 app.command()(doctor)
 
-Model = Annotated[str, typer.Argument(help="Hub id, alias or local directory, for example `gemma-2-2b-it`.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="Hub id, alias or local directory, for example `gemma-2-2b-it`.", autocompletion=completion.models
+    ),
+]
 Candidates = Annotated[
     list[str] | None,
     typer.Option(
-        "--candidate", "-c", help="BACKEND to judge: name[==version][,key=value...]. Repeatable. Default: all that run."
+        "--candidate",
+        "-c",
+        help="BACKEND to judge: name[==version][,key=value...]. Repeatable. Default: all that run.",
+        autocompletion=completion.backends,
     ),
 ]
-ReferenceOption = Annotated[str, typer.Option("--reference", "-r", help="BACKEND that is believed.")]
+ReferenceOption = Annotated[
+    str, typer.Option("--reference", "-r", help="BACKEND that is believed.", autocompletion=completion.backends)
+]
 Miniature = Annotated[
     bool, typer.Option("--miniature", help="Seeded tiny weights with the real constants: no hub, no GPU.")
 ]
-Synthetic = Annotated[str | None, typer.Option(help="Seeded weights: mini (= --miniature), small (~150M) or full.")]
+Synthetic = Annotated[
+    str | None,
+    typer.Option(
+        help="Seeded weights: mini (= --miniature), small (~150M) or full.", **completion.fixed(*completion.SIZES)
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of synthetic weights.")]
 Weights = Annotated[Path | None, typer.Option(help="Directory with config.json and *.safetensors.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16. Only float32 can prove a port right.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Probes = Annotated[list[str] | None, typer.Option("--probe", help="Run only these probes. Repeatable.")]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="float32, bfloat16 or float16. Only float32 can prove a port right.",
+        **completion.fixed(*completion.DTYPES),
+    ),
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.", **completion.fixed(*completion.DEVICES))]
+Probes = Annotated[
+    list[str] | None,
+    typer.Option("--probe", help="Run only these probes. Repeatable.", autocompletion=completion.probes),
+]
 Target = Annotated[float, typer.Option(help="Max-abs logit difference that a repair should reach.")]
 NoRepair = Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")]
 Hooks = Annotated[
@@ -85,7 +115,9 @@ Sites = Annotated[Path | None, typer.Option(help="Site map of `python:` ports th
 Timeout = Annotated[float, typer.Option(help="Seconds that a backend may take for one request (loading, one probe).")]
 Tf32 = Annotated[bool, typer.Option("--tf32", help="Allow TF32 on the GPU, to see what it costs.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for the report and the logs.")]
-Format = Annotated[str, typer.Option("--format", help="What to print: terminal, markdown or json.")]
+Format = Annotated[
+    str, typer.Option("--format", help="What to print: terminal, markdown or json.", **completion.fixed(*FORMATS))
+]
 Json = Annotated[bool, typer.Option("--json", help="The report as JSON on stdout, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and only the verdicts.")]
 
@@ -121,6 +153,7 @@ def audit(
     from parity_audit import api
     from parity_audit.cli.show import show
 
+    require_format(format)
     with progress_for(quiet=quiet or json) as progress:
         report = api.audit(
             model, candidates=_with_sites(candidate, sites), reference=reference, miniature=_size(miniature, synthetic), seed=seed,
@@ -178,6 +211,7 @@ def diff(
     from parity_audit import api
     from parity_audit.cli.show import show
 
+    require_format(format)
     report = api.diff(reference, candidate, judge=judge)
     show(report, "json" if json else format)
     return report.exit_code
@@ -196,7 +230,9 @@ def _with_sites(candidates: list[str] | None, sites: Path | None) -> list[str] |
 
 
 def _size(miniature: bool, synthetic: str | None) -> str | None:
-    return synthetic or ("mini" if miniature else None)
+    if miniature and synthetic not in (None, "mini"):
+        raise UsageError(f"--miniature and --synthetic {synthetic} exclude each other", hint="drop one of them")
+    return "mini" if miniature else synthetic
 
 
 def _version(wanted: bool) -> None:
@@ -215,5 +251,5 @@ def root(
 
 
 def main() -> None:
-    """Console script."""
-    sys.exit(app())
+    """Console script. What the parser refuses looks like every other error."""
+    sys.exit(run_app(app))

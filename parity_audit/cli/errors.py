@@ -12,10 +12,21 @@ from typing import Any
 
 import typer
 
-from parity_audit.core.errors import EXIT_INTERRUPTED, EXIT_NOT_JUDGED, INTERNAL, ParityError, explained
+from parity_audit.core.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_NOT_JUDGED,
+    EXIT_USAGE,
+    INTERNAL,
+    ParityError,
+    UsageError,
+    explained,
+)
 from parity_audit.report import json
 from parity_audit.report.escape import plain
 from parity_audit.report.failure import failed_report
+
+PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
+"""What the command line's parser raises, from whichever copy of it typer uses."""
 
 
 def guarded(command: Callable[..., int]) -> Callable[..., None]:
@@ -40,6 +51,22 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
 
     run.__annotations__ = {**command.__annotations__, "return": None}
     return run
+
+
+def run_app(app: typer.Typer) -> int:
+    """Run the program; an option or command that the parser refuses is an error like every other, with `--json` too."""
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except ParityError as error:
+        refused = error
+    except typer.Abort:
+        return EXIT_INTERRUPTED
+    except PARSER_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            return EXIT_USAGE
+        refused = UsageError(error.format_message(), hint="`parity-audit --help`, or `parity-audit COMMAND --help`")
+    return _failed(refused, model="", as_json="--json" in sys.argv)
 
 
 def _explained(error: Exception) -> ParityError:

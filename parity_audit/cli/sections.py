@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from parity_audit.cli import completion
 from parity_audit.cli.errors import guarded
 
 specs = typer.Typer(help="Architectures and models that have a spec.", no_args_is_help=True, rich_markup_mode=None)
@@ -30,7 +31,9 @@ def specs_list() -> int:
 
 @specs.command("show")
 @guarded
-def specs_show(model: Annotated[str, typer.Argument(help="Model or architecture file name.")]) -> int:
+def specs_show(
+    model: Annotated[str, typer.Argument(help="Model or architecture file name.", autocompletion=completion.models)],
+) -> int:
     """The constants of a model, and where each backend holds them."""
     from parity_audit import api
 
@@ -56,7 +59,9 @@ def envs_list() -> int:
 @envs.command("create")
 @guarded
 def envs_create(
-    backend: Annotated[str, typer.Argument(help="BACKEND, for example `transformer_lens==2.3.0`.")],
+    backend: Annotated[
+        str, typer.Argument(help="BACKEND, for example `transformer_lens==2.3.0`.", autocompletion=completion.backends)
+    ],
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> int:
     """Make the environment of a backend now."""
@@ -70,7 +75,9 @@ def envs_create(
 
 @envs.command("remove")
 @guarded
-def envs_remove(key: Annotated[str, typer.Argument(help="Name, as `envs list` prints it.")]) -> int:
+def envs_remove(
+    key: Annotated[str, typer.Argument(help="Name, as `envs list` prints it.", autocompletion=completion.environments)],
+) -> int:
     """Delete an environment."""
     from parity_audit import api
 

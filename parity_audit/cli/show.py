@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from parity_audit.core.errors import UsageError
+from parity_audit.core.choices import require_choice
 from parity_audit.core.report import Report
 from parity_audit.report import json, markdown, terminal
 from parity_audit.report.words import headline, label
@@ -13,12 +13,17 @@ from parity_audit.report.words import headline, label
 FORMATS = ("terminal", "markdown", "json")
 
 
-def show(report: Report, format: str, *, quiet: bool = False) -> None:
-    """Write to stdout.
+def require_format(format: str) -> None:
+    """Before anything runs.
 
     Raises:
         UsageError: not a format.
     """
+    require_choice(format, FORMATS, what="a format", code="unknown-format")
+
+
+def show(report: Report, format: str, *, quiet: bool = False) -> None:
+    """Write to stdout, in a format of `FORMATS`."""
     where = str(report.environment.get("report", ""))
     if format == "json":
         text = json.dumps(report)
@@ -26,10 +31,8 @@ def show(report: Report, format: str, *, quiet: bool = False) -> None:
         text = markdown.render(report, where=where)
     elif format == "terminal" and quiet:
         text = "\n".join([headline(report), *(f"{label(item)}: {item.verdict.value}" for item in report.candidates)])
-    elif format == "terminal":
-        text = terminal.render(report, where=where, colour=_colour(), ascii_only=not _unicode())
     else:
-        raise UsageError(f"`{format}` is not a format", code="unknown-format", expected=", ".join(FORMATS))
+        text = terminal.render(report, where=where, colour=_colour(), ascii_only=not _unicode())
     _write(text.rstrip("\n") + "\n")
 
 

@@ -45,7 +45,7 @@ def _port(head: str, text: str) -> str:
     if not colon or not function.isidentifier():
         file, function = head.removeprefix(f"{PORT}:"), PORT_FUNCTION
     path = Path(file).expanduser()
-    if not path.is_file():
+    if not _is_file(path):
         near = difflib.get_close_matches(path.name, [item.name for item in path.parent.glob("*.py")], 1)
         raise UsageError(
             f"no file `{file}` for the port `{text}`", code="port-file", where=str(path.absolute()),
@@ -69,6 +69,14 @@ def _report_name(ref: BackendRef, files: set[Path]) -> str:
         if sum(other.parts[-count:] == parts[-count:] for other in files) == 1:
             break
     return f"{ref.name}:{'/'.join(parts[-count:])}:{function}"
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _split(text: str) -> list[str]:
@@ -101,6 +109,10 @@ def _value(text: str) -> Any:
         return json.loads(text, parse_constant=_not_a_number)
     except json.JSONDecodeError:
         return text
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"`{text[:40]}` is no value of a setting", code="backend-setting", hint="a plain number, text or mapping"
+        ) from error
 
 
 def _not_a_number(text: str) -> Any:

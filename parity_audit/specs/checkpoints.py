@@ -7,18 +7,17 @@ import json
 import struct
 from pathlib import Path
 
-from safetensors import safe_open
-
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.resolve import ResolvedModel, cached_snapshot
+from parity_audit.specs.safetensors_header import check_finite, stored_tensors
 
 
 def find_checkpoint(model: ResolvedModel, weights: Path | None) -> Checkpoint:
     """The checkpoint of a model, downloaded if the hub can be reached.
 
     Raises:
-        NotJudged: no weights here and no way to fetch them, or a safetensors file is truncated.
+        NotJudged: no weights here and no way to fetch them, or a file is damaged; see `check_weights`.
     """
     given = weights or (Path(model.repo_id) if model.local else None)
     folder = given or cached_snapshot(model.repo_id) or _download(model.repo_id)
@@ -31,36 +30,47 @@ def find_checkpoint(model: ResolvedModel, weights: Path | None) -> Checkpoint:
             "no safetensors weights", code="missing-weights", where=str(folder),
             hint="give a directory with config.json and *.safetensors to --weights, or use --miniature",
         )  # fmt: skip
-    for file in files:
-        check_safetensors(file)
+    check_weights(folder, files)
     return Checkpoint(
         repo_id=model.repo_id, path=str(folder.resolve()), by_name=given is None, fingerprint=_fingerprint(files)
     )
 
 
-def check_safetensors(path: Path) -> None:
-    """Compare the header's promise with the file's size: a download that broke off is found in no time.
+def check_weights(folder: Path, files: list[Path]) -> None:
+    """Headers, the index and the numbers of a checkpoint, before any engine starts.
 
     Raises:
-        NotJudged: truncated or not a safetensors file.
+        NotJudged: a file is damaged, missing, holds NaN, or the same tensor as another.
     """
-    size = path.stat().st_size
+    owner: dict[str, Path] = {}
+    for file in files:
+        for tensor in stored_tensors(file):
+            if tensor.name in owner:
+                raise NotJudged(
+                    f"{tensor.name} is in {owner[tensor.name].name} and in {file.name}", code="bad-weights",
+                    where=str(folder), hint="files of two checkpoints in one directory?",
+                )  # fmt: skip
+            owner[tensor.name] = file
+    for name, shard in _indexed(folder).items():
+        if name not in owner:
+            raise NotJudged(
+                f"the index places {name} in {shard}, which is not there or does not hold it", code="missing-tensors",
+                where=str(folder), hint="get the checkpoint again",
+            )  # fmt: skip
+    for file in files:
+        check_finite(file)
+
+
+def _indexed(folder: Path) -> dict[str, str]:
+    """Which file holds which tensor, where an index says so."""
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file():
+        return {}
     try:
-        with path.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(min(length, size)))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        expected = 8 + length + max(ends, default=0)
-    except (struct.error, ValueError, KeyError, OSError) as error:
-        raise NotJudged(
-            f"{path.name} is not a safetensors file: {error}", code="bad-weights", where=str(path)
-        ) from error
-    if size != expected:
-        raise NotJudged(
-            f"{path.name} is truncated" if size < expected else f"{path.name} has bytes its header does not know",
-            code="bad-weights", where=str(path), expected=f"{expected} bytes", found=f"{size} bytes",
-            hint="fetch the file again",
-        )  # fmt: skip
+        found = json.loads(path.read_text())["weight_map"]
+        return {str(name): str(file) for name, file in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise NotJudged(f"{path.name} cannot be read: {error}", code="bad-weights", where=str(path)) from error
 
 
 def _download(repo_id: str) -> Path:
@@ -96,8 +106,4 @@ def _fingerprint(files: list[Path]) -> str:
 
 def stored_names(folder: Path) -> tuple[str, ...]:
     """Names of all tensors in the safetensors files of a checkpoint."""
-    names: list[str] = []
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as handle:
-            names += handle.keys()
-    return tuple(names)
+    return tuple(tensor.name for file in sorted(folder.glob("*.safetensors")) for tensor in stored_tensors(file))

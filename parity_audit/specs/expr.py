@@ -8,6 +8,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from parity_audit.core.errors import SpecError
+
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -45,23 +47,68 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class ExprError(ValueError):
-    """An expression that cannot be evaluated; the message names the part."""
+LONGEST = 500
+"""Characters of an expression; the longest in a shipped spec has 120."""
+MOST_BITS = 256
+"""Of a whole number; constants of models have less than 64."""
+
+
+class ExprError(SpecError):
+    """An expression that cannot be evaluated; the message names the part.
+
+    `of_config`: it names keys of the config, whose values, or whose absence, may be what is wrong.
+    """
+
+    default_code = "spec-expression"
+    of_config = False
+
+
+class _Forbidden(ExprError):
+    """A construct that is none of arithmetic, whatever the config holds."""
 
 
 def evaluate(text: str, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> Any:
     """Evaluate one expression. Unknown names are errors; nothing but arithmetic can be said.
 
     Raises:
-        ExprError: syntax, unknown name, forbidden construct, or arithmetic on a missing value.
+        ExprError: syntax, unknown name, forbidden construct, arithmetic on a missing value, or a number beyond all models.
     """
+    if len(text) > LONGEST:
+        raise ExprError(f"`{text[:40]}...` is longer than {LONGEST} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-        return _Evaluator(names, {**FUNCTIONS, **(functions or {})}).visit(tree.body)
     except SyntaxError as error:
         raise ExprError(f"`{text}` is not an expression: {error.msg}") from error
-    except (TypeError, ZeroDivisionError, ValueError, OverflowError) as error:
-        raise error if isinstance(error, ExprError) else ExprError(f"`{text}`: {error}") from error
+    except ValueError as error:  # a null byte
+        raise ExprError(f"`{text!r}` is not an expression") from error
+    except (RecursionError, MemoryError) as error:
+        raise ExprError(f"`{text[:40]}...` is nested too deeply") from error
+    try:
+        return _Evaluator(names, {**FUNCTIONS, **(functions or {})}).visit(tree.body)
+    except ExprError as error:
+        error.of_config = not isinstance(error, _Forbidden) and _names_config(tree)
+        raise
+    except (RecursionError, MemoryError) as error:
+        raise ExprError(f"`{text[:40]}...` is nested too deeply") from error
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        wrong = ExprError(f"`{text}`: {error}")
+        wrong.of_config = _names_config(tree)
+        raise wrong from error
+
+
+def _names_config(tree: ast.AST) -> bool:
+    """Whether an expression names anything but functions."""
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return any(isinstance(node, ast.Name) and node not in called for node in ast.walk(tree))
+
+
+def _number(value: Any, node: ast.AST) -> Any:
+    """The value, if it is a number that a model could have."""
+    if not isinstance(value, (int, float)):
+        raise ExprError(f"`{ast.unparse(node)}`: {type(value).__name__} is no number")
+    if not math.isfinite(value) if isinstance(value, float) else value.bit_length() > MOST_BITS:
+        raise ExprError(f"`{ast.unparse(node)}` is beyond every constant of a model")
+    return value
 
 
 class _Evaluator(ast.NodeVisitor):
@@ -70,10 +117,10 @@ class _Evaluator(ast.NodeVisitor):
         self.functions = functions
 
     def generic_visit(self, node: ast.AST) -> Any:
-        raise ExprError(f"`{ast.unparse(node)}` is not allowed in an expression")
+        raise _Forbidden(f"`{ast.unparse(node)}` is not allowed in an expression")
 
     def visit_Constant(self, node: ast.Constant) -> Any:
-        return node.value
+        return node.value if isinstance(node.value, (str, bool, type(None))) else _number(node.value, node)
 
     def visit_Name(self, node: ast.Name) -> Any:
         if node.id not in self.names:
@@ -83,12 +130,15 @@ class _Evaluator(ast.NodeVisitor):
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         if type(node.op) not in _BINARY:
             return self.generic_visit(node)
-        return _BINARY[type(node.op)](self.visit(node.left), self.visit(node.right))
+        left, right = (_number(self.visit(side), node) for side in (node.left, node.right))
+        if isinstance(node.op, ast.Pow) and abs(right) * max(1.0, math.log2(abs(left) or 1.0)) > MOST_BITS:
+            raise ExprError(f"`{ast.unparse(node)}` is beyond every constant of a model")
+        return _number(_BINARY[type(node.op)](left, right), node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         value = self.visit(node.operand)
         if isinstance(node.op, ast.USub):
-            return -value
+            return -_number(value, node)
         return not value if isinstance(node.op, ast.Not) else self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> Any:

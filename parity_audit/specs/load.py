@@ -16,13 +16,15 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError
 
 from parity_audit.core.errors import SpecError, UsageError
 from parity_audit.specs.schema import BackendSection, KnobEntry, ModelEntry, Spec, SpecFile
 
 MODULE_SECTION = "module"
 OWN_SPECS = "PARITY_AUDIT_SPECS"
+LARGEST_FILE, MOST_VALUES = 256 << 10, 100_000
+"""Bytes and values of a spec: more than ten times the largest that is shipped."""
 REPOSITORY_SPECS = Path(__file__).resolve().parents[2] / "model_specs"
 
 
@@ -110,16 +112,41 @@ def read_yaml(path: Path) -> CommentedMap:
 def _read_yaml(path: Path, _changed: int) -> CommentedMap:
     yaml = YAML(typ="rt", pure=True)
     try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise SpecError(f"larger than {LARGEST_FILE >> 10} KiB", code="spec-yaml", where=str(path))
         data = yaml.load(StringIO(path.read_text()))
+        _expansion(data, {})
     except MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise SpecError(f"broken YAML: {error.problem}", code="spec-yaml", where=place) from error
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"broken YAML: {error}", code="spec-yaml", where=str(path)) from error
+    except SpecError:
+        raise
+    except RecursionError as error:
+        raise SpecError("broken YAML: nested too deeply", code="spec-yaml", where=str(path)) from error
+    except Exception as error:  # dates that are none, unhashable keys ...: the parser lets errors of all kinds through
+        raise SpecError(f"broken YAML: {str(error)[:300]}", code="spec-yaml", where=str(path)) from error
     if not isinstance(data, CommentedMap):
         raise SpecError("a spec is a mapping of keys", code="spec-yaml", where=str(path))
     return data
+
+
+def _expansion(node: Any, known: dict[int, int | None]) -> int:
+    """How many values a node stands for with every alias written out; `known` holds those of nodes that were counted.
+
+    Raises:
+        SpecError: aliases that would fill the memory, or that hold themselves.
+    """
+    if not isinstance(node, (CommentedMap, CommentedSeq)):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = None  # being counted: a node that holds itself is met again here
+        items = node.values() if isinstance(node, CommentedMap) else node
+        known[id(node)] = 1 + sum(_expansion(item, known) for item in items)
+    count = known[id(node)]
+    if count is None or count > MOST_VALUES:
+        raise SpecError("aliases stand for too many values", code="spec-yaml", expected=f"at most {MOST_VALUES}")
+    return count
 
 
 def _merge(base: Any, over: Any) -> Any:
@@ -151,7 +178,7 @@ def _problems(data: CommentedMap, path: Path, *, partial: bool) -> SpecError | N
     if item["type"] == "extra_forbidden":
         return _unknown_key(data, path, keys)
     return SpecError(
-        f"`{keys[-1]}`: {item['msg'].lower()}",
+        f"`{keys[-1] if keys else 'the file'}`: {item['msg'].lower()}",
         code="spec-value",
         where=_place(path, data, keys),
         found=repr(item["input"])[:80],
@@ -201,7 +228,12 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, CommentedSeq):
         return [_plain(item) for item in value]
-    return float(value) if isinstance(value, float) else int(value) if type(value).__name__ == "ScalarInt" else value
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (float, int, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise SpecError(f"`{str(value)[:80]}` ({type(value).__name__}) is no value of a spec", code="spec-value")
 
 
 def with_site_map(spec: Spec, path: Path) -> Spec:

@@ -14,6 +14,9 @@ from parity_audit.specs.hub import ask_hub
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.schema import Spec
 
+LARGEST_CONFIG = 16 << 20
+LONGEST_NAME = 255
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedModel:
@@ -37,6 +40,7 @@ def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
     Raises:
         UsageError: nothing of that name (nearest names are given), or an architecture without a spec.
     """
+    _require_possible(name)
     known = _known(name)
     local = known is None and Path(name, "config.json").is_file()
     folder = weights or (Path(name) if local else None)
@@ -57,12 +61,19 @@ def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
     return ResolvedModel(repo_id=name, spec=spec_for(config, name), config=config)
 
 
+def _require_possible(name: str) -> None:
+    """Refuse what neither a file system nor the hub can hold, before they are asked."""
+    if not name.isprintable() or not name.strip() or max(map(len, name.split("/"))) > LONGEST_NAME:
+        raise _unknown(name[:LONGEST_NAME], "no model can have that name")
+
+
 def released_config(name: str) -> dict[str, Any]:
     """config.json of a local directory, the user's hub cache, or the hub, whether or not a spec knows it.
 
     Raises:
         UsageError: there is none, or it names no architecture.
     """
+    _require_possible(name)
     folder = Path(name) if Path(name, "config.json").is_file() else cached_snapshot(name) or ask_hub(name).folder
     if folder is None:
         raise _unknown(name, "no config.json was found")
@@ -74,7 +85,12 @@ def released_config(name: str) -> dict[str, Any]:
 
 def spec_for(config: dict[str, Any], where: str) -> Spec:
     """The spec of `config["architectures"][0]`."""
-    architectures = config.get("architectures") or ["(none given)"]
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise UsageError(
+            "config.json names no architecture", code="bad-config", where=where,
+            expected='"architectures": ["LlamaForCausalLM"], for example', found=str(architectures)[:80],
+        )  # fmt: skip
     for spec in list_specs():
         if spec.architecture == architectures[0]:
             return spec
@@ -89,9 +105,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a checkpoint directory."""
     path = folder / "config.json"
     try:
-        loaded: dict[str, Any] = json.loads(path.read_text())
+        if path.stat().st_size > LARGEST_CONFIG:
+            raise ValueError(f"larger than {LARGEST_CONFIG >> 20} MiB")
+        loaded = json.loads(path.read_text())
+        if not isinstance(loaded, dict):
+            raise ValueError("it is no mapping of keys")
         return loaded
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {error}", code="bad-config", where=str(path)) from error
 
 

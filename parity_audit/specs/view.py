@@ -19,17 +19,17 @@ ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 
 def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
     """d_model, n_heads, n_kv_heads, d_head, d_mlp, n_layers, d_vocab of a config."""
-    return {name: int(evaluate(text, _names(config))) for name, text in spec.content.dims.items()}
+    return {name: int(evaluate(text, config_names(config))) for name, text in spec.content.dims.items()}
 
 
-def _names(config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def config_names(config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """What an expression may name: config keys with None for the optional ones, and `config` itself."""
     return {**config, "config": config, "true": True, "false": False, "null": None, **more}
 
 
 def knob_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, ResolvedKnob]:
     """Every knob of the architecture, for this config."""
-    names = _names(config, **dims(spec, config))
+    names = config_names(config, **dims(spec, config))
     found: dict[str, ResolvedKnob] = {}
     for knob, entry in spec.content.knobs.items():
         if entry is None or not evaluate(entry.when, names):
@@ -86,7 +86,7 @@ def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) 
     out: list[SiteTap] = []
     for site, entry in section(spec, backend_key, version).sites.items():
         assert entry is not None
-        if not evaluate(entry.when, _names(config, **sizes)):
+        if not evaluate(entry.when, config_names(config, **sizes)):
             continue
         out += [_tap(name, entry, config, sizes, layer) for name, layer in _per_layer(site, sizes["n_layers"])]
     return tuple(out)
@@ -99,7 +99,7 @@ def _per_layer(pattern: str, n_layers: int) -> list[tuple[str, int | None]]:
 
 
 def _tap(site: str, entry: SiteEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None) -> SiteTap:
-    names = _names(config, **sizes, l=layer)
+    names = config_names(config, **sizes, l=layer)
     return SiteTap(
         site=site, module=entry.module.replace("{l}", str(layer)), take=entry.take,
         slice=_slice(entry.slice, names), layout=entry.layout, part=_slice(entry.part, names), relayout=entry.relayout,
@@ -139,7 +139,7 @@ def weight_taps(
     out: list[WeightTap] = []
     for name, entry in own.weights.items():
         assert entry is not None
-        if not evaluate(entry.when, _names(config, **sizes)):
+        if not evaluate(entry.when, config_names(config, **sizes)):
             continue
         for full, layer in _per_layer(name, sizes["n_layers"]):
             out += [_weight(one, own_entry, config, sizes, layer) for one, own_entry in _per_expert(full, entry, sizes)]
@@ -167,7 +167,7 @@ def _left_out(spec: Spec, backend_key: str, n_layers: int) -> set[str]:
 def _weight(
     name: str, entry: WeightEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None
 ) -> WeightTap:
-    names = _names(config, **sizes, l=layer)
+    names = config_names(config, **sizes, l=layer)
     path = entry.path.replace("{l}", str(layer)).replace("{e}", str(sizes.get("e", "{e}")))
     return WeightTap(
         name=name, path=path, slice=_slice(entry.slice, names), layout=entry.layout,
@@ -236,7 +236,7 @@ def effective_values(
 
 def _converted(entry: BackendKnob, raw: Any, config: Mapping[str, Any]) -> Any:
     try:
-        return evaluate(entry.from_read, _names(config, x=raw))
+        return evaluate(entry.from_read, config_names(config, x=raw))
     except ExprError:
         return raw
 
@@ -261,7 +261,7 @@ def edits(
         return None
     targets = {**{name: item.value for name, item in knob_values(spec, config).items()}, **known, knob: value}
     own = knob_values(spec, config).get(knob)
-    names = _names(
+    names = config_names(
         config, **dims(spec, config), value=value, now=own.value if now is None and own is not None else now
     )  # fmt: skip
 

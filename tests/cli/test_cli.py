@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
-from parity_audit.cli.app import app
+from parity_audit.cli import completion
+from parity_audit.cli.app import app, main
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import UsageError
 
@@ -105,3 +107,51 @@ def test_backend_strings(text, name, version, settings):
 def test_malformed_backend_strings(text):
     with pytest.raises(UsageError):
         parse_backend(text)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "hint"),
+    [
+        (["adit"], "unknown-command", "the command `audit`"),
+        (["spce", "check"], "unknown-command", "the command `spec`"),
+        (["gemma-2-2b-it", "--dtype", "float23"], "unknown-dtype", "`float32`"),
+        (["gemma-2-2b-it", "--format", "jsno"], "unknown-format", "`json`"),
+        (["gemma-2-2b-it", "--timeout", "0"], "bad-number", "at least 1 second"),
+        (["gemma-2-2b-it", "--miniature", "--synthetic", "full"], "usage", "drop one"),
+        (["gemma-2-2b-it", "--nonsense"], "usage", "--help"),
+    ],
+)
+def test_what_is_mistyped_is_refused_by_name_with_the_nearest(args, code, hint, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["parity-audit", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+
+    assert ended.value.code == 2
+    assert f"error[{code}]" in said
+    assert hint in said
+
+
+def test_what_the_parser_refuses_is_a_report_with_json(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["parity-audit", "gemma-2-2b-it", "--seed", "x", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "usage"
+
+
+def test_h_is_help():
+    assert RUNNER.invoke(app, ["audit", "-h"]).output.startswith("Usage:")
+
+
+@pytest.mark.parametrize(
+    ("offer", "typed", "offered"),
+    [
+        (completion.models, "gemma-2-2b", "gemma-2-2b-it"),
+        (completion.backends, "vl", "vllm"),
+        (completion.backends, "hf==4.43", "hf==4.43.2"),
+        (completion.probes, "sh", "short"),
+    ],
+)
+def test_names_complete(offer, typed, offered):
+    assert offered in offer(typed)
+    assert all(name.startswith(typed) for name in offer(typed))

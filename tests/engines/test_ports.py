@@ -26,7 +26,7 @@ def report(tmp_path_factory):
     right = f"python:{PORT}:load,sites={SITES}"
     return audit(
         tmp_path_factory.mktemp("ports"), right, f"{right},scale=9.5", f"python:{PORT}:load",
-        f"python:{PORT}:forgot_to_return,sites={SITES}", f"python:{PORT}:lod,sites={SITES}",
+        f"python:{PORT}:forgot_to_return,sites={SITES}",
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def wrong_hooks(candidate):
 
 @pytest.mark.parametrize(
     ("number", "says"),
-    [(2, "needs a site map"), (3, "the port returned None"), (4, "has no function `lod`; did you mean `load`?")],
+    [(2, "needs a site map"), (3, "the port returned None")],
 )
 def test_a_port_that_cannot_be_run_says_what_to_do(report, number, says):
     broken = report.candidates[number]
@@ -89,6 +89,10 @@ def test_a_port_that_cannot_be_run_says_what_to_do(report, number, says):
 def test_mistakes_that_need_no_worker_are_refused_first(tmp_path):
     with pytest.raises(UsageError, match="no file"):
         audit(tmp_path, f"python:{PORTS}/plain_lama.py:load")
+    with pytest.raises(UsageError, match="did you mean `load`"):
+        audit(tmp_path, f"python:{PORT}:lod,sites={SITES}")
+    with pytest.raises(UsageError, match="did you mean `scale`"):
+        audit(tmp_path, f"python:{PORT}:load,sites={SITES},scael=3")
     broken = tmp_path / "sites.yaml"
     broken.write_text("sites:\n  embed: {modul: embed}\n")
     with pytest.raises(SpecError) as caught:

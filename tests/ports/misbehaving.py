@@ -10,25 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from plain_llama import load as plain_load
 from torch import Tensor, nn
 
 
 def load(model_path: str, dtype: str, device: str, how: str = "clean") -> Any:
-    """The port of a transformers model; `how` names a function of `AT_LOAD` or of `IN_FORWARD`."""
+    """A plain Llama; `how` names a function of `AT_LOAD`, `IN_FORWARD` or `TO_MODEL`."""
     if how in AT_LOAD:
         return AT_LOAD[how](model_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
-    model.config._attn_implementation = "eager"
+    model: Any = plain_load(model_path, dtype, device)
     if how in IN_FORWARD:
         plain = model.forward
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            out = plain(*args, **kwargs)
-            changed = IN_FORWARD[how](out.logits, kwargs["input_ids"])
-            if isinstance(changed, Tensor):
-                out.logits = changed
-            return out
+        def forward(tokens: Tensor, attention_mask: Any = None, position_ids: Any = None) -> Any:
+            logits = plain(tokens, attention_mask, position_ids)
+            changed = IN_FORWARD[how](logits, tokens)
+            return changed if isinstance(changed, Tensor) else logits
 
         model.forward = forward
     elif how in TO_MODEL:
@@ -195,7 +192,7 @@ def _set_nan(model: nn.Module) -> None:
 
 
 def _drop_block(model: Any) -> None:
-    del model.model.layers[1]
+    del model.blocks[1]
 
 
 def _no_parameters(model: Any) -> None:
@@ -207,9 +204,8 @@ TO_MODEL: dict[str, Callable[[Any], Any]] = {
     "nan-weight": _set_nan,
     "block-missing": _drop_block,
     "empty-parameters": _no_parameters,
-    "head-missing": lambda model: setattr(model, "lm_head", None),
+    "head-missing": lambda model: setattr(model, "unembed", None),
     "no-forward": lambda model: setattr(model, "forward", None),
-    "config-missing": lambda model: setattr(model, "config", None),
     "half-precision": lambda model: model.half(),
     "on-meta-device": lambda model: model.to("meta"),
     "training-mode": lambda model: setattr(model, "eval", lambda: model.train()),

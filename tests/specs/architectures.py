@@ -38,7 +38,7 @@ class Architecture:
         self.model, self.out, self.runs = model, out, 0
         link = out / "checkpoint"
         link.symlink_to(made.path)
-        self.checkpoint: Checkpoint = replace(made, hf_home=None, path=str(link))
+        self.checkpoint: Checkpoint = replace(made, hf_home=None, by_name=False, path=str(link))
         self.config: dict[str, Any] = json.loads((link / "config.json").read_text())
         self.taps = view.taps(model.spec, "hf", self.config, VERSION)
         self.n_layers = view.dims(model.spec, self.config)["n_layers"]

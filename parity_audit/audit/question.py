@@ -1,0 +1,123 @@
+"""The question of an audit, checked before anything runs: every option, and every BACKEND against the config."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from parity_audit.audit.ports import check_port
+from parity_audit.capture.workspace import Workspace
+from parity_audit.core.choices import nearest, require_choice
+from parity_audit.core.errors import UsageError
+from parity_audit.core.types import BackendRef
+from parity_audit.envs.recipes import backend_key, recipe_for
+
+DTYPES = ("float32", "bfloat16", "float16")
+DEVICES = ("cpu", "cuda")
+KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+APIS = ("bridge", "hooked")
+HARNESS = ("attn_implementation", "tf32")
+LARGEST_SEED = (1 << 63) - 1
+FEWEST_SECONDS = 1.0
+
+
+def check_options(*, dtype: str, device: str, seed: int, timeout: float, target: float = 0.0) -> None:
+    """Refuse what no run could use.
+
+    Raises:
+        UsageError: the option is named.
+    """
+    require_choice(dtype, DTYPES, what="a dtype of an audit", code="unknown-dtype")
+    require_choice(device, DEVICES, what="a device of an audit", code="unknown-device")
+    if device == "cuda" and not _has_gpu():
+        raise UsageError("--device cuda: no GPU is here", code="no-gpu", hint="`parity-audit doctor` shows what is")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UsageError(f"--seed {seed} is out of range", code="bad-number", expected=f"0 to {LARGEST_SEED}")
+    if not (math.isfinite(target) and target >= 0):
+        raise UsageError(f"--target {target} is no distance", code="bad-number", expected="a number from 0 on")
+    if not (math.isfinite(timeout) and timeout >= FEWEST_SECONDS):
+        raise UsageError(f"--timeout {timeout} is too short", code="bad-number", expected="at least 1 second")
+
+
+def check_weights_option(weights: Path | None, synthetic: str | None) -> None:
+    """`--weights` is a directory with a config.json, and real weights are not seeded ones.
+
+    Raises:
+        UsageError: it is not, or both were asked for.
+    """
+    if weights is None:
+        return
+    if synthetic is not None:
+        raise UsageError("--weights and synthetic weights exclude each other", hint="drop --weights or --miniature")
+    if not (weights / "config.json").is_file():
+        raise UsageError(
+            f"--weights {weights}: no directory with a config.json", code="bad-config", where=str(weights.absolute())
+        )
+
+
+def check_backends(refs: Sequence[BackendRef], config: Mapping[str, Any]) -> None:
+    """The settings of every side, against what its backend and this model have.
+
+    Raises:
+        UsageError: a setting that cannot be, or a port that is not there.
+    """
+    for ref in refs:
+        if ref.target is not None:
+            check_port(ref)
+        elif ref.name == "hf":
+            _check_hf(ref, config)
+        elif ref.name == "transformer_lens" and "api" in ref.settings:
+            backend_key(ref, recipe_for(ref).version)  # a release that has no such api is refused
+            require_choice(
+                ref.settings["api"], APIS, what="an api of TransformerLens", code="backend-setting", found=str(ref)
+            )
+        if not isinstance(ref.settings.get("tf32", False), bool):
+            raise UsageError(f"tf32 is true or false in `{ref}`", code="backend-setting")
+
+
+@contextlib.contextmanager
+def nothing_left(workspace: Workspace) -> Iterator[None]:
+    """A malformed question that is seen late leaves nothing behind either."""
+    try:
+        yield
+    except UsageError:
+        workspace.abandon()
+        raise
+
+
+def _check_hf(ref: BackendRef, config: Mapping[str, Any]) -> None:
+    """The attention kernel by name (`org/kernel` is one of the hub's), other settings as keys of the config."""
+    kernel = ref.settings.get("attn_implementation", KERNELS[0])
+    if not (isinstance(kernel, str) and "/" in kernel):
+        require_choice(
+            kernel, KERNELS, what="an attention implementation of transformers", code="backend-setting", found=str(ref)
+        )
+    others = [key for key in ref.settings if key not in HARNESS and key not in config]
+    known = _config_keys(config) if others else set()
+    for key in others:
+        if known and key not in known:
+            raise UsageError(
+                f"`{key}` is no setting of hf for this model", code="backend-setting", found=str(ref),
+                hint=nearest(key, (*known, *HARNESS)) or "attn_implementation, or any key of the config",
+            )  # fmt: skip
+
+
+def _config_keys(config: Mapping[str, Any]) -> set[str]:
+    """Every key of this kind of config in the installed transformers; empty where it does not know the kind."""
+    import transformers
+
+    try:
+        made = transformers.AutoConfig.for_model(str(config["model_type"]))
+    except (KeyError, ValueError, TypeError):
+        return set()
+    return {*made.to_dict(), *(name for name in dir(made) if not name.startswith("_")), *config}
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available()) or shutil.which("nvidia-smi") is not None

@@ -1,0 +1,109 @@
+"""Whether a config.json says what its architecture needs: sizes that can be, constants that are numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from parity_audit.core.errors import UsageError
+from parity_audit.specs.expr import ExprError, evaluate
+from parity_audit.specs.schema import ResolvedKnob, Spec
+from parity_audit.specs.view import config_names, dims, knob_values
+
+T = TypeVar("T")
+LARGEST_SIZE = 1 << 24
+"""Sixteen times the widest vocabularies; a weight with two such axes could not be stored."""
+MOST_LAYERS = 4096
+"""Twenty times the deepest released decoders; everything is listed per layer."""
+LONGEST = 1 << 24
+"""Tokens; more than any context, window or original context."""
+LARGEST_WHOLE = 1 << 63
+LARGEST_NUMBER = 1e30
+"""Beyond every constant of every architecture, and within float32."""
+LENGTHS = ("max_position_embeddings", "sliding_window", "window_size", "original_max_position_embeddings")
+SECTIONS = ("rope_scaling", "rope_parameters")
+
+
+def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
+    """Refuse a config that cannot be one of this architecture.
+
+    Raises:
+        UsageError: a key is missing, of another type, or of a size that no model has; the message names it.
+    """
+
+    def refuse(what: str) -> UsageError:
+        return UsageError(
+            f"this is no config of {spec.architecture}: {what}", code="bad-config", where=str(where),
+            hint="correct the file, or get it again",
+        )  # fmt: skip
+
+    def asked(question: Callable[[Spec, Mapping[str, Any]], T]) -> T:
+        try:
+            return question(spec, config)
+        except ExprError as error:
+            if not error.of_config:
+                raise
+            raise refuse(error.message) from error
+
+    for key, value in config.items():
+        if type(value) is int and abs(value) > LARGEST_WHOLE:
+            raise refuse(f"`{key}` is a number of {value.bit_length()} bits")
+        if key in (numbers := _number_keys(spec)) and isinstance(value, (str, list, dict)):
+            raise refuse(f"`{key}` is {value!r:.60}, and no number ({numbers[key]} in a released config)")
+    for key in LENGTHS:
+        if not (config.get(key) is None or _is_size(config[key], LONGEST)):
+            raise refuse(f"`{key}` is {config[key]!r:.60}")
+    for key in SECTIONS:
+        inside = config.get(key) or {}
+        if not isinstance(inside, dict):
+            raise refuse(f"`{key}` is {inside!r:.60}, and no mapping")
+        original = inside.get("original_max_position_embeddings")
+        if not (original is None or _is_size(original, LONGEST)):
+            raise refuse(f"`original_max_position_embeddings` in `{key}` is {original!r:.60}")
+    for name, value in asked(_sizes).items():
+        if not _is_size(value, MOST_LAYERS if name == "n_layers" else LARGEST_SIZE):
+            raise refuse(f"{name} would be {value!r:.60}")
+    sizes = asked(dims)
+    if not _is_size(config.get("vocab_size"), LARGEST_SIZE):
+        raise refuse(f"`vocab_size` is {config.get('vocab_size')!r:.60}")
+    bos = config.get("bos_token_id")
+    if not (bos is None or (type(bos) is int and 0 <= bos < sizes["d_vocab"])):
+        raise refuse(f"`bos_token_id` is {bos!r:.60}, with {sizes['d_vocab']} tokens")
+    for knob, known in asked(knob_values).items():
+        if not _is_constant(known):
+            raise refuse(f"{knob} would be {known.value!r:.60}")
+
+
+def _number_keys(spec: Spec) -> dict[str, Any]:
+    """Keys that hold a number in every released config of the architecture, with one of them."""
+    released = [entry.config for entry in spec.content.models.values()]
+    keys = {key for config in released for key in config if not key.endswith("_token_id")}
+    given = {key: [config[key] for config in released if config.get(key) is not None] for key in keys}
+    return {key: values[0] for key, values in given.items() if values and all(map(_is_number, values))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _sizes(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `dims`, not made whole numbers yet."""
+    return {name: evaluate(text, config_names(config)) for name, text in spec.content.dims.items()}
+
+
+def _is_size(value: Any, largest: int) -> bool:
+    whole = type(value) is int or (isinstance(value, float) and value.is_integer())
+    return whole and 1 <= value <= largest
+
+
+def _is_constant(known: ResolvedKnob) -> bool:
+    """A finite number, or none, or one of each layer, where the knob is a number; anything for variants."""
+    values = known.value if isinstance(known.value, list) else [known.value]
+    if known.kind != "number":
+        return True
+    return bool(values) and all(
+        value is None or (isinstance(value, (int, float)) and abs(value) < LARGEST_NUMBER and not math.isnan(value))
+        for value in values
+    )
