@@ -77,7 +77,10 @@ def _audited(ways: Mapping[str, tuple[str, str]], seconds: int) -> list[Outcome]
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(_command(hows, Path(folder), seconds), capture_output=True, text=True)
-        report = json.loads((Path(folder) / "report.json").read_text())
+        path = Path(folder) / "report.json"
+        if not path.is_file():
+            return [_lost(how, done) for how in ways]
+        report = json.loads(path.read_text())
     candidates = report["candidates"]
     lost = len(candidates) != len(hows) or any(candidates[at]["verdict"] not in PASSES for at in (0, -1))
     whole = (
@@ -93,6 +96,12 @@ def _audited(ways: Mapping[str, tuple[str, str]], seconds: int) -> list[Outcome]
         )
         for how, found in zip(ways, candidates[1:-1], strict=True)
     ]  # fmt: skip
+
+
+def _lost(how: str, done: subprocess.CompletedProcess[str]) -> Outcome:
+    """No report at all: the results of all are lost."""
+    wrong = f"results of others lost: {done.stderr.strip()[-200:]!r}"
+    return Outcome(group="port as a candidate", name=how, exit=done.returncode, says="", seconds=0.0, wrong=wrong)
 
 
 def _said(found: dict) -> str:  # type: ignore[type-arg]

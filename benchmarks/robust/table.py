@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from robust.case import Outcome
 
 HEAD = """# Robustness
 
-`python benchmarks/robustness.py --out benchmarks/robustness.md`
+`{command}`
 
 {count} bad inputs and injected faults, each with the outcome that it has to have, written beforehand: {right} came to it. Python {python}, {seconds:.0f} s.
 
@@ -29,7 +30,7 @@ HEAD = """# Robustness
 def page(outcomes: Sequence[Outcome], seconds: float) -> str:
     """Totals first, then every case by group."""
     text = HEAD.format(
-        count=len(outcomes), right=sum(not item.wrong for item in outcomes), python=platform.python_version(), seconds=seconds,
+        command=" ".join(["python", *sys.argv]), count=len(outcomes), right=sum(not item.wrong for item in outcomes), python=platform.python_version(), seconds=seconds,
         green=sum(item.exit == 0 or item.says in ("parity", "exact") for item in outcomes),
         lost=_saying(outcomes, "lost"), internal=sum(item.says == "internal" for item in outcomes),
         traceback=_saying(outcomes, "traceback"), orphans=_saying(outcomes, "left behind"),
