@@ -100,7 +100,8 @@ class _Server:
             self.say({"id": number, "result": to_plain(result)})
         except BaseException as error:  # a port's sys.exit() and KeyboardInterrupt are failures of that port
             trace = traceback.format_exc()
-            os.write(STDERR, trace.encode(errors="replace"))
+            with contextlib.suppress(OSError):  # a port may have closed it
+                os.write(STDERR, trace.encode(errors="replace"))
             self.say({"id": number, "error": _explained(error, trace)})
 
     def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:

@@ -107,7 +107,7 @@ def check_finite(path: Path) -> None:
         NotJudged: a tensor holds NaN or infinity.
     """
     names = [item.name for item in stored_tensors(path) if item.dtype in CHECKED_FOR_NAN]
-    with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+    with safe_open(path, framework="pt") as file:
         for name in names:
             blocks = file.get_tensor(name).flatten().split(BLOCK_NUMBERS)
             bad = sum(block.numel() - int(torch.isfinite(block).sum()) for block in blocks)

@@ -35,6 +35,8 @@ LOG_TAIL_LINES, LOG_TAIL_BYTES = 20, 1 << 16
 TIMEOUT = 3600.0
 """Seconds that one request may take: a float64 run of a full-size model on a few cores takes most of an hour."""
 START_TIMEOUT = 300.0
+ENDING = 5.0
+"""Seconds from the closing of the wire to the end of a process that is ending; its own exit status says why."""
 HINTS = {
     "out-of-memory": LESS_MEMORY,
     "disk-full": "free some space, or point PARITY_AUDIT_CACHE and --out at another disk",
@@ -194,6 +196,10 @@ class Worker:
         )  # fmt: skip
 
     def _died(self, op: str) -> WorkerDied:
+        try:
+            self.process.wait(ENDING)
+        except subprocess.TimeoutExpired:
+            return self._bad(op, "closed the wire")
         self.kill()
         code = self.process.returncode
         hint = "likely out of memory, or somebody killed it; captures already taken are kept" if code == -9 else ""
