@@ -1,45 +1,74 @@
-"""Does a candidate say the same thing twice? Dropout that was left on, or a race, would pass for any cause at all."""
+"""Does a candidate say the same thing twice?
+
+Two runs, one right after the other, that differ are dropout or a race, which would pass for any cause at all. Two that agree
+with each other and not with the run that an audit began with are a model that remembers: what it ran in between changed it.
+"""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture
-from parity_audit.compare.deltas import rmse_to_forced
 from parity_audit.compare.floor import guard
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import LOGITS
+from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import Probe, SiteTap
+from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.limits import chosen_probe
 
-KNOB = "determinism"
+DETERMINISM, STATE = "determinism", "state"
 ROUNDINGS = 100.0
 """Threads may add in another order from run to run; that stays far below."""
+ONCE_MORE = "once-more"
+UNSTEADY = "two runs of the same tokens differ: dropout left on, or a race; nothing else can be told until they agree"
+REMEMBERS = (
+    "the model remembers what it ran before: {probe}, run again after the other probes, gives other logits than the first "
+    "time, and the same ones from then on"
+)
+UNREPEATABLE = "no setting is known for it: put the model into eval mode, and look for what draws random numbers"
+CHANGED = "no setting is known for it: load the model afresh, or find the buffer or cache that a call leaves changed"
 
 
 def repeat_finding(session: Session, capture: Capture, dtype: str, out: Path) -> Finding | None:
-    """A finding where two runs of the same tokens differ by more than rounding.
+    """A finding where two runs in a row differ by more than rounding, or where both differ from the first run of the audit.
 
     Raises:
         NotJudged: the backend failed.
     """
     probe = chosen_probe(capture.probes)
-
-    def choose(tap: SiteTap, probe: Probe) -> bool:
-        return tap.site == LOGITS
-
-    again = take_capture(session, [probe], out, choose=choose)
-    apart, size = rmse_to_forced(again, capture, probe, LOGITS)
+    twice = (probe, replace(probe, name=ONCE_MORE))
+    runs = take_capture(session, twice, out, choose=_only_logits)
+    now, after = (_outputs(runs, each) for each in twice)
     shutil.rmtree(out, ignore_errors=True)
+    return _finding(DETERMINISM, UNSTEADY, now, after, probe.name, dtype) or _finding(
+        STATE, REMEMBERS.format(probe=f"`{probe.name}`"), now, _outputs(capture, probe), probe.name, dtype
+    )
+
+
+def _only_logits(tap: SiteTap, probe: Probe) -> bool:
+    return tap.site == LOGITS
+
+
+def _outputs(capture: Capture, probe: Probe) -> Tensor:
+    """What the model returned at the real tokens `[token d_vocab]`; what the hook shows where that is not known."""
+    site = RETURNED if RETURNED in capture.sites(probe.name) else LOGITS
+    return f64(capture.tensor(probe.name, site)[real(probe)])
+
+
+def _finding(knob: str, message: str, now: Tensor, before: Tensor, probe: str, dtype: str) -> Finding | None:
+    """A finding where two runs are further apart than rounding."""
+    apart, size = (float(value.square().mean().sqrt()) for value in (now - before, before))
     ratio = apart / guard(size, dtype)
     if ratio <= ROUNDINGS:
         return None
     return Finding(
-        knob=KNOB, kind="settings", layers=None, site=LOGITS, reference_value="repeatable", candidate_value=apart,
+        knob=knob, kind="settings", layers=None, site=LOGITS, reference_value="repeatable", candidate_value=apart,
         spec_value="repeatable", confidence=0.99, departs_from_spec="candidate",
-        evidence={"rmse_between_runs": apart, "probe": probe.name, "roundings": ratio},
-        message="two runs of the same tokens differ: dropout left on, or a race; nothing else can be told until they agree",
+        evidence={"rmse_between_runs": apart, "probe": probe, "roundings": ratio}, message=message,
     )  # fmt: skip

@@ -11,11 +11,11 @@ from parity_audit.capture.store import Capture
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import allowance
 from parity_audit.compare.verdict import judge_comparison
-from parity_audit.core.report import Candidate, Verdict
+from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Diagnosis
 from parity_audit.diagnose.localise import with_introduced
-from parity_audit.diagnose.repeat import repeat_finding
+from parity_audit.diagnose.repeat import DETERMINISM, UNREPEATABLE, repeat_finding
 from parity_audit.diagnose.weights import grouped
 from parity_audit.repair.choose import no_patch
 from parity_audit.repair.first_look import first_look, with_hooks, with_limits
@@ -25,7 +25,6 @@ from parity_audit.repair.reference import Reference
 from parity_audit.repair.right_reference import RightReferences, confirmed, judged_for_the_rest, left_to_prove
 from parity_audit.specs.view import knob_values
 
-UNSTEADY = "no setting is known for it: put the model into eval mode, and look for what draws random numbers"
 PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"
 
 
@@ -65,18 +64,17 @@ def _audited(
     if verdict is not Verdict.MISMATCH:
         return with_hooks(result, session, capture, reference, out / "hooks") if hooks else result
     try:
-        unsteady = repeat_finding(session, capture, plan.dtype, out / "again")
-        if unsteady is not None:
+        changed = repeat_finding(session, capture, plan.dtype, out / "again")
+        if changed is not None:
+            result = _with_change(result, changed)
+        if changed is not None and changed.knob == DETERMINISM:
             gaps = (
                 NotTested(what="causes", why="two runs of the same tokens differ"),
-                no_patch(unsteady.knob, UNSTEADY),
+                no_patch(DETERMINISM, UNREPEATABLE),
             )
-            return dataclasses.replace(
-                result,
-                findings=(*result.findings, unsteady),
-                why=unsteady.message,
-                not_tested=(*result.not_tested, *gaps),
-            )
+            return dataclasses.replace(result, not_tested=(*result.not_tested, *gaps))
+        if changed is not None:
+            session.release()  # what it remembers is gone when it is loaded afresh for the diagnosis
         case = Audited(
             session=session, reference=reference, target=target, capture=capture, comparison=comparison, out=out
         )  # fmt: skip
@@ -96,6 +94,11 @@ def _audited(
     except Exception as error:
         result = _broken_off(result, "repair", error, session)
     return confirmed(_with_proof(with_repair(result, state), session, capture, reference, state, out))
+
+
+def _with_change(result: Candidate, changed: Finding) -> Candidate:
+    """A result whose first cause is that a model does not say the same thing twice."""
+    return dataclasses.replace(result, findings=(*result.findings, changed), why=changed.message)
 
 
 def _broken_off(result: Candidate, stage: str, error: Exception, session: Session) -> Candidate:

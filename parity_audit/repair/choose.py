@@ -11,10 +11,12 @@ from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import stderr_of
+from parity_audit.diagnose.repeat import CHANGED, STATE
 from parity_audit.diagnose.returned import NO_PATCH
 from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_path, roles
 
+NO_SETTING = {**NO_PATCH, STATE: CHANGED}
 NO_PATCH_KINDS = ("unexplained", "weights")
 A_PATCH = "a patch for "
 REWRITTEN = (
@@ -103,7 +105,7 @@ def _found(
     if found is not None and any(edit.op in RELATIVE for edit in found):
         found = on_layers(_on_norms(found, finding, plan), finding.layers)
     if found is None:
-        return NO_PATCH.get(finding.knob, f"{plan.ref.name} has no setting for it")
+        return NO_SETTING.get(finding.knob, f"{plan.ref.name} has no setting for it")
     if plan.ref.target is not None:
         found = tuple(edit for edit in found if edit.op != "load")
     return found or "it is a load setting, and the port loads itself"
