@@ -74,7 +74,7 @@ def audit(
         reference: the backend that is believed.
         miniature: "mini", "small" or "full" for seeded weights with the architecture's real constants.
         dtype: float32, bfloat16 or float16, or that dtype of torch.
-        hooks: also edit every hook of a port at parity, and compare with the same edit in the reference.
+        hooks: also edit every hook, and compare with the same edit in the reference.
         target: max-abs logit difference that a repaired candidate should reach.
         install: allow creating environments.
         match_reference: where the reference departs from the spec, patch candidates to do what it does. Otherwise a

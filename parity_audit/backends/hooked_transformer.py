@@ -20,6 +20,7 @@ from parity_audit.backends.base import Tell
 from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
+from parity_audit.backends.hook_points import named_hooks
 from parity_audit.backends.loading import load_name
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
@@ -102,7 +103,7 @@ class HookedTransformerBackend:
         """
         probe, recorder = request.probe, Recorder(request)
         tokens, mask = positions.tokens(probe, self.request.device), positions.mask(probe, self.request.device)
-        with torch.no_grad(), hooked(self.model, recorder):
+        with torch.no_grad(), hooked(self.model, recorder), named_hooks(self.model, recorder):
             if mask is None:
                 recorder.returns(self.model(tokens, return_type="logits"))
             else:

@@ -34,7 +34,7 @@ FORMAT_NAMES = {torch.float32: "F32", torch.float64: "F64"}
 
 def write_site(request: RunRequest, site: str, value: Tensor, dtype: torch.dtype) -> Entry:
     """Write one site in `dtype` (float32 or float64) below `request.out` and return its manifest entry."""
-    masked = site.endswith(".attn_scores")
+    masked = site.endswith("attn_scores")  # the site and the hook of that name
     name = f"{request.probe.name}/{site}.safetensors"
     path = Path(request.out) / name
     path.parent.mkdir(parents=True, exist_ok=True)

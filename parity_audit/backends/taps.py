@@ -25,6 +25,7 @@ from parity_audit.core.types import NotTested, NotVisible, SiteTap
 from parity_audit.core.wire import FLOAT64, RunReply, RunRequest
 
 ATTENTION = "attention:"
+HOOK = "hook"
 TOKENS = "(b p"
 SCATTER = "output_scatter"
 
@@ -115,7 +116,11 @@ class Recorder:
         silent = [tap.site for tap in self.request.taps if tap.site not in self.entries]
         hidden = [item for item in self.not_visible if item.site not in self.entries]
         known = {item.site for item in hidden}
-        missed = [NotVisible(site=site, why="its module did not run") for site in silent if site not in known]
+        hooks = {tap.site for tap in self.request.taps if tap.take == HOOK}
+        missed = [
+            NotVisible(site=site, why="the hook never fired" if site in hooks else "its module did not run")
+            for site in silent if site not in known
+        ]  # fmt: skip
         assumed = {tap.site: tap.assumes for tap in self.request.taps}
         entries = (replace(entry, assumes=assumed.get(site, "")) for site, entry in self.entries.items())
         return RunReply(
@@ -126,10 +131,11 @@ class Recorder:
 
 @contextmanager
 def hooked(root: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Hooks for every tap that names a module's input or output; attention taps belong to `attention.py`."""
+    """Hooks for every tap that names a module's input or output; attention taps belong to `attention.py`, and
+    TransformerLens' own hooks to `hook_points.py`."""
     with ExitStack() as stack:
         for tap in recorder.request.taps:
-            if tap.take.startswith(ATTENTION):
+            if tap.take.startswith(ATTENTION) or tap.take == HOOK:
                 continue
             try:
                 module = get(root, tap.module) if tap.module else root

@@ -14,6 +14,7 @@ from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
 from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
+from parity_audit.backends.hook_points import named_hooks
 from parity_audit.backends.hooked_transformer import (
     HARNESS_SETTINGS,
     HookedTransformerBackend,
@@ -91,7 +92,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         padding = {} if mask is None else {
             "attention_mask": mask, "position_ids": positions.position_ids(request.probe, device)
         }  # fmt: skip
-        with torch.no_grad(), hooked(self.model, recorder):
+        with torch.no_grad(), hooked(self.model, recorder), named_hooks(self.model, recorder):
             recorder.returns(self.model(tokens, return_type="logits", **padding))
         return recorder.reply()
 

@@ -60,7 +60,8 @@ class LogitsDelta:
 class Finding:
     """What is wrong, where, and how we know.
 
-    `kind` is one of: constant, variant, mask, weights, settings, unexplained.
+    `kind` is one of: constant, variant, mask, weights, settings, hook, unexplained. `hook`: a hook point shows something else
+    than its name says; `knob` is its name, `reference_value` the site that it should show, `candidate_value` what it shows.
     `departs_from_spec` names the side that is wrong: "candidate", "reference", "both", "unknown", or "neither"
     (a setting of the arithmetic, on which the spec is silent).
     `confidence` in [0, 1]; `evidence` holds the numbers that a sceptic would ask for.
@@ -201,7 +202,7 @@ class HookEdit:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Everything about one candidate."""
+    """Everything about one candidate. `hooks` are hook points read under their own names, one delta each."""
 
     backend: str
     package: str
@@ -219,6 +220,7 @@ class Candidate:
     patches: tuple[Patch, ...] = ()
     patched: Patched | None = None
     proof: Proof | None = None
+    hooks: tuple[SiteDelta, ...] = ()
     hook_edits: tuple[HookEdit, ...] = ()
     warnings: tuple[str, ...] = ()
     not_visible: tuple[NotVisible, ...] = ()

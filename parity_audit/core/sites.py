@@ -5,8 +5,8 @@ from __future__ import annotations
 LOGITS = "logits"
 RETURNED = "returned"
 """What the call of the model returned; `logits` is what a hook shows of it."""
-ATTENTION_SITES = (".attn_scores", ".pattern")
-"""Matrices `[batch head query_pos key_pos]`; every other site is `[batch pos ...]`."""
+ATTENTION_SITES = (".attn_scores", ".pattern", ".hook_attn_scores", ".hook_pattern")
+"""Matrices `[batch head query_pos key_pos]`, sites and hooks; everything else is `[batch pos ...]`."""
 BEFORE_BLOCKS = ("embed", "pos_embed", "embed_ln.out")
 AFTER_BLOCKS = ("ln_final.out", LOGITS, RETURNED)
 BLOCK_ORDER = (

@@ -118,6 +118,7 @@ class SiteTap:
     - `compute_logits`: the engine's own logits of the module's first output, at every position (vLLM)
     - `attention:query|key|scores|pattern`: locals of the attention's code, taken from the calls that consume them
       (query and key after rotation). No module shows them, so such a tap rests on an assumption, see `assumes`
+    - `hook`: what TransformerLens' own hook of the name `module` is given, set by name as its users do
 
     `slice` keeps `[start, stop)` of the last axis, `layout` is an einops pattern from the backend's own axes
     to the canonical ones of DESIGN (`b p d_model`, `b p head d_head`, `b head query_pos key_pos`), with `sizes`

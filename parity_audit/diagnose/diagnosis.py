@@ -21,6 +21,7 @@ from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import identify
 from parity_audit.diagnose.localise import origins, suspects
+from parity_audit.diagnose.misreported import misreported, without
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
 from parity_audit.diagnose.replay import Introduced, Judging, Replays, Sides, introduced
 from parity_audit.specs.view import dims
@@ -88,7 +89,9 @@ def diagnose(case: Case) -> Diagnosis:
         candidate=case.candidate_capture, reference=case.reference_capture, definition=case.definition
     )  # fmt: skip
     seen = introduced(case.judging, wide, own, "replay")
-    ratios, replayed, own = seen.ratios, seen.replayed, seen.sides
+    replayed, own = seen.replayed, seen.sides
+    hooks = misreported(own.candidate, replayed, seen.ratios, case.dtype)
+    ratios = without(seen.ratios, hooks)
     pairs, held = [own], [(own.candidate, replayed)]
     for probe in _to_detail(case, wide, found=bool(suspects(ratios))):
         layers = _layers_to_detail(case.comparison, probe)
@@ -96,6 +99,7 @@ def diagnose(case: Case) -> Diagnosis:
         ratios.update(detail.ratios)
         pairs.append(detail.sides)
         held.append((detail.sides.candidate, detail.replayed))
+    ratios = without(ratios, hooks)
     found = suspects(ratios)
     plan = case.reference.plan
     layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan)
@@ -113,7 +117,7 @@ def diagnose(case: Case) -> Diagnosis:
     )  # fmt: skip
     told, undescribed = with_descriptions([*findings, *unexplained(origins(ratios), findings)], sides)
     placed, unplaced = with_extents(told, held, case.dtype)
-    findings = [*([coarse] if coarse else []), *placed]
+    findings = [*([coarse] if coarse else []), *hooks, *placed]
     return Diagnosis(
         findings=tuple(findings), introduced=ratios, not_tested=(*gaps, *undescribed, *unplaced)
     )  # fmt: skip

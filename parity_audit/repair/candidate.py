@@ -9,7 +9,7 @@ from pathlib import Path
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.compare.deltas import Comparison
-from parity_audit.compare.processing import allowance
+from parity_audit.compare.processing import Allowance, allowance
 from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
@@ -18,7 +18,8 @@ from parity_audit.diagnose.localise import with_introduced
 from parity_audit.diagnose.repeat import DETERMINISM, UNREPEATABLE, repeat_finding
 from parity_audit.diagnose.weights import grouped
 from parity_audit.repair.choose import no_patch
-from parity_audit.repair.first_look import first_look, with_hooks, with_limits
+from parity_audit.repair.first_look import first_look, with_limits
+from parity_audit.repair.hooks import AGREE, only_hooks, read_by_name, with_edits, with_names
 from parity_audit.repair.peel import Audited, State, diagnosed, own_causes, peel, with_repair
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
@@ -32,17 +33,28 @@ def audit_candidate(
     session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path,
     rights: RightReferences | None,
 ) -> Candidate:  # fmt: skip
-    """One candidate's result, tensors that are wrong in the same way together: see `_audited`."""
-    result = _audited(session, capture, reference, target=target, repair=repair, hooks=hooks, out=out, rights=rights)
+    """One candidate's result, with its hooks, and tensors that are wrong in the same way together: see `_audited`."""
+    named = read_by_name(session, capture, reference, out / "hooks-by-name")
+    allowed = allowance(session.description().processing, knob_values(session.plan.spec, session.plan.config))
+    comparison = reference.compared(capture, allowed)
+    hooks_alone = only_hooks(comparison, named)
+    result = _audited(
+        session, capture, reference, comparison, allowed, seek_causes=not hooks_alone, target=target, repair=repair,
+        out=out, rights=rights,
+    )  # fmt: skip
+    agree = hooks_alone or result.verdict in AGREE
+    if hooks:
+        result = with_edits(result, named, session, capture, reference, out / "hooks", agree=agree)
+    result = with_names(result, named, agree=agree)
     gaps = tuple(dict.fromkeys(result.not_tested))
     return dataclasses.replace(result, findings=tuple(grouped(result.findings)), not_tested=gaps)
 
 
 def _audited(
-    session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path,
-    rights: RightReferences | None,
+    session: Session, capture: Capture, reference: Reference, comparison: Comparison, allowed: Allowance | None, *,
+    seek_causes: bool, target: float, repair: bool, out: Path, rights: RightReferences | None,
 ) -> Candidate:  # fmt: skip
-    """Compare a capture and, on a mismatch, diagnose, repair and verify; with `hooks`, edit a good port's hooks.
+    """Judge a comparison and, on a mismatch, where `seek_causes`, diagnose, repair and verify.
 
     Where the reference departs from the spec, repairs are judged against one of `rights`; without them the candidate is
     patched to do what the given reference does.
@@ -51,8 +63,6 @@ def _audited(
         NotJudged: a backend failed; what it captured before stays on disk.
     """
     plan = session.plan
-    allowed = allowance(session.description().processing, knob_values(plan.spec, plan.config))
-    comparison = reference.compared(capture, allowed)
     verdict, why = judge_comparison(comparison)
     misshapen = {(item.probe, item.site) for item in comparison.misshapen if not item.only_vocabulary}
     result = with_limits(
@@ -61,8 +71,8 @@ def _audited(
     capture = capture.where(lambda entry: (entry.probe, entry.site) not in misshapen)
     if allowed is not None and verdict is Verdict.MISMATCH:
         return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=PROCESSED)))
-    if verdict is not Verdict.MISMATCH:
-        return with_hooks(result, session, capture, reference, out / "hooks") if hooks else result
+    if verdict is not Verdict.MISMATCH or not seek_causes:
+        return result
     try:
         changed = repeat_finding(session, capture, plan.dtype, out / "again")
         if changed is not None:

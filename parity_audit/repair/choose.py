@@ -17,7 +17,7 @@ from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_path, roles
 
 NO_SETTING = {**NO_PATCH, STATE: CHANGED}
-NO_PATCH_KINDS = ("unexplained", "weights")
+NO_PATCH_KINDS = ("unexplained", "weights", "hook")
 A_PATCH = "a patch for "
 REWRITTEN = (
     "The right value was in force and did not repair it: the port applies the constant in another place as well, and this "

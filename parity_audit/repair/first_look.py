@@ -1,10 +1,8 @@
-"""What is known of a candidate before anything is searched for: its comparison, tokens, weights, settings and limits; and
-its hooks, where its outputs agree."""
+"""What is known of a candidate before anything is searched for: its comparison, tokens, weights, settings and limits."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
@@ -14,7 +12,6 @@ from parity_audit.compare.verdict import first_divergence
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.identities import hook_warnings
-from parity_audit.diagnose.interventions import Sides, hook_edits
 from parity_audit.diagnose.limits import detection_limits
 from parity_audit.diagnose.preflight import config_warnings, length_gap, token_findings, weight_findings
 from parity_audit.diagnose.returned import returned_findings
@@ -65,28 +62,6 @@ def with_limits(result: Candidate, comparison: Comparison, reference: Reference)
         result, detection=limits, detection_limits={item.knob: item.limit for item in limits},
         not_tested=(*result.not_tested, *gaps),
     )  # fmt: skip
-
-
-def with_hooks(result: Candidate, session: Session, capture: Capture, reference: Reference, out: Path) -> Candidate:
-    """A port whose hooks do something else is no port of what it says it is, although its outputs agree."""
-    if reference.judge is None or session.description().processing:
-        gap = NotTested(what="hook edits", why="they need a float64 judge and weights that are not processed")
-        return dataclasses.replace(result, not_tested=(*result.not_tested, gap))
-    sides = Sides(
-        candidate=session,
-        judging=reference.judging,
-        judge=reference.judge,
-        shown=capture,
-        dtype=reference.dtype,
-        out=out,
-    )
-    edits, gaps = hook_edits(sides)
-    result = dataclasses.replace(result, hook_edits=tuple(edits), not_tested=(*result.not_tested, *gaps))
-    wrong = [edit for edit in edits if not edit.same]
-    if not wrong or result.verdict not in (Verdict.PARITY, Verdict.EXACT):
-        return result
-    why = f"outputs agree, but editing {wrong[0].site} does not do what it does in the reference: {wrong[0].says}"
-    return dataclasses.replace(result, verdict=Verdict.MISMATCH, why=why)
 
 
 def _weights(

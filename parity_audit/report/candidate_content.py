@@ -32,6 +32,7 @@ from parity_audit.report.words import (
     divergence_line,
     hook_rows,
     limit_rows,
+    named_hook_rows,
     proof_rows,
     right_reference_rows,
     settings_text,
@@ -39,7 +40,7 @@ from parity_audit.report.words import (
 )
 
 INTRODUCED_SHOWN = 8
-IN_WORDS = ("unexplained", "weights")  # kinds that have no two values to show
+IN_WORDS = ("unexplained", "weights", "hook")  # kinds that have no two values to show
 STYLES = {
     Verdict.EXACT: RIGHT,
     Verdict.PARITY: RIGHT,
@@ -180,6 +181,7 @@ def _proof(candidate: Candidate) -> list[Block]:
 def _gaps(candidate: Candidate) -> list[Block]:
     parts: list[Block] = []
     sections = (
+        ("Hooks by name", named_hook_rows(candidate)),
         ("Edited hooks", hook_rows(candidate)),
         ("Warnings", [("!", text) for text in candidate.warnings]),
         ("Not visible in this backend", not_visible(candidate)),

@@ -16,7 +16,7 @@ from parity_audit.core.report import (
     Side,
     Verdict,
 )  # fmt: skip
-from parity_audit.core.sites import LOGITS
+from parity_audit.core.sites import LOGITS, local_name
 from parity_audit.report.numbers import layer_set, number, ratio, shown
 
 JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
@@ -193,6 +193,12 @@ def proof_rows(proof: Proof) -> list[tuple[str, str]]:
         rows.append(("max |difference|", " -> ".join(pair)))
         rows.append(("noise ratio", f"{ratio(proof.before.noise_ratio)} -> {ratio(proof.after.noise_ratio)}"))
     return [*rows, ("verdict with it", f"{proof.verdict.value}, {proof.why}")]
+
+
+def named_hook_rows(candidate: Candidate) -> list[tuple[str, str]]:
+    """Which hooks were read under their own names, and how many places of the model they stand for."""
+    names = ", ".join(dict.fromkeys(local_name(delta.site) for delta in candidate.hooks))
+    return [(f"{len(candidate.hooks)} read", names)] if names else []
 
 
 def hook_rows(candidate: Candidate) -> list[tuple[str, str]]:

@@ -64,8 +64,12 @@ def test_edited_hooks_are_told_from_hooks_that_nothing_reads(tmp_path):
     }
     # The bridge's hook stands before the norm: the residual stream goes past it.
     assert wrong_hooks(bridge) == {
-        "blocks.1.resid_mid": "the edit reaches the norm after it, and not the residual stream"
+        "blocks.1.hook_resid_mid": "the edit reaches the norm after it, and not the residual stream"
     }
+    assert {edit.site for edit in bridge.hook_edits if edit.same} >= {
+        "blocks.1.hook_attn_out", "blocks.1.ln1.hook_scale", "blocks.1.ln1.hook_normalized", "blocks.1.attn.hook_result",
+    }  # fmt: skip
+    assert bridge.findings == ()
     assert (dead.verdict, bridge.verdict) == (Verdict.MISMATCH, Verdict.MISMATCH)
     assert "outputs agree, but editing blocks.1.mlp_out" in dead.why
 

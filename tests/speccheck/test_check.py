@@ -77,7 +77,8 @@ def test_an_error_that_the_spec_knows_of_is_green_and_named(tmp_path):
     bridge = result["pairs"][1]
 
     assert (code, result["ok"], bridge["status"], bridge["verdict"]) == (0, True, KNOWN, "mismatch")
-    assert bridge["why"].endswith("hook_attn_scores holds the pattern here, what the softmax made of the scores")
+    assert bridge["why"].startswith("attn.hook_attn_scores shows pattern")
+    assert bridge["why"].endswith("it holds the pattern here, what the softmax made of the scores")
 
 
 def test_what_the_reference_says_of_itself_is_not_asked_of_a_candidate(tmp_path):

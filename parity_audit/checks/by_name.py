@@ -1,0 +1,233 @@
+"""Does every hook of TransformerLens show what its name says?
+
+A hook is right where it is within its limit of the judge, as every site is. Where it is not, and it shows what the port itself
+computes at that site, the port's error is inherited there and says nothing of the hook. A hook that shows anything else is
+wrong, whatever the port computes. Where the outputs agree there is no error to inherit: then a hook is wrong that is far off,
+although the spec knows no other place that shows the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture
+from parity_audit.checks.promised import Promises
+from parity_audit.checks.reading import Reading, Values, read_hooks
+from parity_audit.compare.deltas import compare
+from parity_audit.compare.floor import dtype_eps
+from parity_audit.compare.threads import one_thread
+from parity_audit.core.limits import ratio_of, share_of_limit
+from parity_audit.core.report import Finding, SiteDelta
+from parity_audit.core.sites import layer_of, local_name
+from parity_audit.core.types import NotTested, Probe
+from parity_audit.diagnose.evidence import f64, real, relative_rms
+from parity_audit.diagnose.limits import chosen_probe
+from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, VALUE, Hook, hooks
+
+KIND = "hook"
+WHAT = "hooks by name"
+SAME = 64.0
+"""Machine epsilons of relative RMS by which one tensor may differ in two runs of the same program, and in two sums of it."""
+FAR = 0.01
+"""Relative RMS. An error of this size that reached the outputs would stand thousands of floors above rounding there."""
+MEANS = {
+    "attn_out": "what attention adds to the residual stream",
+    "mlp_out": "what the MLP adds to the residual stream",
+    SCALE: "the root mean square that the norm divides by",
+    NORMALIZED: "the norm's input over its scale",
+    RESULT: "what each head adds to attention's output",
+    ADDED_RESULT: "what each head adds to the residual stream",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """Whose hooks are read, and the captures that say what they should show.
+
+    `definition` is the judge's native run where the reference departs from it (see `compare.deltas.compare`).
+    """
+
+    candidate: Session
+    shown: Capture
+    reference: Capture
+    judge: Capture
+    definition: Capture | None
+    dtype: str
+    out: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHook:
+    """One hook against what its name promises; `delta` has the hook's name as its site.
+
+    `own`: whether it shows what this port computes at that site, None where the port shows the site nowhere else.
+    """
+
+    hook: Hook
+    delta: SiteDelta
+    own: bool | None
+
+    @property
+    def right(self) -> bool:
+        """Within the limit of the judge."""
+        return share_of_limit(self.delta) <= 1.0
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it shows another tensor than this port computes at the site whose value it promises."""
+        return not self.right and self.hook.promises == VALUE and self.own is False
+
+    @property
+    def far(self) -> bool:
+        """Whether it is too far off for rounding."""
+        return not self.right and self.delta.rel > FAR
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedHooks:
+    """Every hook that could be read; `says`, by name, what those that are not right do show."""
+
+    hooks: tuple[NamedHook, ...]
+    says: dict[str, str]
+    not_tested: tuple[NotTested, ...]
+
+
+@one_thread()
+def named_hooks(sides: Sides) -> NamedHooks:
+    """Read every hook of the candidate under its own name and hold it against what the name promises.
+
+    Raises:
+        NotJudged: the backend failed.
+    """
+    plan, about = sides.candidate.plan, sides.candidate.description()
+    every = hooks(plan.spec, plan.backend_key, plan.config, about.version)
+    if not every:
+        return NamedHooks(hooks=(), says={}, not_tested=())
+    probe = chosen_probe(sides.judge.probes)
+    reading = read_hooks(sides.candidate, every, probe, sides.out)
+    bench = _Bench(sides, probe, reading)
+    found: list[NamedHook] = []
+    gaps: list[NotTested] = []
+    for name in dict.fromkeys(hook.name for hook in every):
+        options = [hook for hook in every if hook.name == name]
+        seen = bench.best(options)
+        if isinstance(seen, NamedHook):
+            found.append(seen)
+        elif seen:
+            gaps.append(NotTested(what=name, why=seen))
+    says = {item.hook.name: bench.says(item) for item in found if not item.right}
+    return NamedHooks(hooks=tuple(found), says=says, not_tested=tuple(gaps))
+
+
+class _Bench:
+    """What the hooks show beside what they should, one hook at a time."""
+
+    def __init__(self, sides: Sides, probe: Probe, reading: Reading) -> None:
+        plan = sides.candidate.plan
+        self.sides, self.probe, self.reading = sides, probe, reading
+        self.own, self.reference, self.judge, self.definition = (
+            None if capture is None else Promises(capture, probe, plan)
+            for capture in (sides.shown, sides.reference, sides.judge, sides.definition)
+        )
+
+    def best(self, options: Sequence[Hook]) -> NamedHook | str:
+        """The promise that the hook keeps best; or why nothing can be said, empty where nothing need be."""
+        name = options[0].name
+        if name not in self.reading.values.made:
+            return self.reading.hidden.get(name, "") if any(self._expected(hook) for hook in options) else ""
+        made = [self._against(hook) for hook in options]
+        judged = [item for item in made if isinstance(item, NamedHook)]
+        if judged:
+            return min(judged, key=lambda item: share_of_limit(item.delta))
+        return next((item for item in made if isinstance(item, str) and item), "")
+
+    def _against(self, hook: Hook) -> NamedHook | str:
+        sources = [self._promise(side, hook) for side in (self.reference, self.judge, self.definition)]
+        reference, judge, definition = sources
+        if reference is None or judge is None:
+            return "no other side shows what it follows from"
+        shown = Values(self.probe, {hook.name: lambda: self.reading.values.tensor(hook.name)})
+        have, want = shown.shape(self.probe.name, hook.name), judge.shape(self.probe.name, hook.name)
+        if have != want:
+            return f"it holds {list(have)} here, where its name says {list(want)}"
+        found = compare(shown, reference, judge, dtype=self.sides.dtype, definition=definition)
+        if not found.by_probe:
+            return "no finite entry at a real position"
+        own = self._promise(self.own, hook)
+        same = None if own is None else self._same(shown.tensor(hook.name), own.tensor(hook.name))
+        return NamedHook(hook=hook, delta=found.by_probe[0], own=same)
+
+    def _expected(self, hook: Hook) -> bool:
+        """Whether this port shows the site, so that it should have the hook, and the judge what the hook should hold."""
+        shown = hook.site in self.sides.shown.sites(self.probe.name)
+        return shown and self._promise(self.judge, hook) is not None
+
+    def _promise(self, side: Promises | None, hook: Hook) -> Values | None:
+        make = None if side is None else side.of(hook)
+        return None if make is None else Values(self.probe, {hook.name: make})
+
+    def _same(self, shown: Tensor, other: Tensor) -> bool:
+        ours, theirs = self._real(shown), self._real(other)
+        return relative_rms(ours - theirs, theirs) <= SAME * dtype_eps(self.sides.dtype)
+
+    def _real(self, value: Tensor) -> Tensor:
+        """Entries of real tokens, flat; masked scores count as 0."""
+        kept = value if value.shape[:2] != self.probe.shape else value[real(self.probe)]
+        return f64(kept).nan_to_num(neginf=0.0).flatten()
+
+    def says(self, item: NamedHook) -> str:
+        """What a wrong hook shows instead: another site of this port, a multiple of one, or neither."""
+        value = self.reading.values.tensor(item.hook.name)
+        ours = self._real(value)
+        for site in self._nearby(item, value):
+            theirs = self._real(self.sides.shown.tensor(self.probe.name, site))
+            times = float(ours @ theirs / (theirs @ theirs).clamp_min(1e-300))
+            if relative_rms(ours - times * theirs, ours) <= SAME * dtype_eps(self.sides.dtype):
+                return local_name(site) if abs(times - 1.0) <= 1e-4 else f"{times:.4g} times {local_name(site)}"
+        return f"something else ({item.delta.rel:.2g} of its size away)"
+
+    def _nearby(self, item: NamedHook, value: Tensor) -> Iterable[str]:
+        """Other sites of the same block and the same shape, the hook's own first where that is shown elsewhere."""
+        layer = layer_of(item.hook.name)
+        own = item.hook.site if item.own else None
+        near = [site for site in self.sides.shown.sites(self.probe.name) if layer_of(site) == layer and site != own]
+        shaped = [s for s in near if self.sides.shown.shape(self.probe.name, s) == tuple(value.shape)]
+        return sorted(shaped, key=lambda site: (site != item.hook.site, site))
+
+
+def sites_of_wrong_hooks(named: NamedHooks) -> set[str]:
+    """Sites that this port shows at a hook alone, and where that is far off: wrong in the capture for the hook's sake,
+    provided that the outputs agree."""
+    return {item.hook.site for item in named.hooks if item.own and item.far and item.hook.promises == VALUE}
+
+
+def findings(named: NamedHooks, *, outputs_agree: bool) -> tuple[Finding, ...]:
+    """One finding per hook that shows something else, over the blocks where it shows the same instead.
+
+    Beside wrong outputs only a hook accuses that shows something else than this port computes.
+    """
+    groups: dict[tuple[str, str], list[NamedHook]] = {}
+    for item in named.hooks:
+        if item.wrong or (outputs_agree and item.far):
+            instead = named.says[item.hook.name]
+            groups.setdefault((local_name(item.hook.name), instead), []).append(item)
+    return tuple(_finding(local, instead, items) for (local, instead), items in groups.items())
+
+
+def _finding(local: str, instead: str, items: Sequence[NamedHook]) -> Finding:
+    hook = items[0].hook
+    site = local_name(hook.site)
+    means = MEANS.get(site if hook.promises == VALUE else hook.promises, f"the value of {site}")
+    layers = tuple(layer for item in items if (layer := layer_of(item.hook.name)) is not None)
+    worst = max(items, key=lambda item: ratio_of(item.delta))
+    return Finding(
+        knob=local, kind=KIND, layers=layers or None, site=hook.name, reference_value=site, candidate_value=instead,
+        evidence={"times the floor": ratio_of(worst.delta), "relative": worst.delta.rel, "promises": hook.promises},
+        confidence=0.99, departs_from_spec="candidate",
+        message=f"{local} shows {instead}, where its name says {means}",
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""What a hook should hold, worked out in float64 from the sites of one capture (see `specs.hook_names`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from einops import einsum, rearrange
+from torch import Tensor
+
+from parity_audit.capture.session import SidePlan
+from parity_audit.capture.store import Capture
+from parity_audit.core.sites import layer_of, local_name
+from parity_audit.core.types import Probe
+from parity_audit.diagnose.evidence import Evidence, evidence_by_layer, f64
+from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, Hook
+
+NORM_INPUTS = {
+    "embed_ln.out": ("embed",),
+    "ln1.out": ("resid_pre",),
+    "ln1_post.out": ("attn_proj",),
+    # A parallel block has no resid_mid: both norms read what enters it.
+    "ln2.out": ("resid_mid", "resid_pre"),
+    "ln2_post.out": ("mlp_proj",),
+}
+"""The site that a norm reads, by the site that it makes; the final norm reads the last block's resid_post."""
+NORM_ROLES = {
+    "embed_ln.out": "norm.embed_ln",
+    "ln1.out": "norm.ln1",
+    "ln1_post.out": "norm.ln1_post",
+    "ln2.out": "norm.ln2",
+    "ln2_post.out": "norm.ln2_post",
+    "ln_final.out": "norm.final",
+}
+"""Whose weight and bias a norm has, by the site that it makes."""
+Make = Callable[[], Tensor]
+
+
+class Promises:
+    """What hooks should hold, by one capture."""
+
+    def __init__(self, capture: Capture, probe: Probe, plan: SidePlan) -> None:
+        self.capture, self.probe = capture, probe
+        self.evidence: Mapping[int | None, Evidence] = evidence_by_layer("judge", [capture], plan)
+
+    def of(self, hook: Hook) -> Make | None:
+        """How to work out what the hook should hold; None where the capture does not show what it follows from."""
+        held = self.capture.sites(self.probe.name)
+        layer = self.evidence[layer_of(hook.site)]
+        if hook.promises in (SCALE, NORMALIZED):
+            site = norm_input(hook.site, held, layer.dims["n_layers"])
+            return None if site is None else lambda: normalised(hook, self._tensor(site), layer)
+        if hook.site not in held or (hook.promises == ADDED_RESULT and "residual.scale" not in layer.knobs):
+            return None
+        if hook.promises in (RESULT, ADDED_RESULT):
+            weight, times = layer.weight("attn.o"), self.multiplier(hook)
+            return None if weight is None else lambda: times * results(self._tensor(hook.site), weight)
+        return lambda: self.capture.tensor(self.probe.name, hook.site)
+
+    def multiplier(self, hook: Hook) -> float:
+        """What heads' results are multiplied by where they are what is added to the residual stream."""
+        layer = self.evidence[layer_of(hook.site)]
+        return layer.spec_number("residual.scale", 1.0) if hook.promises == ADDED_RESULT else 1.0
+
+    def _tensor(self, site: str) -> Tensor:
+        return f64(self.capture.tensor(self.probe.name, site))
+
+
+def norm_input(site: str, held: set[str], n_layers: int) -> str | None:
+    """The site that the norm which makes `site` reads, None where it is not shown."""
+    if site == "ln_final.out":
+        names = [f"blocks.{n_layers - 1}.resid_post"]
+    else:
+        block = site.removesuffix(local_name(site))
+        names = [block + name for name in NORM_INPUTS[local_name(site)]]
+    return next((name for name in names if name in held), None)
+
+
+def normalised(hook: Hook, x: Tensor, layer: Evidence) -> Tensor:
+    """The norm's scale `[batch pos 1]`, or what it makes before weight and bias `[batch pos d_model]`."""
+    if layer.spec_value("norm.kind") == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    scale = (x.square().mean(-1, keepdim=True) + layer.spec_number("norm.eps", 0.0)).sqrt()
+    return scale if hook.promises == SCALE else x / scale
+
+
+def results(z: Tensor, weight: Tensor) -> Tensor:
+    """z `[batch pos head d_head]` of each head through its own columns of W_O `[d_model (head d_head)]`."""
+    per_head = rearrange(f64(weight), "d_model (head d_head) -> head d_head d_model", head=z.shape[2])
+    return einsum(z, per_head, "b p head d_head, head d_head d_model -> b p head d_model")

@@ -1,0 +1,93 @@
+"""The hooks of TransformerLens by the names that its users type, and the value that each name promises.
+
+Sites are named after TransformerLens' activations, so most hooks promise the value of one site. Three promise something
+that no site holds, and that follows from sites:
+
+    ln.hook_scale       sqrt(mean x^2 + eps) of the norm's input x (LayerNorm: of x less its mean)     [batch pos 1]
+    ln.hook_normalized  that x over that scale, before weight and bias                                 [batch pos d_model]
+    attn.hook_result    z of each head through its own part of W_O; exists with `use_attn_result`      [batch pos head d_model]
+
+Two names promise one of two things, and are right with either: `hook_embed` stands before or after a norm of the embedding,
+and `hook_result` before or after a multiplier of what attention adds to the residual stream.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from parity_audit.core.sites import local_name
+from parity_audit.core.types import SiteTap
+from parity_audit.specs.schema import Spec
+from parity_audit.specs.view import taps
+
+WITH_HOOKS = ("hooked_transformer", "transformer_bridge")
+"""The backends whose users name hooks."""
+VALUE, SCALE, NORMALIZED, RESULT, ADDED_RESULT = "value", "scale", "normalized", "result", "added result"
+NAMES = {
+    "embed": "hook_embed",
+    "pos_embed": "hook_pos_embed",
+    "resid_pre": "hook_resid_pre",
+    "q": "attn.hook_q",
+    "k": "attn.hook_k",
+    "v": "attn.hook_v",
+    "rot_q": "attn.hook_rot_q",
+    "rot_k": "attn.hook_rot_k",
+    "attn_scores": "attn.hook_attn_scores",
+    "pattern": "attn.hook_pattern",
+    "z": "attn.hook_z",
+    "attn_out": "hook_attn_out",
+    "resid_mid": "hook_resid_mid",
+    "mlp.pre": "mlp.hook_pre",
+    "mlp.pre_linear": "mlp.hook_pre_linear",
+    "mlp.post": "mlp.hook_post",
+    "mlp_out": "hook_mlp_out",
+    "resid_post": "hook_resid_post",
+}
+"""Hooks by the site whose value they promise."""
+NORMS = ("embed_ln.out", "ln1.out", "ln1_post.out", "ln2.out", "ln2_post.out", "ln_final.out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hook:
+    """A hook point by its full name, the site that it belongs to, and which of `VALUE`, `SCALE`, `NORMALIZED`, `RESULT`
+    it promises."""
+
+    name: str
+    site: str
+    promises: str
+    tap: SiteTap
+
+
+def hooks(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[Hook, ...]:
+    """Every hook that this model may have, once for each thing that its name may promise; none for backends whose users
+    name no hooks."""
+    if backend_key not in WITH_HOOKS:
+        return ()
+    own = {tap.site: tap for tap in taps(spec, backend_key, config, version)}
+    sites = dict.fromkeys([*(tap.site for tap in taps(spec, "hf", config, "")), *own])
+    return tuple(hook for site in sites for hook in _of_site(site, own.get(site)))
+
+
+def _of_site(site: str, own: SiteTap | None) -> Iterator[Hook]:
+    local = local_name(site)
+    block = site.removesuffix(local)
+    if local in NAMES:
+        yield _hook(block + NAMES[local], site, VALUE, own)
+    if local == "embed_ln.out":
+        yield _hook(NAMES["embed"], site, VALUE, own)
+    if local == "z":
+        yield from (_hook(f"{block}attn.hook_result", site, promise, own) for promise in (RESULT, ADDED_RESULT))
+    if local in NORMS and own is not None:
+        norm = own.module.removesuffix(".hook_out")
+        yield _hook(f"{norm}.hook_scale", site, SCALE, own)
+        yield _hook(f"{norm}.hook_normalized", site, NORMALIZED, own)
+
+
+def _hook(name: str, site: str, promises: str, own: SiteTap | None) -> Hook:
+    tap = SiteTap(site=name, module=name, take="hook")
+    if own is not None and promises == VALUE:
+        tap = dataclasses.replace(tap, layout=own.layout, sizes=own.sizes)
+    return Hook(name=name, site=site, promises=promises, tap=tap)
