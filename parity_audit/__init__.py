@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from parity_audit.core.version import __version__
 
 _PLACES = {
-    "api": ("audit", "capture", "diff"),
+    "api": ("audit", "capture", "diff", "logprobs"),
+    "core.logprob_report": ("LogprobReport",),
+    "core.rollouts": ("Sampling",),
     "core.report": (
         "Candidate", "DetectionLimit", "Finding", "HookEdit", "LogitsDelta", "Patch", "Patched", "Proof", "Report", "Side",
         "SiteDelta", "Verdict",
@@ -38,6 +40,7 @@ __all__ = [
     "Finding",
     "HookEdit",
     "LogitsDelta",
+    "LogprobReport",
     "NotJudged",
     "NotTested",
     "NotVisible",
@@ -46,6 +49,7 @@ __all__ = [
     "Patched",
     "Proof",
     "Report",
+    "Sampling",
     "Side",
     "SiteDelta",
     "SpecError",
@@ -56,10 +60,11 @@ __all__ = [
     "audit",
     "capture",
     "diff",
+    "logprobs",
 ]
 
 if TYPE_CHECKING:
-    from parity_audit.api import audit, capture, diff
+    from parity_audit.api import audit, capture, diff, logprobs
     from parity_audit.core.errors import (
         BackendFailed,
         CannotRun,
@@ -71,6 +76,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkerDied,
     )
+    from parity_audit.core.logprob_report import LogprobReport
     from parity_audit.core.report import (
         Candidate,
         DetectionLimit,
@@ -85,6 +91,7 @@ if TYPE_CHECKING:
         SiteDelta,
         Verdict,
     )
+    from parity_audit.core.rollouts import Sampling
     from parity_audit.core.types import BackendRef, NotTested, NotVisible
 
 

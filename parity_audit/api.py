@@ -8,26 +8,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.question import check_backends, check_options, check_weights_option, nothing_left
 from parity_audit.audit.run import run_audit
+from parity_audit.audit.sequences import layer_findings
 from parity_audit.cache.root import cache_root as cache_root
 from parity_audit.capture.place import JUDGE_FOLDER, place, require_replaceable
 from parity_audit.capture.plan import opened
 from parity_audit.capture.take import reusable_capture
+from parity_audit.compare.divergence_check import Checked
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import UsageError
 from parity_audit.core.inputs import accepting, path, several, torch_name
+from parity_audit.core.logprob_report import LogprobFinding, LogprobReport
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Report
+from parity_audit.core.rollouts import Completion, Sampling
 from parity_audit.core.types import BackendRef
 from parity_audit.core.wire import FLOAT64
 from parity_audit.envs.build import default_candidates, list_envs, python_for
 from parity_audit.envs.build import remove_env as remove_env
 from parity_audit.envs.health import health
 from parity_audit.envs.recipes import recipe_for, table
+from parity_audit.logprobs.question import answer
 from parity_audit.offline.diff import diff as diff
+from parity_audit.offline.own_divergence import check_own_divergence
 from parity_audit.offline.stored import prune as prune
 from parity_audit.offline.stored import stored as stored
 from parity_audit.report.files import failure_reported, set_aside
@@ -157,6 +164,70 @@ def capture(
         workspace.drop_working()
     workspace.drop(list(taken.values()))
     return out
+
+
+@accepting(weights=path, out=path, prompts=path, rollouts=path, dtype=torch_name, device=torch_name, presets=several)
+@with_bar
+def logprobs(
+    model: str,
+    *,
+    engine: BackendLike = "vllm",
+    trainer: BackendLike = "hf",
+    sampling: Sampling | None = None,
+    prompts: PathLike | None = None,
+    rollouts: PathLike | None = None,
+    memory_bytes: int = 2 << 30,
+    presets: Sequence[str] | str | None = None,
+    miniature: str | None = None,
+    seed: int = 0,
+    weights: PathLike | None = None,
+    dtype: object = "float32",
+    device: object = "cpu",
+    out: PathLike | None = None,
+    install: bool = True,
+    explain: bool = False,
+    timeout: float = TIMEOUT,
+    progress: Progress = SILENT,
+) -> LogprobReport:
+    """Do the log-probabilities of an engine agree with a trainer's, on tokens that the engine draws?
+
+    Args:
+        engine: the BACKEND that samples and scores prompts (`vllm`).
+        trainer: the BACKEND that scores by teacher forcing, natively and in true float64 (`hf`).
+        sampling: temperature, truncation, number and length of the completions.
+        prompts: a .txt or .jsonl file; built prompts when None.
+        rollouts: a .jsonl or .parquet file of a training framework, judged instead of an engine.
+        memory_bytes: bound of the logits that the trainer's side holds at a time.
+        presets: frameworks whose own metric names are wanted; all when None.
+        timeout: seconds that a worker may take for one request.
+        explain: where a leg of the engine departs, audit its layers on the sequences that disagree most.
+
+    Raises:
+        UsageError: the question is malformed.
+        NotJudged: a leg failed, or there are too few tokens.
+    """
+    question: dict[str, Any] = {
+        "synthetic": miniature, "seed": seed, "weights": weights, "dtype": dtype, "device": device,
+    }  # fmt: skip
+
+    def layers(folder: Path, completions: Sequence[Completion]) -> Sequence[LogprobFinding]:
+        workspace, plan = opened(folder, model, probes=None, **question)
+        context = AuditContext(
+            plan=plan, workspace=workspace, install=install, tf32=False, target=0.0, repair=False, hooks=False,
+            timeout=timeout, progress=progress,
+        )  # fmt: skip
+        return layer_findings(context, _ref(trainer), _ref(engine), completions)
+
+    return answer(
+        model, engine=_ref(engine), trainer=_ref(trainer), sampling=sampling or Sampling(seed=seed), prompts=prompts,
+        rollouts=rollouts, memory_bytes=memory_bytes, presets=presets, out=out, install=install, timeout=timeout,
+        progress=progress, question=question, layers=layers if explain else None,
+    )  # fmt: skip
+
+
+def check_divergence(target: str) -> Checked:
+    """What a user's own divergence function (`FILE:FUNCTION`) computes. Raises UsageError or NotJudged."""
+    return check_own_divergence(target)
 
 
 def _ref(backend: BackendLike) -> BackendRef:

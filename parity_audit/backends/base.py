@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -42,3 +43,17 @@ class Backend(Protocol):
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Bring the live model to exactly these edits and return what it holds now."""
+
+
+class Samples(Protocol):
+    """What a backend that generates text also has: the engine's side of `parity-audit logprobs`."""
+
+    def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
+        """Draw completions and return the log-probability of each drawn token."""
+
+
+class Scoring(Protocol):
+    """What a backend that scores given tokens also has: teacher forcing on the trainer's side, prefill on the engine's."""
+
+    def score(self, request: ScoreRequest, tell: Tell) -> ScoreReply:
+        """Log-probabilities of the tokens of given completions."""

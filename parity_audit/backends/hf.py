@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from parity_audit.backends import positions
+from parity_audit.backends import hf_scores, positions
 from parity_audit.backends.attention import watched
 from parity_audit.backends.base import Tell
 from parity_audit.backends.decoding import Step, decode
@@ -25,6 +25,7 @@ from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.errors import BackendFailed
+from parity_audit.core.rollouts import ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -106,6 +107,10 @@ class HfBackend:
         return recorder.reply()
 
     replay = run
+
+    def score(self, request: ScoreRequest, tell: Tell) -> ScoreReply:
+        """Log-probabilities of given tokens, natively or as the judge."""
+        return hf_scores.score(self.model, request, self.request.device, tell)
 
     def _cached(self) -> Step:
         """Goes on from the cache that the model made itself."""

@@ -20,6 +20,7 @@ from typing import Any
 from parity_audit.backends.base import REGISTRY
 from parity_audit.core.errors import ParityError, is_out_of_memory
 from parity_audit.core.jsonio import dumps, from_plain, to_plain
+from parity_audit.core.rollouts import SampleRequest, ScoreRequest
 from parity_audit.core.wire import (
     PROTOCOL,
     WIRE_FD_ENV,
@@ -32,6 +33,7 @@ from parity_audit.core.wire import (
 PR_SET_PDEATHSIG = 1
 MOST_EXPENDABLE = "1000"
 STDERR = 2
+ROLLOUT_OPS: dict[str, type[Any]] = {"sample": SampleRequest, "score": ScoreRequest}
 
 
 def main() -> None:
@@ -116,9 +118,18 @@ class _Server:
             return list(self.backend.weights(from_plain(WeightsRequest, args)))
         if op == "apply":
             return self.backend.apply(from_plain(ApplyRequest, args))
+        if op in ROLLOUT_OPS:
+            return self.rollouts(op, args, tell)
         if op in ("run", "replay"):
             return getattr(self.backend, op)(from_plain(RunRequest, args), tell)
         raise ValueError(f"unknown operation `{op}`")
+
+    def rollouts(self, op: str, args: dict[str, Any], tell: Any) -> Any:
+        """Draw or score completions, where the backend can."""
+        ask = getattr(self.backend, op, None)
+        if ask is None:
+            raise NotImplementedError(f"the backend `{self.backend_key}` cannot {op} completions")
+        return ask(from_plain(ROLLOUT_OPS[op], args), tell)
 
 
 def _backend_class(key: str) -> Any:

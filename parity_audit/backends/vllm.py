@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parity_audit.backends import vllm_engine, vllm_weights
+from parity_audit.backends import vllm_engine, vllm_rollouts, vllm_weights
 from parity_audit.backends.base import Tell
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
@@ -24,11 +24,12 @@ from parity_audit.backends.modes import not_run
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.vllm_gather import Gatherer
+from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, NotVisible, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
 SHOWN_SETTINGS = {
-    "model_config": ("max_model_len", "dtype", "enforce_eager"),
+    "model_config": ("max_model_len", "dtype", "enforce_eager", "logprobs_mode", "head_dtype"),
     "cache_config": ("block_size", "enable_prefix_caching", "cache_dtype"),
     "scheduler_config": ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill"),
 }
@@ -75,8 +76,10 @@ class VllmBackend:
 
     def _settings(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
-        shown = {key: getattr(getattr(config, part), key) for part, keys in SHOWN_SETTINGS.items() for key in keys}
-        shown["dtype"] = str(shown["dtype"]).removeprefix("torch.")
+        shown = {
+            key: getattr(getattr(config, part), key, None) for part, keys in SHOWN_SETTINGS.items() for key in keys
+        }
+        shown |= {key: str(shown[key]).removeprefix("torch.") for key in ("dtype", "head_dtype")}
         shown["compilation"] = config.compilation_config.mode.name
         shown["attention_backend"] = next(
             (module.attn_backend.get_name() for module in self.model.modules() if hasattr(module, "attn_backend")), None
@@ -114,6 +117,14 @@ class VllmBackend:
         return recorder.reply()
 
     replay = run
+
+    def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
+        """Draw completions (the decode leg)."""
+        return vllm_rollouts.sample(self.llm, request)
+
+    def score(self, request: ScoreRequest, tell: Tell) -> ScoreReply:
+        """Prompt log-probabilities of given tokens (the prefill leg)."""
+        return vllm_rollouts.score(self.llm, request)
 
     def _hookable(self, request: RunRequest, recorder: Recorder) -> RunRequest:
         """The request without the sites that a compiled model cannot show: it runs its blocks past every hook."""

@@ -18,6 +18,7 @@ from parity_audit.cache.locks import Lock
 from parity_audit.cache.root import cache_root
 from parity_audit.core.errors import NotJudged, WorkerDied
 from parity_audit.core.progress import SILENT, Progress
+from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 from parity_audit.envs.build import Environment
@@ -103,6 +104,14 @@ class Session:
         """Run one probe with sites replaced by `request.inputs`."""
         relay = self._relay(f"replay {request.probe.name}")
         return self._asked(lambda worker: worker.replay(request, on_progress=relay))
+
+    def sample(self, request: SampleRequest) -> SampleReply:
+        """Draw completions, where the backend generates text."""
+        return self._loaded().sample(request, on_progress=self._relay("sample"))
+
+    def score(self, request: ScoreRequest) -> ScoreReply:
+        """Log-probabilities of the tokens of given completions."""
+        return self._loaded().score(request, on_progress=self._relay("score"))
 
     def weights(self) -> tuple[WeightPrint, ...]:
         """Fingerprints of every checkpoint tensor in the live model."""

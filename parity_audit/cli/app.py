@@ -11,7 +11,9 @@ from rich.console import Console
 
 from parity_audit.cli import completion
 from parity_audit.cli.cache import cache
+from parity_audit.cli.divergence import check_divergence
 from parity_audit.cli.errors import guarded, run_app
+from parity_audit.cli.logprobs import logprobs
 from parity_audit.cli.mistyped import refuse_mistyped
 from parity_audit.cli.progress import progress_for
 from parity_audit.cli.sections import doctor, envs, specs
@@ -218,6 +220,8 @@ def diff(
 
 
 app.command()(selftest)
+app.command()(logprobs)
+app.command(name="check-divergence")(check_divergence)
 
 
 def _with_sites(candidates: list[str] | None, sites: Path | None) -> list[str] | None:

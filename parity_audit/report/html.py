@@ -67,12 +67,14 @@ def _(block: Line) -> str:
 
 @drawn.register
 def _(block: Paragraph) -> str:
-    return f"<p>{_text(block.text)}</p>"
+    return f"<p>{text_of(block.text)}</p>"
 
 
 @drawn.register
 def _(block: Pairs) -> str:
-    rows = (f'<tr><td class="{block.style}">{_text(name)}</td><td>{_text(text)}</td></tr>' for name, text in block.rows)
+    rows = (
+        f'<tr><td class="{block.style}">{text_of(name)}</td><td>{text_of(text)}</td></tr>' for name, text in block.rows
+    )
     return f"<table>{''.join(rows)}</table>"
 
 
@@ -84,7 +86,7 @@ def _(block: Table) -> str:
 
 @drawn.register
 def _(block: Code) -> str:
-    return f"<pre>{_text(block.text)}</pre>"
+    return f"<pre>{text_of(block.text)}</pre>"
 
 
 def _row(tag: str, cells: Iterable[str | Bar], right: tuple[int, ...]) -> str:
@@ -94,7 +96,7 @@ def _row(tag: str, cells: Iterable[str | Bar], right: tuple[int, ...]) -> str:
 
 def _cell(cell: str | Bar) -> str:
     if not isinstance(cell, Bar):
-        return _text(cell)
+        return text_of(cell)
     filled, mark = (100 * cells // BAR_WIDTH for cells in bar(cell.ratio, cell.limit))
     colour = ' class="bad"' if cell.wrong else ""
     return f'<div class="bar"><i{colour} style="width: {filled}%"></i><b style="left: {mark}%"></b></div>'
@@ -102,10 +104,10 @@ def _cell(cell: str | Bar) -> str:
 
 def _spans(block: Line) -> str:
     return "".join(
-        f'<span class="{style}">{_text(text)}</span>' if style else _text(text) for text, style in block.pieces
+        f'<span class="{style}">{text_of(text)}</span>' if style else text_of(text) for text, style in block.pieces
     )
 
 
-def _text(text: str) -> str:
+def text_of(text: str) -> str:
     """Control characters are shown, and nothing of the text is markup."""
     return html.escape(plain(text), quote=True)

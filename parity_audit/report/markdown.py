@@ -14,8 +14,12 @@ from parity_audit.report.numbers import bar_text
 
 def render(report: Report, *, where: str = "") -> str:
     """The whole report; `where` is the path of report.json."""
-    lines = [line for block in content(report, where=where) for line in drawn(block)]
-    return "\n".join(lines)
+    return written(content(report, where=where))
+
+
+def written(blocks: Iterable[Block]) -> str:
+    """Blocks as Markdown."""
+    return "\n".join(line for block in blocks for line in drawn(block))
 
 
 @singledispatch

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from parity_audit.core.errors import LESS_MEMORY, BackendFailed, EnvFailed, WorkerDied
 from parity_audit.core.jsonio import from_plain
+from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import (
     PROTOCOL,
@@ -118,6 +119,14 @@ class Worker:
     def replay(self, request: RunRequest, on_progress: OnProgress | None = None) -> RunReply:
         """Run one probe with sites replaced."""
         return self._asked(RunReply, "replay", request, on_progress)
+
+    def sample(self, request: SampleRequest, on_progress: OnProgress | None = None) -> SampleReply:
+        """Draw completions."""
+        return self._asked(SampleReply, "sample", request, on_progress)
+
+    def score(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreReply:
+        """Score given completions."""
+        return self._asked(ScoreReply, "score", request, on_progress)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Bring the live model to exactly these edits."""

@@ -1,0 +1,145 @@
+"""Teacher-forced log-probabilities of completions from a transformers model, as trainers compute them.
+
+The decoder runs once per batch of completions of similar length, padded on the right; the mask comes from the lengths
+and never from the ids, because the padding token may be the end-of-sequence token. The model's own head, with its
+soft-cap or scale, is then called on chunks of tokens: while it runs, the decoder hands out the hidden states that are
+already there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parity_audit.backends.base import Tell
+from parity_audit.backends.float64 import promoted
+from parity_audit.backends.rounding import rounded
+from parity_audit.backends.token_scores import TokenScores, score_tokens
+from parity_audit.core.errors import is_out_of_memory
+from parity_audit.core.rollouts import FLOAT64, Completion, ScoreReply, ScoreRequest, Scores
+
+
+def score(model: Any, request: ScoreRequest, device: str, tell: Tell) -> ScoreReply:
+    """Score every completion; the order of the request is kept.
+
+    Raises:
+        ValueError: a completion without tokens or without a prompt, or a memory budget that is too small.
+    """
+    _check(request.completions)
+    order = sorted(range(len(request.completions)), key=lambda number: _length(request.completions[number]))
+    found: dict[int, Scores] = {}
+    facts = {"batch_tokens": request.batch_tokens, "head_rows": 0}
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if request.precision == FLOAT64:
+            stack.enter_context(promoted(model))
+        stack.enter_context(rounded(model, request.variation))
+        while len(found) < len(order):
+            batch = _next_batch(order[len(found) :], request.completions, int(facts["batch_tokens"]))
+            try:
+                rows, chunk = _score_batch(model, [request.completions[number] for number in batch], request, device)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or len(batch) == 1:
+                    raise
+                facts["batch_tokens"] = int(facts["batch_tokens"]) // 2
+                continue
+            found |= dict(zip(batch, rows, strict=True))
+            facts["head_rows"] = max(int(facts["head_rows"]), chunk)
+            tell("score", len(found), len(order))
+    return ScoreReply(scores=tuple(found[number] for number in range(len(order))), facts=facts)
+
+
+def _check(completions: tuple[Completion, ...]) -> None:
+    for number, completion in enumerate(completions):
+        if not completion.token_ids or not completion.prompt_ids:
+            raise ValueError(f"completion {number} has no tokens to score, or no prompt to score them from")
+
+
+def _length(completion: Completion) -> int:
+    return len(completion.prompt_ids) + len(completion.token_ids)
+
+
+def _next_batch(order: list[int], completions: tuple[Completion, ...], batch_tokens: int) -> list[int]:
+    """The next completions, shortest first, whose padded batch stays within the number of tokens; at least one."""
+    batch: list[int] = []
+    for number in order:
+        if batch and (len(batch) + 1) * _length(completions[number]) > batch_tokens:
+            break
+        batch.append(number)
+    return batch
+
+
+def _score_batch(model: Any, batch: list[Completion], request: ScoreRequest, device: str) -> tuple[list[Scores], int]:
+    width = max(_length(completion) for completion in batch)
+    ids = torch.zeros(len(batch), width, dtype=torch.long)
+    mask = torch.zeros(len(batch), width, dtype=torch.long)
+    for row, completion in enumerate(batch):
+        tokens = (*completion.prompt_ids, *completion.token_ids)
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        mask[row, : len(tokens)] = torch.tensor([token not in request.variation.hidden_tokens for token in tokens])
+    decoder = _decoder(model)
+    padded = bool((mask == 0).any())
+    arguments = {"attention_mask": mask.to(device)} if padded else {}
+    hidden = decoder(input_ids=ids.to(device), use_cache=False, **arguments).last_hidden_state
+    places = [
+        (row, position)
+        for row, completion in enumerate(batch)
+        for position in range(len(completion.prompt_ids), _length(completion))
+    ]
+    rows, positions = (torch.tensor(axis) for axis in zip(*places, strict=True))
+    with _handing_out(decoder) as head:
+        scored = score_tokens(
+            hidden[rows, positions - 1], ids[rows, positions].to(device), lambda some: head(model, some),
+            d_vocab=model.config.get_text_config().vocab_size, memory_bytes=request.memory_bytes,
+            temperatures=request.temperatures, truncation=request.truncation,
+        )  # fmt: skip
+    return _split(scored, [len(completion.token_ids) for completion in batch]), scored.chunk
+
+
+def _decoder(model: Any) -> nn.Module:
+    """The model without its head; its last hidden state is after the final norm."""
+    found: nn.Module = getattr(model, model.base_model_prefix)
+    return found
+
+
+@contextmanager
+def _handing_out(decoder: Any) -> Iterator[Any]:
+    """While this is open the decoder returns given hidden states, so that the model's forward is its head alone."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    given: list[Tensor] = []
+    own = decoder.forward
+
+    def forward(*_: Any, **__: Any) -> Any:
+        return BaseModelOutputWithPast(last_hidden_state=given[0][None])
+
+    def head(model: Any, hidden: Tensor) -> Tensor:
+        given[:] = [hidden]
+        ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+        return logits
+
+    decoder.forward = forward
+    try:
+        yield head
+    finally:
+        decoder.forward = own
+
+
+def _split(scored: TokenScores, lengths: list[int]) -> list[Scores]:
+    parts, start = [], 0
+    for length in lengths:
+        some = slice(start, start + length)
+        kept = () if scored.log_kept is None else tuple(scored.log_kept[some].tolist())
+        parts.append(
+            Scores(
+                logprobs=tuple(tuple(row[some].tolist()) for row in scored.logprobs), top1=tuple(scored.top1[some].tolist()),
+                margin=tuple(scored.margin[some].tolist()), log_kept=kept,
+            )
+        )  # fmt: skip
+        start += length
+    return parts

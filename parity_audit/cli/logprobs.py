@@ -1,0 +1,80 @@
+"""`parity-audit logprobs`: parse, ask, print."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parity_audit.cli.errors import guarded
+from parity_audit.cli.memory import bytes_of
+from parity_audit.cli.progress import progress_for
+
+WIDTH = 110
+"""Formulas and framework keys stand side by side, which takes more than a narrow terminal."""
+
+
+@guarded
+def logprobs(
+    model: Annotated[str, typer.Argument(help="Hub id, alias or local directory.")],
+    engine: Annotated[str, typer.Option("--engine", "-e", help="BACKEND that samples: vllm[,key=value...].")] = "vllm",
+    trainer: Annotated[str, typer.Option("--trainer", "-t", help="BACKEND that scores: hf[,key=value...].")] = "hf",
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Keep the smallest set of tokens of this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    samples: Annotated[int, typer.Option("--samples", "-n", help="Completions per prompt.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest completion, in tokens.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, sampling and synthetic weights.")] = 0,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Prompts: .txt, or .jsonl with token_ids, text or messages.")
+    ] = None,
+    rollouts: Annotated[
+        Path | None,
+        typer.Option(help="Rollout file (.jsonl, .parquet), judged instead of an engine."),
+    ] = None,
+    memory: Annotated[str, typer.Option(help="Bound of the logits held at a time when scoring, e.g. 2GiB.")] = "2GiB",
+    profile: Annotated[
+        list[str] | None,
+        typer.Option("--profile", help="Metric names of a framework: verl, trl, prime-rl, nemo-rl ..."),
+    ] = None,
+    miniature: Annotated[
+        bool, typer.Option("--miniature", help="Seeded tiny weights with the real constants.")
+    ] = False,
+    weights: Annotated[Path | None, typer.Option(help="Directory with config.json and *.safetensors.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Where the engine departs, audit its layers on the worst sequences.")
+    ] = False,
+    no_install: Annotated[bool, typer.Option("--no-install", help="Never create an environment.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory for logprobs.json and the logs.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="The report as JSON on stdout, nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and only the verdict.")] = False,
+) -> int:
+    """Do the engine's log-probabilities agree with the trainer's, token by token, and if not, which leg departs and why?"""
+    from parity_audit import api
+    from parity_audit.core.jsonio import dumps
+    from parity_audit.core.rollouts import Sampling
+    from parity_audit.report.logprob_content import headline, logprob_content
+    from parity_audit.report.terminal import printed
+
+    sampling = Sampling(
+        temperature=temperature, top_p=top_p, top_k=top_k, samples=samples, seed=seed, max_new_tokens=max_new_tokens
+    )
+    with progress_for(quiet=quiet or json) as progress:
+        report = api.logprobs(
+            model, engine=engine, trainer=trainer, sampling=sampling, prompts=prompts,
+            rollouts=rollouts, memory_bytes=bytes_of(memory),
+            presets=profile or (), miniature="mini" if miniature else None, seed=seed, weights=weights, dtype=dtype,
+            device=device, out=out, install=not no_install, explain=explain, progress=progress,
+        )  # fmt: skip
+    if json:
+        sys.stdout.write(dumps(report, indent=1) + "\n")
+    elif quiet:
+        sys.stdout.write(headline(report) + "\n")
+    else:
+        where = str(report.environment.get("report", ""))
+        sys.stdout.write(printed(logprob_content(report, where=where), width=WIDTH, colour=sys.stdout.isatty()))
+    return report.exit_code

@@ -1,0 +1,157 @@
+"""What `parity-audit logprobs` found, as logprobs.json carries it. Log-probabilities are in nats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity_audit.core.report import Verdict
+from parity_audit.core.rollouts import Sampling
+from parity_audit.core.types import NotTested
+
+LOGPROB_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leg:
+    """One source of log-probabilities.
+
+    `name` is engine-decode, engine-prefill, trainer or judge. `meaning` says what quantity its numbers are.
+    `rmse_to_judge` is over all tokens; `noise_ratio` divides it by the trainer-side rounding, RMSE(trainer, judge).
+    """
+
+    name: str
+    backend: str
+    package: str
+    version: str
+    settings: dict[str, Any]
+    dtype: str
+    meaning: str
+    rmse_to_judge: float | None = None
+    noise_ratio: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBin:
+    """|train - rollout| of a group of tokens: `low` and `high` bound what they are grouped by."""
+
+    low: float
+    high: float
+    tokens: int
+    mean: float
+    rmse: float
+    largest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRow:
+    """One sampled token and what each leg says of it; `text` is empty without a tokenizer."""
+
+    sequence: int
+    position: int
+    token_id: int
+    text: str
+    rollout: float
+    train: float
+    judge: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetRow:
+    """A metric under the name that one framework gives it; `alarm` says from where on it is one, `raised` whether it is."""
+
+    key: str
+    value: float
+    formula: str
+    alarm: str = ""
+    raised: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingEffect:
+    """What the mismatch does to training.
+
+    Shares are of sampled tokens; the effective sample size is of a batch of sequences, as a share of it.
+    """
+
+    clipped: float
+    truncated: float
+    mean_truncated_weight: float
+    batch: int
+    ess_per_batch: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairReport:
+    """Two legs on the same tokens, in one and the same quantity (`meaning`)."""
+
+    rollout: str
+    train: str
+    meaning: str
+    tokens: int
+    sequences: int
+    metrics: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    quantiles: dict[str, float]
+    extreme_shares: dict[str, float]
+    by_probability: tuple[TokenBin, ...]
+    by_position: tuple[TokenBin, ...]
+    by_sequence: tuple[TokenBin, ...]
+    training: TrainingEffect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flips:
+    """Places where two legs rank another token first. A tie: the judge's two best differ by less than rounding moves them."""
+
+    tokens: int
+    ties: int
+    confident: int
+    worst_margin: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogprobFinding:
+    """A named reason why two legs differ, the leg to blame, and the setting that removes it, where there is one."""
+
+    name: str
+    leg: str
+    message: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTable:
+    """Every sampled token of one pair of legs, as columns `[token]`; what the pictures are drawn from."""
+
+    sequence: tuple[int, ...]
+    position: tuple[int, ...]
+    token_id: tuple[int, ...]
+    rollout: tuple[float, ...]
+    train: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogprobReport:
+    """The whole answer; the verdict is `parity` only when every leg was compared and is within the noise floor."""
+
+    schema_version: int = LOGPROB_SCHEMA_VERSION
+    model: str
+    weights: dict[str, Any]
+    sampling: Sampling | None
+    verdict: Verdict
+    why: str
+    odd_leg: str | None
+    legs: tuple[Leg, ...]
+    pairs: tuple[PairReport, ...]
+    findings: tuple[LogprobFinding, ...] = ()
+    presets: dict[str, tuple[PresetRow, ...]] = field(default_factory=dict)
+    flips: Flips | None = None
+    worst: tuple[TokenRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_tested: tuple[NotTested, ...] = ()
+    environment: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    exit_code: int = 3

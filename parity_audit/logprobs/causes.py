@@ -1,0 +1,118 @@
+"""Why a leg departs: hypotheses about what another program did, imposed on the judge, ranked by what they leave.
+
+Each hypothesis changes the prompt or a step of the model that scores. The cause is named when imposing it brings the
+judge at least ten times closer to the leg; hypotheses within a factor of two of the best are reported as tied. Distances
+are medians over the tokens that depart: where a step rounds to a small dtype, a number close to the middle between two
+representable ones is rounded the other way on the other side, and a few such tokens would outweigh all that agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from parity_audit.core.errors import ParityError
+from parity_audit.core.limits import PARITY_RATIO
+from parity_audit.core.logprob_report import LogprobFinding
+from parity_audit.core.rollouts import Completion, Variation
+from parity_audit.logprobs.paired import Array
+
+EXPLAINED = 0.1
+"""Share of the distance that a named cause may leave: nine tenths explained is far outside chance agreement."""
+TIED = 2.0
+
+Rescore = Callable[[Sequence[Completion], Variation], Array]
+"""The judge's log-probabilities `[token]` of completions under a variation, in the leg's own meaning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """Ids from the checkpoint's own files; None where they name none."""
+
+    bos: int | None
+    eos: tuple[int, ...]
+    pad: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """A cause, how it is imposed, and what to do about it."""
+
+    name: str
+    message: str
+    prompt: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda ids: ids
+    variation: Variation = field(default_factory=Variation)
+    hint: str = ""
+
+
+def hypotheses(special: SpecialTokens, completions: Sequence[Completion]) -> list[Hypothesis]:
+    """What can be asked of these tokens: a hypothesis that changes nothing on them is left out."""
+    found = [
+        Hypothesis(
+            name="head.dtype", message="the logits are computed in bfloat16", variation=Variation(head_dtype="bfloat16"),
+            hint='vLLM: hf_overrides={"head_dtype": "float32"}; SGLang: --enable-fp32-lm-head',
+        ),
+        Hypothesis(
+            name="rope.dtype", message="the rotary tables are rounded to bfloat16", variation=Variation(rope_dtype="bfloat16")
+        ),
+    ]  # fmt: skip
+    if special.bos is not None:
+        bos = special.bos
+        found.append(
+            Hypothesis(
+                name="tokens.bos_twice", message="it was given one more beginning-of-sequence token than the ids say",
+                prompt=lambda ids: (bos, *ids), hint="tokenize with add_special_tokens=False after a chat template",
+            )
+        )  # fmt: skip
+        if all(one.prompt_ids[0] == bos and len(one.prompt_ids) > 1 for one in completions):
+            found.append(
+                Hypothesis(
+                    name="tokens.bos_missing", message="it was given no beginning-of-sequence token",
+                    prompt=lambda ids: ids[1:],
+                )
+            )  # fmt: skip
+    seen = {token for one in completions for token in (*one.prompt_ids, *one.token_ids[:-1])}
+    hidden = tuple(token for token in special.eos if token in seen)
+    if hidden:
+        found.append(
+            Hypothesis(
+                name="tokens.eos_is_pad", message="end-of-sequence tokens are masked out as if they were padding",
+                variation=Variation(hidden_tokens=hidden), hint="make the attention mask from lengths, not from ids",
+            )
+        )  # fmt: skip
+    return found
+
+
+def explain(
+    leg: str, values: Array, judge: Array, rounding: float, asked: Sequence[Hypothesis], rescore: Rescore,
+    completions: Sequence[Completion],
+) -> LogprobFinding:  # fmt: skip
+    """The cause that leaves least of a leg's distance to the judge, or a finding that says what was tried in vain.
+
+    `rounding` is the RMSE in nats that counts as none; tokens beyond four times that depart. A hypothesis that the model
+    cannot take (no rotary tables) is left out.
+    """
+    departs = np.abs(values - judge) > PARITY_RATIO * rounding
+    start = float(np.median(np.abs(values - judge)[departs]))
+    left: dict[str, float] = {}
+    for hypothesis in asked:
+        changed = [replace(one, prompt_ids=hypothesis.prompt(one.prompt_ids)) for one in completions]
+        try:
+            imposed = rescore(changed, hypothesis.variation)
+        except ParityError:
+            continue
+        left[hypothesis.name] = float(np.median(np.abs(values - imposed)[departs])) / start
+    facts = {"tokens that depart": int(departs.sum()), "median |d| of those": start}
+    best = min(left, key=left.__getitem__, default=None)
+    if best is None or left[best] > EXPLAINED:
+        return LogprobFinding(
+            name="unexplained", leg=leg, message="no hypothesis about tokens or precision explains it",
+            evidence={**facts, **{f"share left by {name}": share for name, share in left.items()}},
+            hint="--explain audits the layers on the sequences that disagree most",
+        )  # fmt: skip
+    cause = next(hypothesis for hypothesis in asked if hypothesis.name == best)
+    tied = [name for name, share in left.items() if name != best and share <= TIED * left[best]]
+    evidence = {**facts, "share left": left[best], **({"tied with": ", ".join(tied)} if tied else {})}
+    return LogprobFinding(name=cause.name, leg=leg, message=cause.message, evidence=evidence, hint=cause.hint)

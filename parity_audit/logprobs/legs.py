@@ -1,0 +1,82 @@
+"""The legs of one comparison: every source's log-probabilities of the same sampled tokens, as arrays.
+
+The engine samples (decode leg) and re-scores the same ids as prompts (prefill leg); the trainer's side scores them by
+teacher forcing, natively and in true float64 (the judge). Token ids are all that is passed between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity_audit.core.errors import NotJudged
+from parity_audit.core.rollouts import Completion, Sampling, ScoreReply
+from parity_audit.logprobs.meaning import Meaning, columns, meanings
+from parity_audit.logprobs.paired import Array, Paired, paired
+
+DECODE, PREFILL, TRAINER, JUDGE = "engine-decode", "engine-prefill", "trainer", "judge"
+FEWEST_TOKENS = 32
+"""With fewer the RMSE of rounding errors is uncertain by more than an eighth (1 / sqrt(2 n)), and tails say nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """The legs under test, by name: log-probabilities `[token]` over all completions.
+
+    From an engine these are its decode and prefill legs; from a rollout file its rollout and, where the file has it, its
+    trainer. `prefill_top1` is empty where no leg says which token it ranks first.
+    """
+
+    completions: tuple[Completion, ...]
+    values: dict[str, Array]
+    prefill_top1: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One teacher-forced leg: its value of each meaning, its likeliest tokens and their margins, all `[token]`."""
+
+    by_meaning: dict[Meaning, Array]
+    top1: tuple[int, ...]
+    margin: Array
+
+
+def checked(completions: Sequence[Completion]) -> tuple[Completion, ...]:
+    """Completions that hold a token.
+
+    Raises:
+        NotJudged: too few tokens to say anything.
+    """
+    kept = tuple(completion for completion in completions if completion.token_ids)
+    tokens = sum(len(completion.token_ids) for completion in kept)
+    if tokens < FEWEST_TOKENS:
+        raise NotJudged(
+            f"{tokens} sampled tokens are too few to compare log-probabilities", code="too-few-tokens",
+            expected=f"at least {FEWEST_TOKENS}", hint="more prompts (--prompts), more --samples or --max-new-tokens",
+        )  # fmt: skip
+    return kept
+
+
+def flat(rows: Sequence[Sequence[float]]) -> Array:
+    """One value per token, sequence after sequence."""
+    return np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])
+
+
+def scored(reply: ScoreReply, temperatures: Sequence[float], sampling: Sampling) -> Scored:
+    """A reply as arrays; it must hold one row of log-probabilities per temperature."""
+    rows = [flat([score.logprobs[number] for score in reply.scores]) for number in range(len(temperatures))]
+    kept = flat([score.log_kept for score in reply.scores]) if sampling.truncates else None
+    return Scored(
+        by_meaning=columns(temperatures, rows, kept, meanings(sampling)),
+        top1=tuple(token for score in reply.scores for token in score.top1),
+        margin=flat([score.margin for score in reply.scores]),
+    )
+
+
+def pair(completions: Sequence[Completion], rollout: Array, train: Array, who: str) -> Paired:
+    """Two legs as `Paired`, refused where a value cannot be compared."""
+    edges = np.cumsum([len(completion.token_ids) for completion in completions])[:-1]
+    split = [[part.tolist() for part in np.split(values, edges)] for values in (rollout, train)]
+    return paired(*split, who=who)

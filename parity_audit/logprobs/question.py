@@ -1,0 +1,152 @@
+"""The question as a user asks it: a model, an engine, a trainer, prompts; opened, answered and cleaned up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from parity_audit.capture.plan import AuditPlan, opened, side_plan
+from parity_audit.capture.session import Session, SidePlan
+from parity_audit.capture.workspace import Workspace
+from parity_audit.core.errors import NotJudged, UsageError
+from parity_audit.core.jsonio import dumps
+from parity_audit.core.logprob_report import LogprobFinding, LogprobReport
+from parity_audit.core.progress import Progress
+from parity_audit.core.rollouts import Completion, Sampling
+from parity_audit.core.types import BackendRef
+from parity_audit.logprobs.files.rollouts import Rollouts, read_rollouts
+from parity_audit.logprobs.files.writing import write_tokens
+from parity_audit.logprobs.profiles import PROFILES, profile
+from parity_audit.logprobs.prompts import Prompts, built, generation_defaults, read_prompts, special_tokens
+from parity_audit.logprobs.run import Answer, Context, run
+from parity_audit.report import logprob_page
+from parity_audit.report.environment import this_machine
+
+ENGINES = ("vllm",)
+TRAINERS = ("hf",)
+REPORT_NAME = "logprobs.json"
+LAYERS = "layers"
+"""Where the layer audit of the worst sequences leaves its own report."""
+
+LayerAudit = Callable[[Path, Sequence[Completion]], Sequence[LogprobFinding]]
+
+
+def answer(
+    model: str, *, engine: BackendRef, trainer: BackendRef, sampling: Sampling, prompts: Path | None,
+    rollouts: Path | None, memory_bytes: int, presets: Sequence[str] | None, out: Path | None, install: bool, timeout: float, progress: Progress,
+    question: Mapping[str, object], layers: LayerAudit | None = None,
+) -> LogprobReport:  # fmt: skip
+    """Sample with the engine (or take a rollout file), score with the trainer, and say whether they agree.
+
+    Writes logprobs.json, logprobs.html, tokens.jsonl and tokens.csv into the report's directory.
+
+    `question` holds what `plan_audit` takes: synthetic, seed, weights, dtype, device. `layers`, where given, is asked for
+    the cause when a leg of the engine departs.
+
+    Raises:
+        UsageError: an engine that cannot sample, a trainer that cannot score, a preset or prompt file that is not there.
+        NotJudged: a leg failed.
+    """
+    _check(engine, trainer, sampling)
+    names = tuple(PROFILES) if presets is None else tuple(presets)
+    for name in names:
+        profile(name)
+    given = None if rollouts is None else read_rollouts(rollouts)
+    workspace, plan = opened(out, model, probes=None, **question)
+    special = special_tokens(plan.checkpoint, plan.config)
+    sessions: list[Session] = []
+    try:
+        chosen: Prompts = ()
+        if given is None:
+            chosen = (
+                read_prompts(prompts, plan.checkpoint) if prompts else built(plan.config, special, seed=sampling.seed)
+            )
+        longest = _longest(chosen, given, sampling, plan)
+        asked = [("trainer", trainer), *([("engine", engine)] if given is None else [])]
+        for role, ref in asked:
+            sessions.append(
+                _session(
+                    role,
+                    side_plan(plan, ref, install=install, progress=progress),
+                    workspace,
+                    longest,
+                    timeout,
+                    progress,
+                )
+            )
+        found = run(
+            Context(
+                plan=plan, engine=sessions[1] if given is None else None, trainer=sessions[0], sampling=sampling,
+                prompts=chosen, special=special, defaults=generation_defaults(plan.checkpoint), memory_bytes=memory_bytes,
+                presets=names, progress=progress, rollouts=given,
+            )
+        )  # fmt: skip
+    finally:
+        for session in sessions:
+            session.release()
+        workspace.drop_working()
+    if layers is not None and found.report.odd_leg is not None and given is None:
+        deeper = layers(workspace.out / LAYERS, found.worst)
+        report = dataclasses.replace(found.report, findings=merged(found.report.findings, deeper))
+        found = dataclasses.replace(found, report=report)
+    return _written(found, workspace.out)
+
+
+def merged(first: Sequence[LogprobFinding], deeper: Sequence[LogprobFinding]) -> tuple[LogprobFinding, ...]:
+    """Both lists; what the layer audit explains is no longer unexplained."""
+    named = any(finding.name != "unexplained" for finding in deeper)
+    return (*(finding for finding in first if finding.name != "unexplained" or not named), *deeper)
+
+
+def _written(found: Answer, out: Path) -> LogprobReport:
+    """The report with the path it was written to; a disk that does not take it is an error of its own."""
+    path = out / REPORT_NAME
+    report = dataclasses.replace(found.report, environment={**this_machine(), "report": str(path)})
+    try:
+        path.write_text(dumps(report, indent=1))
+        path.with_suffix(".html").write_text(logprob_page.render(report, found.tokens))
+        write_tokens(found.tokens, out)
+    except OSError as error:
+        raise NotJudged(
+            f"cannot write the report: {error.strerror or error}", code="disk", where=str(out), hint="--out elsewhere"
+        ) from error
+    return report
+
+
+def _check(engine: BackendRef, trainer: BackendRef, sampling: Sampling) -> None:
+    for ref, known, what in ((engine, ENGINES, "--engine"), (trainer, TRAINERS, "--trainer")):
+        if ref.name not in known:
+            raise UsageError(f"{what} {ref.name} cannot be asked", code="unknown-backend", expected=", ".join(known))
+    bounds = (sampling.temperature >= 0, 0 < sampling.top_p <= 1, sampling.top_k >= 0, sampling.samples >= 1)
+    if not all(bounds) or sampling.max_new_tokens < 1:
+        raise UsageError(
+            "sampling settings out of range", code="sampling", found=json.dumps(dataclasses.asdict(sampling)),
+            expected="temperature >= 0, 0 < top_p <= 1, top_k >= 0, samples >= 1, max_new_tokens >= 1",
+        )  # fmt: skip
+
+
+def _longest(prompts: Prompts, given: Rollouts | None, sampling: Sampling, plan: AuditPlan) -> int:
+    """Tokens of the longest sequence, refused where the model has no positions for it."""
+    if given is None:
+        longest = max(len(ids) for ids in prompts) + sampling.max_new_tokens
+    else:
+        longest = max(len(one.prompt_ids) + len(one.token_ids) for one in given.completions)
+    limit = plan.config.get("max_position_embeddings")
+    if limit is not None and longest > int(limit):
+        raise UsageError(
+            f"a prompt and its completion take {longest} positions, the model has {limit}", code="too-long",
+            hint="shorter prompts, or a smaller --max-new-tokens",
+        )  # fmt: skip
+    return longest
+
+
+def _session(
+    role: str, side: SidePlan, workspace: Workspace, longest: int, timeout: float, progress: Progress
+) -> Session:
+    """A session with room for the longest sequence; engines load by name, so no folder of that name may be near."""
+    return Session(
+        plan=dataclasses.replace(side, max_positions=longest + 1), log=workspace.log(f"{role}-{side.ref}"),
+        timeout=timeout, home=workspace.home(), progress=progress,
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""From paired legs to the parts of the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from parity_audit.core.logprob_report import Flips, PairReport, PresetRow, TokenRow, TokenTable
+from parity_audit.core.rollouts import Completion
+from parity_audit.logprobs import tails
+from parity_audit.logprobs.intervals import intervals
+from parity_audit.logprobs.metrics import METRICS, all_metrics
+from parity_audit.logprobs.paired import Array, Paired
+from parity_audit.logprobs.profiles import Alarm, profile
+from parity_audit.logprobs.training import training_effect
+
+WORST = 20
+
+
+def pair_report(pair: Paired, *, rollout: str, train: str, meaning: str) -> PairReport:
+    """Every metric of two legs; a metric without a number on these tokens (a constant side) is left out."""
+    return PairReport(
+        rollout=rollout, train=train, meaning=meaning, tokens=len(pair.rollout), sequences=pair.sequences,
+        metrics={name: value for name, value in all_metrics(pair).items() if math.isfinite(value)},
+        intervals=intervals(pair), quantiles=tails.quantiles(pair),
+        extreme_shares={f"{tau:g}": share for tau, share in tails.extreme_shares(pair).items()},
+        by_probability=tails.by_probability(pair), by_position=tails.by_position(pair), by_sequence=tails.by_sequence(pair),
+        training=training_effect(pair),
+    )  # fmt: skip
+
+
+def preset(name: str, pair: Paired) -> tuple[PresetRow, ...]:
+    """The metrics of one framework under its own keys."""
+    rows = []
+    for row in profile(name):
+        value = METRICS[row.metric].of(pair)
+        raised = row.alarm is not None and row.alarm.raised_by(value)
+        if math.isfinite(value):
+            rows.append(
+                PresetRow(key=row.key, value=value, formula=row.formula, alarm=_words(row.alarm), raised=raised)
+            )
+    return tuple(rows)
+
+
+def _words(alarm: Alarm | None) -> str:
+    if alarm is None:
+        return ""
+    low = f"below {alarm.low:g}" if math.isfinite(alarm.low) else ""
+    high = f"above {alarm.high:g}" if math.isfinite(alarm.high) else ""
+    return f"{' or '.join(bound for bound in (low, high) if bound)} ({alarm.source})"
+
+
+def worst_rows(pair: Paired, completions: Sequence[Completion], judge: Array | None) -> tuple[TokenRow, ...]:
+    """The tokens with the largest difference."""
+    return tuple(
+        TokenRow(
+            sequence=int(pair.sequence[index]), position=int(pair.position[index]),
+            token_id=completions[int(pair.sequence[index])].token_ids[int(pair.position[index])], text="",
+            rollout=float(pair.rollout[index]), train=float(pair.train[index]),
+            judge=None if judge is None else float(judge[index]),
+        )
+        for index in tails.worst_tokens(pair, WORST)
+    )  # fmt: skip
+
+
+def token_table(pair: Paired, completions: Sequence[Completion]) -> TokenTable:
+    """Every token of a pair, as columns."""
+    return TokenTable(
+        sequence=tuple(pair.sequence.tolist()), position=tuple(pair.position.tolist()),
+        token_id=tuple(token for one in completions for token in one.token_ids), rollout=tuple(pair.rollout.tolist()),
+        train=tuple(pair.train.tolist()),
+    )  # fmt: skip
+
+
+def flips(ours: Sequence[int], theirs: Sequence[int], margin: Array, moved: float) -> Flips:
+    """Tokens whose likeliest alternative differs. `margin` `[token]` is the judge's; `moved` the largest |d| of the legs.
+
+    A flip needs two logits to move against each other by the margin, so twice the largest movement bounds a tie.
+    """
+    changed = np.array([a != b for a, b in zip(ours, theirs, strict=True)])
+    ties = changed & (margin <= 2.0 * moved)
+    return Flips(
+        tokens=int(changed.sum()), ties=int(ties.sum()), confident=int((changed & ~ties).sum()),
+        worst_margin=float(margin[changed].max()) if changed.any() else 0.0,
+    )  # fmt: skip

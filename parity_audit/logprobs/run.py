@@ -1,0 +1,228 @@
+"""One comparison from start to exit code: legs → what their numbers mean → distances to the judge → causes → report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parity_audit.capture.plan import AuditPlan
+from parity_audit.capture.session import Session
+from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, NotJudged
+from parity_audit.core.logprob_report import Leg, LogprobFinding, LogprobReport, TokenTable
+from parity_audit.core.progress import Progress
+from parity_audit.core.report import Verdict
+from parity_audit.core.rollouts import FLOAT64, NATIVE, Completion, SampleRequest, Sampling, ScoreRequest, Variation
+from parity_audit.logprobs import causes, legs, reporting, semantics, verdict
+from parity_audit.logprobs.files.rollouts import Rollouts
+from parity_audit.logprobs.meaning import RAW, Decided, Meaning, decide, policy
+from parity_audit.logprobs.paired import Array, Paired
+from parity_audit.logprobs.prompts import Prompts
+
+WORST_SEQUENCES = 2
+"""Sequences that the layer audit is given: each costs a whole run with every site captured."""
+EXITS = {Verdict.EXACT: EXIT_OK, Verdict.PARITY: EXIT_OK, Verdict.MISMATCH: EXIT_MISMATCH}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """The question and the programs that answer it; without an engine the rollouts of a file are judged."""
+
+    plan: AuditPlan
+    engine: Session | None
+    trainer: Session
+    sampling: Sampling
+    prompts: Prompts
+    special: causes.SpecialTokens
+    defaults: dict[str, object]
+    memory_bytes: int
+    presets: tuple[str, ...]
+    progress: Progress
+    rollouts: Rollouts | None = None
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Temperatures at which the trainer's side scores: 1 and the sampling temperature."""
+        return tuple(dict.fromkeys((1.0, policy(self.sampling).temperature)))
+
+    def scored(self, completions: Sequence[Completion], precision: str, variation: Variation) -> legs.Scored:
+        """The trainer's side on these completions."""
+        own = self.sampling
+        cut = (own.top_p, own.top_k, policy(own).temperature) if own.truncates else None
+        request = ScoreRequest(
+            completions=tuple(completions), temperatures=self.temperatures, truncation=cut,
+            memory_bytes=self.memory_bytes, precision=precision, variation=variation,
+        )  # fmt: skip
+        return legs.scored(self.trainer.score(request), self.temperatures, own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The report, the tokens of its first pair for files and pictures, and the sequences that disagree most."""
+
+    report: LogprobReport
+    tokens: TokenTable
+    worst: tuple[Completion, ...] = ()
+
+
+def run(context: Context) -> Answer:
+    """Sample or take the rollouts that are there, score them, and compare.
+
+    Raises:
+        NotJudged: a leg failed, or there are too few tokens.
+    """
+    started = time.perf_counter()
+    tested = _sampled(context) if context.rollouts is None else _given(context.rollouts)
+    context.progress.update("score", "the trainer's side, natively and as the judge")
+    native = context.scored(tested.completions, NATIVE, Variation())
+    judge = context.scored(tested.completions, FLOAT64, Variation())
+    decided = {
+        name: decide(values, judge.by_meaning if name != legs.PREFILL else {RAW: judge.by_meaning[RAW]})
+        for name, values in tested.values.items()
+    }
+    found = _legs(context, tested, native, judge, decided)
+    findings = [
+        *semantics.findings(context.sampling, decided, judge),
+        *_explained(context, tested, native, judge, decided, found),
+    ]
+    return _answer(context, tested, native, judge, decided, found, findings, time.perf_counter() - started)
+
+
+def _sampled(context: Context) -> legs.Tested:
+    """Both engine legs; the engine's memory is free afterwards."""
+    engine = context.engine
+    assert engine is not None
+    context.progress.update("sample", f"{len(context.prompts)} prompts on {engine.label}")
+    reply = engine.sample(SampleRequest(prompts=context.prompts, sampling=context.sampling))
+    completions = legs.checked(reply.completions)
+    if any(len(one.logprobs) != len(one.token_ids) for one in completions):
+        raise NotJudged("the engine returned tokens without log-probabilities", code="no-logprobs")
+    prefill = engine.score(ScoreRequest(completions=completions))
+    engine.release()
+    values = {
+        legs.DECODE: legs.flat([one.logprobs for one in completions]),
+        legs.PREFILL: legs.flat([score.logprobs[0] for score in prefill.scores]),
+    }
+    top1 = tuple(token for score in prefill.scores for token in score.top1)
+    return legs.Tested(completions=completions, values=values, prefill_top1=top1)
+
+
+def _given(rollouts: Rollouts) -> legs.Tested:
+    """The legs of a rollout file, each refused where a number is missing."""
+    completions = legs.checked(rollouts.completions)
+    values = {legs.DECODE: legs.flat([one.logprobs for one in completions])}
+    if rollouts.has_train:
+        values[legs.TRAINER] = legs.flat(rollouts.train)
+        legs.pair(completions, values[legs.DECODE], values[legs.TRAINER], "rollout and trainer of the file")
+    return legs.Tested(completions=completions, values=values)
+
+
+def _legs(
+    context: Context, tested: legs.Tested, native: legs.Scored, judge: legs.Scored, decided: dict[str, Decided]
+) -> tuple[Leg, ...]:
+    about = context.trainer.description()
+    own: dict[str, Any] = {"package": about.package, "version": about.version, "settings": about.settings}
+    dtype = context.plan.dtype
+    found = []
+    for name, values in tested.values.items():
+        meaning = decided[name].meaning
+        truth, rounding = judge.by_meaning[meaning], native.by_meaning[meaning]
+        found.append(
+            Leg(
+                name=name, dtype=dtype, meaning=meaning.words, rmse_to_judge=verdict.rmse(values, truth),
+                noise_ratio=verdict.ratio(values, rounding, truth, dtype), **_program(context),
+            )
+        )  # fmt: skip
+    scoring = "trainer" if legs.TRAINER not in tested.values else "rounding"
+    rest = (
+        Leg(
+            name=scoring, backend=context.trainer.label, dtype=dtype, meaning=RAW.words, noise_ratio=1.0,
+            rmse_to_judge=verdict.rmse(native.by_meaning[RAW], judge.by_meaning[RAW]), **own,
+        ),
+        Leg(name=legs.JUDGE, backend=context.trainer.label, dtype="float64", meaning=RAW.words, **own),
+    )  # fmt: skip
+    return (*found, *rest)
+
+
+def _program(context: Context) -> dict[str, Any]:
+    """Which program a tested leg is of."""
+    if context.engine is None:
+        framework = context.rollouts.framework if context.rollouts else ""
+        return {"backend": "file", "package": framework, "version": "", "settings": {}}
+    about = context.engine.description()
+    return {
+        "backend": context.engine.label, "package": about.package, "version": about.version, "settings": about.settings,
+    }  # fmt: skip
+
+
+def _explained(
+    context: Context,
+    tested: legs.Tested,
+    native: legs.Scored,
+    judge: legs.Scored,
+    decided: dict[str, Decided],
+    found: Sequence[Leg],
+) -> list[LogprobFinding]:
+    """The cause of each leg that departs; both engine legs with one cause are one finding."""
+    findings: dict[str, LogprobFinding] = {}
+    asked = causes.hypotheses(context.special, tested.completions)
+    for name in verdict.departing(found):
+        meaning = decided[name].meaning
+        context.progress.update("explain", name)
+
+        def rescore(some: Sequence[Completion], variation: Variation, meaning: Meaning = meaning) -> Array:
+            return context.scored(some, FLOAT64, variation).by_meaning[meaning]
+
+        truth = judge.by_meaning[meaning]
+        rounding = verdict.rmse(native.by_meaning[meaning], truth)
+        cause = causes.explain(name, tested.values[name], truth, rounding, asked, rescore, tested.completions)
+        other = findings.get(cause.name)
+        findings[cause.name] = cause if other is None else dataclasses.replace(other, leg="engine")
+    return list(findings.values())
+
+
+def _answer(
+    context: Context, tested: legs.Tested, native: legs.Scored, judge: legs.Scored, decided: dict[str, Decided],
+    found: tuple[Leg, ...], findings: Sequence[LogprobFinding], seconds: float,
+) -> Answer:  # fmt: skip
+    outcome, why = verdict.decide(found, findings)
+    pairs = _pairs(tested, native, decided)
+    first = pairs[legs.DECODE]
+    moved = max(float(np.abs(pair.difference).max()) for pair in pairs.values())
+    flips = reporting.flips(tested.prefill_top1, judge.top1, judge.margin, moved) if tested.prefill_top1 else None
+    report = LogprobReport(
+        model=context.plan.model.repo_id,
+        weights={"fingerprint": context.plan.checkpoint.fingerprint, "synthetic": context.plan.checkpoint.synthetic},
+        sampling=context.sampling, verdict=outcome, why=why, odd_leg=verdict.odd_leg(found), legs=found,
+        pairs=tuple(
+            reporting.pair_report(pair, rollout=name, train=legs.TRAINER, meaning=decided[name].meaning.words)
+            for name, pair in pairs.items()
+        ),
+        findings=tuple(findings), presets={name: reporting.preset(name, first) for name in context.presets}, flips=flips,
+        worst=reporting.worst_rows(first, tested.completions, judge.by_meaning[decided[legs.DECODE].meaning]),
+        notes=semantics.notes(context.special, tested.completions, context.defaults),
+        not_tested=semantics.not_tested(None if context.engine is None else context.engine.description(), decided),
+        seconds={"total": seconds}, exit_code=EXITS.get(outcome, EXIT_NOT_JUDGED),
+    )  # fmt: skip
+    worst = np.argsort(-np.sqrt(first.means(np.square(first.difference))), kind="stable")[:WORST_SEQUENCES]
+    return Answer(
+        report=report, tokens=reporting.token_table(first, tested.completions),
+        worst=tuple(tested.completions[number] for number in worst.tolist()),
+    )  # fmt: skip
+
+
+def _pairs(tested: legs.Tested, native: legs.Scored, decided: dict[str, Decided]) -> dict[str, Paired]:
+    """Each engine leg with a trainer's values of the same quantity: the file's own where they are that, else scored ones."""
+    pairs = {}
+    given = tested.values.get(legs.TRAINER)
+    for name in (legs.DECODE, legs.PREFILL):
+        if name in tested.values:
+            meaning = decided[name].meaning
+            same = given is not None and decided[legs.TRAINER].meaning == meaning
+            train = given if same and given is not None else native.by_meaning[meaning]
+            pairs[name] = legs.pair(tested.completions, tested.values[name], train, f"{name} and trainer")
+    return pairs

@@ -1,0 +1,81 @@
+"""Findings about what the numbers are, before how large their differences are; and what a run cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from parity_audit.core.logprob_report import LogprobFinding
+from parity_audit.core.rollouts import Completion, Sampling
+from parity_audit.core.types import Description, NotTested
+from parity_audit.logprobs.causes import SpecialTokens
+from parity_audit.logprobs.legs import DECODE, TRAINER, Scored
+from parity_audit.logprobs.meaning import RAW, Decided, Meaning, policy
+
+UNTRIED = {
+    "enable_prefix_caching": (False, "prefix cache", "it is off; add enable_prefix_caching=true to the engine"),
+    "enforce_eager": (True, "compiled engine", "enforce_eager is on; add enforce_eager=false to the engine"),
+}
+"""Engine settings whose other value this run does not speak about: the value that leaves something untried, and what."""
+
+
+def findings(sampling: Sampling, decided: Mapping[str, Decided], judge: Scored) -> list[LogprobFinding]:
+    """One finding per leg whose numbers are another quantity than a trainer's ratio needs."""
+    wanted = policy(sampling)
+    found = []
+    for name in (DECODE, TRAINER):
+        if name in decided and decided[name].clear and decided[name].meaning != wanted:
+            found.append(_other_quantity(name, decided[name], wanted, judge))
+    return found
+
+
+def _other_quantity(leg: str, decided: Decided, wanted: Meaning, judge: Scored) -> LogprobFinding:
+    own = decided.meaning
+    evidence = {f"RMSE as {meaning.words}": left for meaning, left in decided.left}
+    if own.truncated:
+        kept = judge.by_meaning[wanted] - judge.by_meaning[own]
+        return LogprobFinding(
+            name="sampling.truncation", leg=leg, evidence={**evidence, "mean log of the kept share": float(kept.mean())},
+            message="its log-probabilities are renormalised over the tokens that top-k and top-p keep; a trainer's are over "
+            "the whole vocabulary, so every importance ratio carries the kept share",
+            settings={"top_p": 1.0, "top_k": 0}, hint="sample without truncation, or truncate in the trainer too",
+        )  # fmt: skip
+    return LogprobFinding(
+        name="logprobs.temperature", leg=leg, evidence=evidence,
+        message=f"it gives the {own.words} for tokens drawn at temperature {wanted.temperature:g}; the ratio of training "
+        "needs both sides at the sampling temperature",
+        settings={"logprobs_mode": "processed_logprobs"} if own == RAW and leg == DECODE else {},
+        hint="vLLM: logprobs_mode=processed_logprobs" if leg == DECODE else "divide the logits by the temperature",
+    )  # fmt: skip
+
+
+def notes(special: SpecialTokens, completions: Sequence[Completion], defaults: Mapping[str, object]) -> tuple[str, ...]:
+    """What is worth knowing although it moves no number of this run."""
+    said = []
+    if special.bos is not None and any(one.prompt_ids[:2] == (special.bos, special.bos) for one in completions):
+        said.append("a prompt begins with the beginning-of-sequence token twice; every leg was given it")
+    if special.pad is not None and special.pad in special.eos:
+        said.append("the padding token is an end-of-sequence token: a mask made from ids hides real tokens")
+    if defaults:
+        given = ", ".join(f"{key}={value}" for key, value in defaults.items())
+        said.append(f"generation_config.json sets {given}: an engine asked without settings samples with them")
+    return tuple(said)
+
+
+def not_tested(engine: Description | None, decided: Mapping[str, Decided]) -> tuple[NotTested, ...]:
+    """Settings of the engine that were not exercised, and meanings that these tokens do not tell apart."""
+    gaps = []
+    if engine is None:
+        gaps.append(
+            NotTested(what="engine", why="the rollouts are a file's: its decode and prefill paths were not run")
+        )
+    else:
+        gaps += [
+            NotTested(what=what, why=why)
+            for key, (untried, what, why) in UNTRIED.items()
+            if engine.settings.get(key) == untried
+        ]
+    for name, choice in decided.items():
+        if not choice.clear:
+            words = " or ".join(meaning.words for meaning, _ in choice.left[:2])
+            gaps.append(NotTested(what=f"what the numbers of {name} are", why=f"these tokens do not tell: {words}"))
+    return tuple(gaps)

@@ -1,0 +1,70 @@
+"""Where the differences of two legs are: tails, deciles of probability, positions, sequences, importance ratios.
+
+Means hide what hurts training: low-probability tokens carry the largest differences and the largest gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from parity_audit.core.logprob_report import TokenBin
+from parity_audit.logprobs.paired import Array, Paired
+
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+THRESHOLDS = (1.01, 1.05, 1.2, 1.5, 2.0, 5.0)
+DECILES = 10
+POSITION_BINS = 16
+
+
+def quantiles(pair: Paired) -> dict[str, float]:
+    """Quantiles of |d| over tokens: p50, p90, p99, p99.9."""
+    d = np.abs(pair.difference)
+    return {f"p{100 * share:g}": float(np.quantile(d, share)) for share in QUANTILES}
+
+
+def extreme_shares(pair: Paired) -> dict[float, float]:
+    """F(tau): the share of tokens whose ratio max(r, 1/r) exceeds tau."""
+    d = np.abs(pair.difference)
+    return {tau: float((d > np.log(tau)).mean()) for tau in THRESHOLDS}
+
+
+def by_probability(pair: Paired) -> tuple[TokenBin, ...]:
+    """|d| by decile of the trainer's probability of the token, least likely first."""
+    edges = np.quantile(np.exp(pair.train), np.linspace(0.0, 1.0, DECILES + 1))
+    return _bins(pair, np.exp(pair.train), edges)
+
+
+def by_position(pair: Paired) -> tuple[TokenBin, ...]:
+    """|d| by position in the completion, in up to sixteen bins of equal width."""
+    longest = float(pair.position.max()) + 1.0
+    edges = np.unique(np.round(np.linspace(0.0, longest, POSITION_BINS + 1)))
+    return _bins(pair, pair.position.astype(np.float64), edges)
+
+
+def by_sequence(pair: Paired) -> tuple[TokenBin, ...]:
+    """|d| of each sequence; `low` and `high` are its number."""
+    groups = [np.flatnonzero(pair.sequence == number) for number in range(pair.sequences)]
+    return tuple(_bin(pair, tokens, float(number), float(number)) for number, tokens in enumerate(groups))
+
+
+def worst_tokens(pair: Paired, count: int) -> Sequence[int]:
+    """Indices of the tokens with the largest |d|, the worst first."""
+    order: list[int] = np.argsort(-np.abs(pair.difference), kind="stable")[:count].tolist()
+    return order
+
+
+def _bins(pair: Paired, values: Array, edges: Array) -> tuple[TokenBin, ...]:
+    """Groups between neighbouring edges; the last one includes its upper edge, and empty ones are left out."""
+    which = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
+    groups = [(np.flatnonzero(which == number), number) for number in range(len(edges) - 1)]
+    return tuple(_bin(pair, tokens, float(edges[n]), float(edges[n + 1])) for tokens, n in groups if len(tokens))
+
+
+def _bin(pair: Paired, tokens: np.ndarray, low: float, high: float) -> TokenBin:
+    d = np.abs(pair.difference[tokens])
+    return TokenBin(
+        low=low, high=high, tokens=len(d), mean=float(d.mean()), rmse=float(np.sqrt(np.square(d).mean())),
+        largest=float(d.max()),
+    )  # fmt: skip

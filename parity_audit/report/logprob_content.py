@@ -1,0 +1,135 @@
+"""What a log-prob report says, as blocks that every format draws: verdict, legs, causes, numbers with their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parity_audit.core.logprob_report import LogprobFinding, LogprobReport, PairReport
+from parity_audit.core.report import Verdict
+from parity_audit.report.blocks import BAD, BOLD, GOOD, SPACE, UNSURE, Block, columns, heading, pairs, paragraph, styled
+from parity_audit.report.numbers import number, ratio
+
+HEADLINE = (
+    "abs_dlogp_mean", "rmse_dlogp", "k1_rollout_train", "k3_rollout_train", "abs_dprob_mean", "token_mult_prob_error",
+    "ess_token", "pearson_logp",
+)  # fmt: skip
+"""Metrics of the first table; the JSON has all of them."""
+SPARK = "▁▂▃▄▅▆▇█"
+STYLES = {Verdict.PARITY: GOOD, Verdict.EXACT: GOOD, Verdict.MISMATCH: BAD}
+
+
+def headline(report: LogprobReport) -> str:
+    """Verdict and reason in one line."""
+    return f"{report.verdict.value}: {report.why}"
+
+
+def logprob_content(report: LogprobReport, *, where: str = "") -> list[Block]:
+    """The whole report; `where` is the path of logprobs.json, named at the end."""
+    blocks: list[Block] = [
+        styled((headline(report), STYLES.get(report.verdict, UNSURE)), level=1),
+        SPACE,
+        _legs(report),
+    ]
+    for finding in report.findings:
+        blocks += [SPACE, styled((finding.name, BAD), (f"  in {finding.leg}", BOLD), level=3), _finding(finding)]
+    for pair in report.pairs:
+        title = f"{pair.rollout} against {pair.train}: {pair.tokens} tokens in {pair.sequences} sequences"
+        blocks += [SPACE, heading(title), paragraph(pair.meaning), _numbers(pair)]
+    if report.pairs:
+        blocks += [SPACE, heading("What it does to training"), _training(report.pairs[0])]
+    for name in report.presets:
+        blocks += [SPACE, heading(f"As {name} prints it"), _preset(report, name)]
+    blocks += [SPACE, heading("Worst tokens"), _worst(report)] if report.worst else []
+    rest = _rest(report)
+    blocks += [SPACE, heading("What this run does not say"), pairs(rest)] if rest else []
+    return [*blocks, SPACE, paragraph(f"report: {where}")] if where else blocks
+
+
+def _legs(report: LogprobReport) -> Block:
+    rows = [
+        (
+            leg.name,
+            f"{leg.package} {leg.version}",
+            leg.dtype,
+            number(leg.rmse_to_judge),
+            ratio(leg.noise_ratio),
+            leg.meaning,
+        )
+        for leg in report.legs
+    ]
+    titles = ("leg", "program", "dtype", "RMSE to judge", "ratio", "what its numbers are")
+    return columns(titles, rows, right=(3, 4))
+
+
+def _finding(finding: LogprobFinding) -> Block:
+    rows = [("what", finding.message)]
+    rows += [
+        (name, number(value) if isinstance(value, float) else str(value)) for name, value in finding.evidence.items()
+    ]
+    rows += [("set", f"{name}={value}") for name, value in finding.settings.items()]
+    return pairs([*rows, *([("next", finding.hint)] if finding.hint else [])])
+
+
+def _numbers(pair: PairReport) -> Block:
+    rows = []
+    for name in (name for name in HEADLINE if name in pair.metrics):
+        low, high = pair.intervals.get(name, (None, None))
+        rows.append((name, number(pair.metrics[name]), "" if low is None else f"{number(low)} to {number(high)}"))
+    rows += [(f"|d| {name}", number(value), "") for name, value in pair.quantiles.items()]
+    rows += [(f"ratios beyond {tau}", f"{share:.3%}", "") for tau, share in pair.extreme_shares.items() if share]
+    rows.append(
+        ("|d| by probability", sparkline([group.mean for group in pair.by_probability]), "unlikely tokens first")
+    )
+    return columns(("metric", "value", "95 % interval"), rows, right=(1,))
+
+
+def _training(pair: PairReport) -> Block:
+    effect = pair.training
+    return pairs(
+        [
+            ("tokens with a ratio outside 1 +- 0.2 (clipped)", f"{effect.clipped:.2%}"),
+            ("tokens with a ratio above 2 (truncated)", f"{effect.truncated:.2%}"),
+            (f"effective sample size of {effect.batch} sequences", f"{effect.ess_per_batch:.4f} of the batch"),
+        ]
+    )
+
+
+def _preset(report: LogprobReport, name: str) -> Block:
+    rows = [
+        (row.key, number(row.value), row.formula, f"ALARM: {row.alarm}" if row.raised else row.alarm)
+        for row in report.presets[name]
+    ]
+    return columns(("key", "value", "formula", "alarm"), rows, right=(1,))
+
+
+def _worst(report: LogprobReport) -> Block:
+    rows = [
+        (
+            str(row.sequence),
+            str(row.position),
+            str(row.token_id),
+            number(row.rollout),
+            number(row.train),
+            number(row.train - row.rollout),
+        )
+        for row in report.worst
+    ]
+    titles = ("sequence", "position", "token id", "rollout", "train", "difference")
+    return columns(titles, rows, right=tuple(range(len(titles))))
+
+
+def _rest(report: LogprobReport) -> list[tuple[str, str]]:
+    rows = [("note", note) for note in report.notes]
+    flips = report.flips
+    if flips is not None and flips.tokens:
+        kinds = f"{flips.ties} ties, {flips.confident} confident (largest margin {number(flips.worst_margin)})"
+        rows.append(("another likeliest token", f"{flips.tokens} tokens: {kinds}"))
+    return rows + [(f"not tested: {gap.what}", gap.why) for gap in report.not_tested]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Bars from zero to the largest value, one character each."""
+    top = max(values, default=0.0)
+    if top <= 0.0:
+        return SPARK[0] * len(values)
+    return "".join(SPARK[min(len(SPARK) - 1, int(len(SPARK) * value / top))] for value in values)
