@@ -35,7 +35,8 @@ LayerAudit = Callable[[Path, Sequence[Completion]], Sequence[LogprobFinding]]
 
 def answer(
     model: str, *, engine: BackendRef, trainer: BackendRef, sampling: Sampling, prompts: Path | None,
-    rollouts: Path | None, memory_bytes: int, presets: Sequence[str] | None, out: Path | None, install: bool, timeout: float, progress: Progress,
+    rollouts: Path | None, memory_bytes: int, presets: Sequence[str] | None, out: Path | None, install: bool,
+    timeout: float, progress: Progress,
     question: Mapping[str, object], layers: LayerAudit | None = None,
 ) -> LogprobReport:  # fmt: skip
     """Sample with the engine (or take a rollout file), score with the trainer, and say whether they agree.
