@@ -21,6 +21,8 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 COMMANDS = (
+    "logprobs",
+    "check-divergence",
     "audit",
     "capture",
     "diff",

@@ -42,6 +42,10 @@ RUN_BY = {
     "parity-audit meta-llama/Llama-3.2-1B --miniature -c transformer_lens --hooks": (
         "engines/test_ports.py::test_edited_hooks_are_told_from_hooks_that_nothing_reads"
     ),
+    "parity-audit logprobs gemma-2-2b-it --miniature --engine vllm": (
+        "engines/test_logprobs.py::test_both_legs_of_the_engine_agree_with_the_trainer"
+    ),
+    "parity-audit check-divergence my_losses.py:jsd": "cli/test_divergence.py::test_the_three_variants",
     "parity-audit spec check my_spec.yaml": "speccheck/test_check.py::",
     "parity-audit selftest": "selftest/test_score.py::",
 }
