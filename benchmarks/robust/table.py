@@ -14,7 +14,7 @@ HEAD = """# Robustness
 
 `{command}`
 
-{count} bad inputs and injected faults, each with the outcome that it has to have, written beforehand: {right} came to it. Python {python}, {seconds:.0f} s.
+{count} bad inputs and injected faults, each with the outcome that it has to have: {right} came to it. Python {python}, {seconds:.0f} s.
 
 | what must not be | cases |
 |---|---|

@@ -85,7 +85,7 @@ def test_a_command_is_one_that_the_parser_takes(line, tmp_path, monkeypatch):
     (tmp_path / "my_port.py").write_text("def load(model_path, dtype, device): ...\n")
     name, given = parsed(line)
 
-    assert name in ("audit", "spec check", "selftest")
+    assert name in ("audit", "spec check", "selftest", "logprobs", "check-divergence")
     for backend in [*(given.get("candidate") or ()), *filter(None, [given.get("reference")])]:
         assert recipe_for(parse_backend(str(backend))).requirements
     assert "model" not in given or name != "audit" or resolve_model(str(given["model"])).config
