@@ -151,7 +151,6 @@ def test_a_live_edit_takes_effect_and_can_be_taken_back(cache, tmp_path):
     ("settings", "message"),
     [
         ("enforce_eagr=false", "did you mean `enforce_eager`"),
-        ("max_model_len=20", "maximum context length is 20"),
         ("dtype=float31", "float31"),
     ],
 )
@@ -159,3 +158,11 @@ def test_failures_inside_vllm_are_told(settings, message, cache, tmp_path):
     plan = planned(MODELS[0], cache, "short")
     with pytest.raises(BackendFailed, match=message):
         captured(plan, f"vllm,{settings}", tmp_path)
+
+
+def test_an_engine_made_for_fewer_positions_runs_those_and_says_so(cache, tmp_path):
+    """One of 20 positions is kept for the token that vLLM always draws."""
+    taken = captured(planned(MODELS[0], cache, "short"), "vllm,max_model_len=20", tmp_path)
+
+    assert taken.shape("short", "logits")[1] == 19
+    assert any("position" in gap.what for gap in taken.manifest.not_tested)
