@@ -62,7 +62,7 @@ def test_a_right_spec_of_ones_own_is_green(written, tmp_path):
 
     assert (code, result["ok"], result["model"]) == (0, True, "somebody/port")
     assert [pair["status"] for pair in result["pairs"]] == [OK, OK]
-    assert result["pairs"][1]["verdict"] == "exact"
+    assert result["pairs"][1]["verdict"] in ("exact", "parity")
 
 
 def test_a_wrong_constant_is_what_the_reference_contradicts(written, tmp_path):
@@ -86,7 +86,7 @@ def test_what_the_reference_says_of_itself_is_not_asked_of_a_candidate(tmp_path)
     assert CliRunner().invoke(app, ["spec", "check", "gemma2", "-b", "hf", "-q", "--out", str(out)]).exit_code == 0
     (result,) = json.loads(out.read_text())
 
-    assert [(pair["verdict"], pair["status"]) for pair in result["pairs"]] == [("reference", KNOWN), ("exact", OK)]
+    assert [(pair["verdict"], pair["status"]) for pair in result["pairs"]] in ([("reference", KNOWN), (verdict, OK)] for verdict in ("exact", "parity"))
     assert "has no soft-cap" in result["pairs"][0]["why"]
 
 
