@@ -86,7 +86,8 @@ def test_what_the_reference_says_of_itself_is_not_asked_of_a_candidate(tmp_path)
     assert CliRunner().invoke(app, ["spec", "check", "gemma2", "-b", "hf", "-q", "--out", str(out)]).exit_code == 0
     (result,) = json.loads(out.read_text())
 
-    assert [(pair["verdict"], pair["status"]) for pair in result["pairs"]] in ([("reference", KNOWN), (verdict, OK)] for verdict in ("exact", "parity"))
+    assert [pair["status"] for pair in result["pairs"]] == [KNOWN, OK]
+    assert result["pairs"][1]["verdict"] in ("exact", "parity")
     assert "has no soft-cap" in result["pairs"][0]["why"]
 
 
