@@ -272,8 +272,13 @@ class _LogitsSums:
         self.entries = 0
 
     def add(self, candidate: Tensor, reference: Tensor, keep: Tensor) -> None:
-        """Add logits `[batch, pos, d_vocab]` at the positions that `keep` `[batch, pos]` marks."""
+        """Add logits `[batch, pos, d_vocab]` at the positions that `keep` `[batch, pos]` marks.
+
+        Positions with a number that is not finite are left out here; the verdict counts them on its own.
+        """
         ours, theirs = candidate[keep].double(), reference[keep].double()
+        finite = ours.isfinite().all(-1) & theirs.isfinite().all(-1)
+        ours, theirs = ours[finite], theirs[finite]
         if ours.numel() == 0:
             return
         self.positions += ours.shape[0]

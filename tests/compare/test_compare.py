@@ -177,3 +177,19 @@ def test_with_a_definition_the_references_own_error_is_no_floor():
     assert found.logits is not None
     assert found.logits.noise_ratio == pytest.approx(float(expected), rel=1e-6)
     assert judge_comparison(same)[0] is Verdict.EXACT
+
+
+@pytest.mark.parametrize(
+    ("bad", "verdict"),
+    [(math.nan, Verdict.INCONCLUSIVE), (math.inf, Verdict.INCONCLUSIVE), (-math.inf, Verdict.MISMATCH)],
+)
+def test_logits_that_are_not_finite_in_one_column_are_no_crash(bad, verdict):
+    """-inf excludes a token, which is a difference; the others are no logits."""
+    logits = torch.arange(20.0).reshape(1, 4, 5).sin()
+    broken = logits.clone()
+    broken[0, 2, 3] = bad
+    truth = Held(PROBE, {"logits": logits})
+    comparison = compare(Held(PROBE, {"logits": broken}), truth, truth, dtype="float32")
+
+    assert judge_comparison(comparison)[0] is verdict
+    assert dumps(comparison)

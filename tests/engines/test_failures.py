@@ -15,7 +15,7 @@ LLAMA = "meta-llama/Llama-3.2-1B"
 PORT = Path(__file__).parents[1] / "ports" / "misbehaving.py"
 SITES = PORT.with_name("plain_llama_sites.yaml")
 WAYS = {  # how the port fails: (verdict, error code, words of the cause)
-    "clean": (Verdict.PARITY, None, "the noise floor"),
+    "clean": (Verdict.EXACT, None, "bit-identical"),
     "sys-exit-0": (Verdict.ERROR, "backend-failed", "SystemExit: 0"),
     "fork-detached": (Verdict.ERROR, "worker-died", "exit code 3 during `load`"),
     "hang": (Verdict.ERROR, "timeout", "did not answer `load` in 60 s"),
@@ -45,7 +45,7 @@ def test_the_cause_is_the_true_one(report, number, how):
 def test_the_clean_candidate_after_all_of_them_is_as_complete_as_the_one_before(report):
     first, last = report.candidates[0], report.candidates[-1]
 
-    assert last.verdict is first.verdict is Verdict.PARITY
+    assert last.verdict is first.verdict is Verdict.EXACT
     assert [delta.site for delta in last.sites] == [delta.site for delta in first.sites]
     assert report.exit_code == 3
 
