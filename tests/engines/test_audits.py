@@ -84,7 +84,10 @@ def test_gemma_2_in_2024_is_repaired(gemma_2024):
 
     assert patched.verdict is Verdict.PARITY
     assert patched.logits.max_abs <= AGREE
-    assert {fix for patch in gemma_2024.candidates[0].patches for fix in patch.fixes} == findings(gemma_2024).keys()
+    # The soft-cap is the reference's error: a right reference is proposed, and the candidate is left as it is.
+    assert {fix for patch in gemma_2024.candidates[0].patches for fix in patch.fixes} == {
+        "attention.scale", "attention.window",
+    }  # fmt: skip
 
 
 def test_every_patch_was_read_back(gemma_2024):
