@@ -127,7 +127,7 @@ name = "google/gemma-2-2b-it"
 model = HookedTransformer.from_pretrained_no_processing(name, device="cpu")
 {code}
 tokens = torch.arange(8, 136)[None]
-hf = transformers.AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa", torch_dtype=torch.float32)
+hf = transformers.AutoModelForCausalLM.from_pretrained(name, attn_implementation="eager", torch_dtype=torch.float32)
 with torch.no_grad():
     print((model(tokens) - hf(tokens).logits).abs().max().item())
 """
