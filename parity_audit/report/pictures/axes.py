@@ -27,9 +27,9 @@ class Axis:
         return self.start + min(1.0, max(0.0, share)) * (self.stop - self.start)
 
     def ticks(self, count: int = 4) -> list[float]:
-        """Round values on the axis: powers of ten where it is logarithmic."""
-        if self.log:
-            powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
+        """Round values on the axis: powers of ten where it is logarithmic and holds two of them."""
+        powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1) if self.log else ()
+        if len(powers) > 1:
             return [10.0**power for power in list(powers)[:: max(1, len(powers) // count)]]
         low, high = sorted((self.low, self.high))
         step = _round_step((high - low) / count)
