@@ -9,6 +9,7 @@ from parity_audit.compare.deltas import Comparison, worst_per_site
 from parity_audit.compare.outputs import decide
 from parity_audit.core.limits import WARN_SHARE, limit_of, ratio_of, share_of_limit
 from parity_audit.core.report import SiteDelta, Verdict
+from parity_audit.core.sites import LOGITS, RETURNED
 
 REQUIRED = "logits"
 
@@ -73,6 +74,13 @@ def _how_near(comparison: Comparison) -> str:
 
 
 def first_divergence(comparison: Comparison) -> SiteDelta | None:
-    """The first site, in the order of the data, that the floor does not explain."""
+    """The first site, in the order of the data, that the floor does not explain.
+
+    Hooked logits come before what the model returns; they are named where they depart as well.
+    """
     ordered = worst_per_site(decide(comparison.by_probe))
-    return next((delta for delta in ordered if share_of_limit(delta) > 1.0), None)
+    first = next((delta for delta in ordered if share_of_limit(delta) > 1.0), None)
+    if first is None or first.site != RETURNED:
+        return first
+    hooked = (delta for delta in worst_per_site(comparison.by_probe) if delta.site == LOGITS)
+    return next((delta for delta in hooked if share_of_limit(delta) > 1.0), first)
