@@ -20,7 +20,8 @@ from parity_audit.backends.float64 import promoted
 from parity_audit.backends.rounding import rounded
 from parity_audit.backends.token_scores import TokenScores, score_tokens
 from parity_audit.core.errors import is_out_of_memory
-from parity_audit.core.rollouts import FLOAT64, Completion, ScoreReply, ScoreRequest, Scores
+from parity_audit.core.rollouts import Completion, ScoreReply, ScoreRequest, Scores
+from parity_audit.core.wire import FLOAT64
 
 
 def score(model: Any, request: ScoreRequest, device: str, tell: Tell) -> ScoreReply:

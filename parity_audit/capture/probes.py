@@ -22,7 +22,6 @@ ROWS, ROW_LENGTH = 8, 10
 TWIN = 3
 """The row of `batch` that says what `short` says alone."""
 FIRST, AGAIN, BATCH = "short", "again", "batch"
-PAST = "past_limit"
 
 
 def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[int] = ()) -> tuple[Probe, ...]:
@@ -57,13 +56,6 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[i
         _probe(AGAIN, f"`{FIRST}` once more, after the others: a model must not remember", [first], sites="residual"),
     ]  # fmt: skip
     return tuple(probes)
-
-
-def past_limit(config: Mapping[str, Any], limit: int, *, seed: int = 0) -> Probe:
-    """A probe of twice as many positions as a port says it is made for."""
-    draw = random.Random(f"{seed}/{PAST}/{limit}")
-    tokens = _tokens(draw, 2 * limit, vocab=int(config["vocab_size"]), bos=config.get("bos_token_id"))
-    return _probe(PAST, f"twice the {limit} positions that the port is made for", [tokens], sites="residual")
 
 
 def edge_ids(special: Sequence[int], *, vocab: int, bos: int | None) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-NATIVE, FLOAT64 = "native", "float64"
+from parity_audit.core.wire import NATIVE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, No
 from parity_audit.core.logprob_report import Leg, LogprobFinding, LogprobReport, TokenTable
 from parity_audit.core.progress import Progress
 from parity_audit.core.report import Verdict
-from parity_audit.core.rollouts import FLOAT64, NATIVE, Completion, SampleRequest, Sampling, ScoreRequest, Variation
+from parity_audit.core.rollouts import Completion, SampleRequest, Sampling, ScoreRequest, Variation
+from parity_audit.core.wire import FLOAT64, NATIVE
 from parity_audit.logprobs import causes, legs, reporting, semantics, verdict
 from parity_audit.logprobs.files.rollouts import Rollouts
 from parity_audit.logprobs.meaning import RAW, Decided, Meaning, decide, policy
