@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ BY_MODEL = {
     model: [fault for fault in faults if not fault.long and not fault.harmless and not fault.host]
     for model, faults in CORPUS.by_model.items()
 }
-ROUNDING = 1e-4
+ROUNDING = 2e-5  # twenty times what float32 leaves of these logits; a final norm.eps of 1e-4 moves them by 9e-5
 
 
 def logits(model: torch.nn.Module, vocab: int) -> torch.Tensor:
@@ -56,6 +58,18 @@ def load(fault: Fault | None, name: str, cache: Path) -> tuple[torch.nn.Module, 
     return model, min(500, model.config.vocab_size)
 
 
+@contextmanager
+def own_functions(model_class: type) -> Iterator[None]:
+    """Put back the functions of the model's module afterwards: a plant in attention or rotary replaces them for every
+    model of this process, here as in a worker."""
+    module = sys.modules[model_class.__module__]
+    before = dict(vars(module))
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
 def only_decoded(fault: Fault) -> bool:
     return all(plant.get("decoded") for plant in fault.plant)
 
@@ -67,20 +81,26 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", sorted(BY_MODEL))
 def test_every_fault_moves_the_logits(name, cache):
-    clean = logits(*load(None, name, cache))
-    faults = [fault for fault in BY_MODEL[name] if not only_decoded(fault)]
-    moved = {fault.id: apart(logits(*load(fault, name, cache)), clean) for fault in faults}
+    right, vocab = load(None, name, cache)
+    clean = logits(right, vocab)
+    still = []
+    for fault in BY_MODEL[name]:
+        with own_functions(type(right)):
+            if not only_decoded(fault) and not apart(logits(*load(fault, name, cache)), clean) > ROUNDING:
+                still.append(fault.id)
 
-    assert [fault for fault, distance in moved.items() if not distance > ROUNDING] == []
+    assert still == []
+    assert apart(logits(right, vocab), clean) == 0.0
 
 
 @pytest.mark.parametrize("name", [name for name, faults in sorted(BY_MODEL.items()) if any(map(only_decoded, faults))])
 def test_faults_of_decoding_move_decoded_tokens_alone(name, cache):
-    clean = load(None, name, cache)
-    whole, steps = logits(*clean), decoded_logits(*clean)
+    right, vocab = load(None, name, cache)
+    whole, steps = logits(right, vocab), decoded_logits(right, vocab)
     for fault in filter(only_decoded, BY_MODEL[name]):
-        assert apart(logits(*load(fault, name, cache)), whole) == 0.0, fault.id
-        assert apart(decoded_logits(*load(fault, name, cache)), steps) > ROUNDING, fault.id
+        with own_functions(type(right)):
+            assert apart(logits(*load(fault, name, cache)), whole) == 0.0, fault.id
+            assert apart(decoded_logits(*load(fault, name, cache)), steps) > ROUNDING, fault.id
 
 
 def test_the_corpus_is_as_large_as_we_say():
