@@ -31,7 +31,7 @@ def page(outcomes: Sequence[Outcome], seconds: float) -> str:
     """Totals first, then every case by group."""
     text = HEAD.format(
         command=" ".join(["python", *sys.argv]), count=len(outcomes), right=sum(not item.wrong for item in outcomes), python=platform.python_version(), seconds=seconds,
-        green=sum(item.exit == 0 or item.says in ("parity", "exact") for item in outcomes),
+        green=sum(bool(item.wrong) and (item.exit == 0 or item.says in ("parity", "exact")) for item in outcomes),
         lost=_saying(outcomes, "lost"), internal=sum(item.says == "internal" for item in outcomes),
         traceback=_saying(outcomes, "traceback"), orphans=_saying(outcomes, "left behind"),
         over=sum(any(word in item.wrong for word in (" s", "memory", "hang")) for item in outcomes),

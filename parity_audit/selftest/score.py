@@ -70,14 +70,18 @@ def score(fault: Fault, candidate: Candidate) -> Score:
 
 
 def _matched(named: Sequence[Finding], fault: Fault) -> list[Finding | None]:
-    """The finding of each part of a fault; a knob that is planted twice must be found twice."""
-    left, out = list(named), []
-    for knob in fault.knobs:
-        found = next((finding for finding in left if _is(finding, knob, fault)), None)
-        if found is not None and fault.knobs.count(knob) > 1:
-            left.remove(found)
-        out.append(found)
-    return out
+    """The finding of each part of a fault, in the order of `fault.knobs`; a finding counts for one part alone.
+
+    Exact names are given out first, so that a name that would count for several parts (`any_knob`) takes none of them.
+    """
+    found: dict[int, Finding] = {}
+    for counts in (_is_exactly, _is):
+        for part, knob in enumerate(fault.knobs):
+            free = [item for item in named if all(item is not taken for taken in found.values())]
+            match = next((item for item in free if counts(item, knob, fault)), None)
+            if part not in found and match is not None:
+                found[part] = match
+    return [found.get(part) for part in range(len(fault.knobs))]
 
 
 def _parts(right: Sequence[Finding | None], findings: Sequence[Finding], fault: Fault) -> tuple[str, ...]:
@@ -94,6 +98,10 @@ def _all_layers(found: Iterable[Finding], fault: Fault) -> list[int]:
     """The layers of every finding that names the fault: a value that changes with the layer makes several."""
     right = [finding for finding in found if any(_is(finding, knob, fault) for knob in fault.knobs)]
     return sorted({layer for finding in right for layer in finding.layers or ()})
+
+
+def _is_exactly(finding: Finding, knob: str, fault: Fault) -> bool:
+    return finding.knob == knob
 
 
 def _is(finding: Finding, knob: str, fault: Fault) -> bool:

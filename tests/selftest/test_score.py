@@ -143,6 +143,15 @@ def test_the_parts_of_a_stacked_fault_are_named_listed_or_missed():
     }  # fmt: skip
 
 
+def test_a_finding_counts_for_one_part_of_a_stack():
+    stacked = Fault(
+        id="x", plant=[], knob=["attention.softmax_dtype", "cache.dtype"], any_knob=["rot_k"], sites=["a", "b"]
+    )
+
+    assert score(stacked, candidate(finding("rot_k.scale"))).parts == ("named", "missed")
+    assert score(stacked, candidate(finding("rot_k.scale"), finding("cache.dtype"))).parts == ("named", "named")
+
+
 def test_stacked_faults_run_with_one_tag():
     stacked = load_corpus().tagged("stacked")
 
