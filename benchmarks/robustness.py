@@ -34,7 +34,9 @@ def main() -> int:
     started = time.perf_counter()
     outcomes = _refusals([case for case in (*command_lines.cases(), *files.cases()) if _wanted(case, asked.only)])
     if not asked.no_audits:
-        outcomes += misbehaving.outcomes()
+        for item in misbehaving.outcomes():
+            print(f"{item.group}: {item.name}: {item.says} {item.wrong}", flush=True)
+            outcomes.append(item)
     text = page(outcomes, time.perf_counter() - started)
     if asked.out is not None:
         asked.out.write_text(text)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from robust.case import Outcome
@@ -22,6 +22,8 @@ MODEL = "meta-llama/Llama-3.2-1B"
 PROBES = ("--probe", "short", "--probe", "ragged")
 GENEROUS, PATIENCE = 600, 90
 """Seconds for a request where nothing hangs, and where something does."""
+ENDING = 60
+"""Seconds for an audit to end after a signal."""
 MARK = b"PARITY_AUDIT_WORKER="
 FAILED, DIED, ANSWER, MEMORY = "backend-failed", "worker-died", "bad-answer", "out-of-memory"
 
@@ -57,12 +59,12 @@ PASSES = ("parity", "exact")
 SIGNALS = {"Ctrl-C": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}
 
 
-def outcomes() -> list[Outcome]:
+def outcomes() -> Iterator[Outcome]:
     """Three audits, and three that are ended from outside."""
-    found: list[Outcome] = []
     for ways, seconds in ((AT_ONCE, GENEROUS), (RUNNING, GENEROUS), (HANGING, PATIENCE)):
-        found += _audited(ways, seconds)
-    return found + [_ended(name, kind) for name, kind in SIGNALS.items()]
+        yield from _audited(ways, seconds)
+    for name, kind in SIGNALS.items():
+        yield _ended(name, kind)
 
 
 def _command(hows: Sequence[str], out: Path, seconds: int) -> list[str]:
@@ -122,14 +124,21 @@ def _ended(name: str, kind: signal.Signals) -> Outcome:
     """An audit whose candidate hangs, ended from outside: its report, if it could write one, says so, and nobody is left."""
     with tempfile.TemporaryDirectory() as folder:
         command = _command(["hang"], Path(folder), GENEROUS)
-        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores Ctrl-C
+        )  # fmt: skip
         deadline = time.monotonic() + GENEROUS
         log = Path(folder) / "logs"
         while time.monotonic() < deadline and not list(log.glob("candidate-*")) and started.poll() is None:
             time.sleep(0.5)
         time.sleep(3)
         started.send_signal(kind)
-        _, said = started.communicate(timeout=60)
+        try:
+            _, said = started.communicate(timeout=ENDING)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            _, said = started.communicate()
         path = Path(folder) / "report.json"
         verdict = json.loads(path.read_text())["error"]["code"] if path.is_file() else ""
     wanted = (-9, "") if kind is signal.SIGKILL else (130, "interrupted")

@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_hooked_transformer
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -38,7 +40,7 @@ SIZES = {
     "d_mlp": "d_mlp",
     "d_vocab": "d_vocab",
 }
-HARNESS_SETTINGS = ("api", "tf32")
+HARNESS_SETTINGS = ("api", "tf32", "name")
 
 
 class HookedTransformerBackend:
@@ -62,10 +64,10 @@ class HookedTransformerBackend:
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
         settings = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
-        name = load_name(request.checkpoint)
-        if name != request.checkpoint.repo_id:
-            settings["hf_model"] = load_hf_model(name, request.dtype)
-            name = request.checkpoint.repo_id
+        name = official_name(str(request.settings.get("name", request.checkpoint.repo_id)))
+        weights = load_name(request.checkpoint)
+        if weights != name:
+            settings["hf_model"] = load_hf_model(weights, request.dtype)
         with real_sizes(request, self.replaced):
             self.model = transformer_lens.HookedTransformer.from_pretrained_no_processing(
                 name, device=request.device, dtype=getattr(torch, request.dtype), **settings
@@ -141,6 +143,25 @@ def _cache_class() -> Any:
 
         return HookedTransformerKeyValueCache
     return TransformerLensKeyValueCache
+
+
+def official_name(name: str) -> str:
+    """The name, where this release has it or an alias of it. Raises BackendFailed with the nearest names where it has none.
+
+    HookedTransformer keeps a list of models and loads nothing else.
+    """
+    from transformer_lens import loading_from_pretrained as tables
+
+    try:
+        tables.get_official_model_name(name)
+    except ValueError as error:
+        near = get_close_matches(name, tables.OFFICIAL_MODEL_NAMES, 3, cutoff=0.4)
+        version = importlib.metadata.version("transformer-lens")
+        raise BackendFailed(
+            f"HookedTransformer of TransformerLens {version} has no model `{name}`; near it are {', '.join(near) or 'none'}",
+            code="name-not-in-release",
+        ) from error
+    return name
 
 
 def tokenization(model: Any, texts: tuple[str, ...]) -> dict[str, list[int]]:

@@ -33,6 +33,8 @@ from parity_audit.core.wire import (
 PR_SET_PDEATHSIG = 1
 MOST_EXPENDABLE = "1000"
 STDERR = 2
+MESSAGE_HEAD, MESSAGE_TAIL = 600, 200
+"""Characters kept of an engine's message: enough for a sentence and a shape; some list every model that they know."""
 ROLLOUT_OPS: dict[str, type[Any]] = {"sample": SampleRequest, "score": ScoreRequest}
 
 
@@ -144,7 +146,12 @@ def _explained(error: BaseException, trace: str) -> dict[str, Any]:
     text = f"{type(error).__name__}: {_words(error)}"
     disk = isinstance(error, OSError) and error.errno == errno.ENOSPC
     code = "out-of-memory" if is_out_of_memory(error) else "disk-full" if disk else "backend-failed"
-    return {"code": code, "message": text[:2000], "traceback": trace[-8000:]}
+    return {"code": code, "message": _shortened(text), "traceback": trace[-8000:]}
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end of a long message; the log has it whole."""
+    return text if len(text) <= MESSAGE_HEAD + MESSAGE_TAIL else f"{text[:MESSAGE_HEAD]} [...] {text[-MESSAGE_TAIL:]}"
 
 
 def _words(error: BaseException) -> str:

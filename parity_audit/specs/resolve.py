@@ -151,6 +151,11 @@ def _unknown(name: str, hub_said: str) -> UsageError:
     ]
     lowered = {item.lower(): item for item in names}
     near = [lowered[item] for item in difflib.get_close_matches(name.lower(), lowered, 3, 0.5)]
+    if Path(name).is_dir():
+        return UsageError(
+            f"the directory {name} has no config.json, so it is no checkpoint", code="unknown-model",
+            hint="give the directory that holds config.json and the safetensors files",
+        )  # fmt: skip
     return UsageError(
         f"unknown model `{name}`: no spec lists it, it is not in the hub cache, and {hub_said}", code="unknown-model",
         hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near

@@ -43,6 +43,8 @@ HINTS = {
     "disk-full": "free some space, or point PARITY_AUDIT_CACHE and --out at another disk",
     "backend-failed": "the log has the whole traceback",
     "missing-tensors": "the loader would fill them with random numbers; give the complete checkpoint",
+    "name-not-in-release": "a checkpoint of an architecture that the release has: `name=` of the backend says which, "
+    "as in transformer_lens==2.18.0,name=meta-llama/Llama-3.2-1B",
     "bad-weights": "get the checkpoint again",
 }
 _ALIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
