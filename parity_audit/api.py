@@ -32,6 +32,7 @@ from parity_audit.envs.build import default_candidates, list_envs, python_for
 from parity_audit.envs.build import remove_env as remove_env
 from parity_audit.envs.health import health
 from parity_audit.envs.recipes import recipe_for, table
+from parity_audit.logprobs.attribution import parse_target
 from parity_audit.logprobs.question import answer
 from parity_audit.offline.diff import diff as diff
 from parity_audit.offline.own_divergence import check_own_divergence
@@ -186,6 +187,8 @@ def logprobs(
     out: PathLike | None = None,
     install: bool = True,
     explain: bool = False,
+    attribute: bool = False,
+    target: float | str | None = None,
     timeout: float = TIMEOUT,
     progress: Progress = SILENT,
 ) -> LogprobReport:
@@ -200,6 +203,9 @@ def logprobs(
         memory_bytes: bound of the logits that the trainer's side holds at a time.
         presets: frameworks whose own metric names are wanted; all when None.
         timeout: seconds that a worker may take for one request.
+        attribute: flip every switch of both sides on the same tokens, and say what share of the squared error each explains.
+        target: what a proposed set of switches should reach: a share (0.8), or "rmse=0.001" in nats. Given, it asks for
+            the attribution too.
         explain: where a leg of the engine departs, audit its layers on the sequences that disagree most.
 
     Raises:
@@ -222,6 +228,7 @@ def logprobs(
         model, engine=_ref(engine), trainer=_ref(trainer), sampling=sampling or Sampling(seed=seed), prompts=prompts,
         rollouts=rollouts, memory_bytes=memory_bytes, presets=presets, out=out, install=install, timeout=timeout,
         progress=progress, question=question, layers=layers if explain else None,
+        target=None if target is None and not attribute else parse_target(target),
     )  # fmt: skip
 
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from parity_audit.backends.base import Tell
 from parity_audit.backends.float64 import promoted
-from parity_audit.backends.rounding import rounded
+from parity_audit.backends.rounding import attention_by, head_in, narrow_cache, routers_in, tables_in
 from parity_audit.backends.token_scores import TokenScores, score_tokens
 from parity_audit.core.errors import is_out_of_memory
-from parity_audit.core.rollouts import Completion, ScoreReply, ScoreRequest, Scores
+from parity_audit.core.rollouts import Completion, ScoreReply, ScoreRequest, Scores, Variation
 from parity_audit.core.wire import FLOAT64
 
 
@@ -30,6 +30,10 @@ def score(model: Any, request: ScoreRequest, device: str, tell: Tell) -> ScoreRe
     Raises:
         ValueError: a completion without tokens or without a prompt, or a memory budget that is too small.
     """
+    if request.decoded:
+        raise ValueError(
+            "transformers scores whole sequences here; only an engine's decode path is asked token by token"
+        )
     _check(request.completions)
     order = sorted(range(len(request.completions)), key=lambda number: _length(request.completions[number]))
     found: dict[int, Scores] = {}
@@ -38,9 +42,10 @@ def score(model: Any, request: ScoreRequest, device: str, tell: Tell) -> ScoreRe
         stack.enter_context(torch.no_grad())
         if request.precision == FLOAT64:
             stack.enter_context(promoted(model))
-        stack.enter_context(rounded(model, request.variation))
+        stack.enter_context(varied(model, request.variation))
         while len(found) < len(order):
-            batch = _next_batch(order[len(found) :], request.completions, int(facts["batch_tokens"]))
+            rest = order[len(found) :][: request.variation.rows or None]
+            batch = _next_batch(rest, request.completions, int(facts["batch_tokens"]))
             try:
                 rows, chunk = _score_batch(model, [request.completions[number] for number in batch], request, device)
             except (MemoryError, RuntimeError) as error:
@@ -52,6 +57,20 @@ def score(model: Any, request: ScoreRequest, device: str, tell: Tell) -> ScoreRe
             facts["head_rows"] = max(int(facts["head_rows"]), chunk)
             tell("score", len(found), len(order))
     return ScoreReply(scores=tuple(found[number] for number in range(len(order))), facts=facts)
+
+
+@contextmanager
+def varied(model: Any, variation: Variation) -> Iterator[None]:
+    """Run the model as the variation says while this is open; what concerns ids, keys and batches is the caller's.
+
+    Raises:
+        ValueError: the model has no such step (rotary tables of a model without rotary embedding).
+    """
+    with (
+        head_in(model, variation.head_dtype), tables_in(model, variation.rope_dtype),
+        routers_in(model, variation.router_dtype), attention_by(model, variation.attention),
+    ):  # fmt: skip
+        yield
 
 
 def _check(completions: tuple[Completion, ...]) -> None:
@@ -85,14 +104,20 @@ def _score_batch(model: Any, batch: list[Completion], request: ScoreRequest, dev
     decoder = _decoder(model)
     padded = bool((mask == 0).any())
     arguments = {"attention_mask": mask.to(device)} if padded else {}
-    hidden = decoder(input_ids=ids.to(device), use_cache=False, **arguments).last_hidden_state
+    cache = narrow_cache(request.variation.kv_dtype)
+    if cache is not None:
+        arguments["past_key_values"] = cache
+    output = decoder(input_ids=ids.to(device), use_cache=cache is not None, **arguments)
+    hidden = output.last_hidden_state
+    if cache is not None and not cache.updates:
+        raise ValueError("the model does not keep its keys and values in a cache that could be rounded")
     places = [
         (row, position)
         for row, completion in enumerate(batch)
         for position in range(len(completion.prompt_ids), _length(completion))
     ]
     rows, positions = (torch.tensor(axis) for axis in zip(*places, strict=True))
-    with _handing_out(decoder) as head:
+    with _handing_out(decoder, type(output)) as head:
         scored = score_tokens(
             hidden[rows, positions - 1], ids[rows, positions].to(device), lambda some: head(model, some),
             d_vocab=model.config.get_text_config().vocab_size, memory_bytes=request.memory_bytes,
@@ -108,15 +133,13 @@ def _decoder(model: Any) -> nn.Module:
 
 
 @contextmanager
-def _handing_out(decoder: Any) -> Iterator[Any]:
-    """While this is open the decoder returns given hidden states, so that the model's forward is its head alone."""
-    from transformers.modeling_outputs import BaseModelOutputWithPast
-
+def _handing_out(decoder: Any, kind: Any) -> Iterator[Any]:
+    """While this is open the decoder returns given hidden states, as `kind`, so that the model's forward is its head alone."""
     given: list[Tensor] = []
     own = decoder.forward
 
     def forward(*_: Any, **__: Any) -> Any:
-        return BaseModelOutputWithPast(last_hidden_state=given[0][None])
+        return kind(last_hidden_state=given[0][None])
 
     def head(model: Any, hidden: Tensor) -> Tensor:
         given[:] = [hidden]

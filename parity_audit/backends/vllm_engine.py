@@ -11,9 +11,12 @@ from typing import Any
 import torch
 
 from parity_audit.backends.loading import load_name
+from parity_audit.backends.vllm_rollouts import forced_decoding
 from parity_audit.core.wire import LoadRequest
 
-OWN_SETTINGS = ("tf32",)
+FORCED_DECODING = "forced_decoding"
+"""Start the engine so that it can be told which tokens to decode; log-probabilities are then raw ones."""
+OWN_SETTINGS = ("tf32", FORCED_DECODING)
 BLOCK = 128
 ROWS = 16
 MIN_BATCHED_TOKENS = 2048
@@ -78,6 +81,9 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
     if request.device == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         # An explicit size also skips the profiling run.
         chosen["kv_cache_memory_bytes"] = cache_bytes(config, length, str(given.get("dtype", request.dtype)))
+    if request.settings.get(FORCED_DECODING):
+        chosen["logits_processors"] = [forced_decoding()]
+        given["logprobs_mode"] = "raw_logprobs"
     return chosen | given
 
 

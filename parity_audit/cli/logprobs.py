@@ -48,6 +48,12 @@ def logprobs(
     explain: Annotated[
         bool, typer.Option("--explain", help="Where the engine departs, audit its layers on the worst sequences.")
     ] = False,
+    attribute: Annotated[
+        bool, typer.Option("--attribute", help="Flip every switch of both sides; say what each explains.")
+    ] = False,
+    target: Annotated[
+        str | None, typer.Option(help="With --attribute: share of the squared error to explain (0.8), or rmse=0.001.")
+    ] = None,
     no_install: Annotated[bool, typer.Option("--no-install", help="Never create an environment.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory for logprobs.json and the logs.")] = None,
     json: Annotated[bool, typer.Option("--json", help="The report as JSON on stdout, nothing else.")] = False,
@@ -68,7 +74,8 @@ def logprobs(
             model, engine=engine, trainer=trainer, sampling=sampling, prompts=prompts,
             rollouts=rollouts, memory_bytes=bytes_of(memory),
             presets=profile or (), miniature="mini" if miniature else None, seed=seed, weights=weights, dtype=dtype,
-            device=device, out=out, install=not no_install, explain=explain, progress=progress,
+            device=device, out=out, install=not no_install, explain=explain, attribute=attribute, target=target,
+            progress=progress,
         )  # fmt: skip
     if json:
         sys.stdout.write(dumps(report, indent=1) + "\n")

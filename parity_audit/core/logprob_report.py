@@ -123,6 +123,48 @@ class LogprobFinding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwitchEffect:
+    """What flipping one switch does to the squared error of a pair.
+
+    `leg` is trainer, engine or both; `settings` what to write to have it. `rmse` is left in nats, `share` explained of the
+    squared error, with its 95 % interval over resampled sequences. `moves`: whether any log-probability changed at all.
+    """
+
+    name: str
+    leg: str
+    settings: dict[str, Any]
+    rmse: float
+    share: float
+    interval: tuple[float, float] | None = None
+    moves: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """Where the mismatch of an engine's leg and the trainer comes from, by flipping switches on the same tokens.
+
+    `alone`: each switch by itself, the one that leaves least first. `together`: the set as it grew, each entry's numbers
+    those of the set so far. `proposed` is the smallest part of that set that reaches the target (all of it where `reached`
+    is false); `share`, `interval` and `rmse_left` are of this set. `control` is the engine run once more
+    without any change. Switches that could not be flipped are in `not_tested`.
+    """
+
+    leg: str
+    tokens: int
+    rmse: float
+    target: str
+    alone: tuple[SwitchEffect, ...] = ()
+    together: tuple[SwitchEffect, ...] = ()
+    proposed: tuple[SwitchEffect, ...] = ()
+    share: float = 0.0
+    interval: tuple[float, float] | None = None
+    rmse_left: float = 0.0
+    reached: bool = False
+    control: SwitchEffect | None = None
+    not_tested: tuple[NotTested, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenTable:
     """Every sampled token of one pair of legs, as columns `[token]`; what the pictures are drawn from."""
 
@@ -147,6 +189,7 @@ class LogprobReport:
     legs: tuple[Leg, ...]
     pairs: tuple[PairReport, ...]
     findings: tuple[LogprobFinding, ...] = ()
+    attribution: Attribution | None = None
     presets: dict[str, tuple[PresetRow, ...]] = field(default_factory=dict)
     flips: Flips | None = None
     worst: tuple[TokenRow, ...] = ()

@@ -57,15 +57,21 @@ class SampleReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Variation:
-    """A way in which a program may depart from the definition, imposed on the model that scores.
+    """How the model that scores is run otherwise than it was loaded.
 
-    `hidden_tokens` are ids that attention does not see (a mask made from ids). `head_dtype` and `rope_dtype` round the
-    logits (and the operands of their product) and the rotary tables to a dtype; empty leaves them as they are.
+    `hidden_tokens` are ids that attention does not see (a mask made from ids). The dtypes are those of one step each, where
+    empty leaves the step as it is: `head_dtype` of the head's product and its result, `rope_dtype` of the rotary tables,
+    `router_dtype` of the routers of a mixture of experts, `kv_dtype` of the keys and values that attention reads.
+    `attention` is an attention implementation of the engine; `rows` bounds the sequences of one batch (0: no bound).
     """
 
     hidden_tokens: tuple[int, ...] = ()
     head_dtype: str = ""
     rope_dtype: str = ""
+    router_dtype: str = ""
+    kv_dtype: str = ""
+    attention: str = ""
+    rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +80,8 @@ class ScoreRequest:
 
     `temperatures` asks for the log-probability at each of them; `truncation` (top_p, top_k, temperature) for the share
     of probability that a sampler with those settings keeps. `memory_bytes` bounds the logits held at a time.
-    `precision` "float64" is the judge.
+    `precision` "float64" is the judge. `decoded` asks for the path that sampling takes, one token at a time from the
+    cache, instead of one pass over all of them.
     """
 
     completions: tuple[Completion, ...]
@@ -84,6 +91,7 @@ class ScoreRequest:
     batch_tokens: int = 8192
     precision: str = NATIVE
     variation: Variation = Variation()
+    decoded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

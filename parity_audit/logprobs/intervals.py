@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from parity_audit.logprobs.paired import Array, Paired
+from parity_audit.logprobs.paired import Array, Indices, Paired
 
 RESAMPLES = 1000
 """Enough for the 2.5 % and 97.5 % quantiles to move by less than a tenth of the interval's width between seeds."""
@@ -30,15 +30,19 @@ def intervals(pair: Paired, *, seed: int = 0) -> dict[str, tuple[float, float]]:
     """95 % bootstrap intervals of the headline metrics; empty with fewer than four sequences."""
     if pair.sequences < FEWEST_SEQUENCES:
         return {}
-    counts = np.random.default_rng(seed).multinomial(
-        pair.sequences, np.full(pair.sequences, 1.0 / pair.sequences), size=RESAMPLES
-    )
+    counts = resamples(pair.sequences, seed=seed)
     tokens = counts @ pair.lengths
     found = {}
     for name, (terms, combine) in TERMS.items():
         means = [counts @ pair.sums(term(pair.rollout, pair.train)) / tokens for term in terms]
         found[name] = interval_of(combine(*means))
     return found
+
+
+def resamples(sequences: int, *, seed: int = 0) -> Indices:
+    """How often each sequence is drawn, `[resample sequence]`; the same draws for the same seed."""
+    share = np.full(sequences, 1.0 / sequences)
+    return np.random.default_rng(seed).multinomial(sequences, share, size=RESAMPLES)
 
 
 def interval_of(samples: Array | Sequence[float]) -> tuple[float, float]:

@@ -16,11 +16,14 @@ from parity_audit.core.logprob_report import LogprobFinding, LogprobReport
 from parity_audit.core.progress import Progress
 from parity_audit.core.rollouts import Completion, Sampling
 from parity_audit.core.types import BackendRef
+from parity_audit.logprobs.attribution import Target
+from parity_audit.logprobs.context import Context
 from parity_audit.logprobs.files.rollouts import Rollouts, read_rollouts
 from parity_audit.logprobs.files.writing import write_tokens
 from parity_audit.logprobs.profiles import PROFILES, profile
 from parity_audit.logprobs.prompts import Prompts, built, generation_defaults, read_prompts, special_tokens
-from parity_audit.logprobs.run import Answer, Context, run
+from parity_audit.logprobs.run import Answer, run
+from parity_audit.logprobs.switches import own_steps
 from parity_audit.report import logprob_page
 from parity_audit.report.environment import this_machine
 
@@ -37,20 +40,21 @@ def answer(
     model: str, *, engine: BackendRef, trainer: BackendRef, sampling: Sampling, prompts: Path | None,
     rollouts: Path | None, memory_bytes: int, presets: Sequence[str] | None, out: Path | None, install: bool,
     timeout: float, progress: Progress,
-    question: Mapping[str, object], layers: LayerAudit | None = None,
+    question: Mapping[str, object], layers: LayerAudit | None = None, target: Target | None = None,
 ) -> LogprobReport:  # fmt: skip
     """Sample with the engine (or take a rollout file), score with the trainer, and say whether they agree.
 
     Writes logprobs.json, logprobs.html, tokens.jsonl and tokens.csv into the report's directory.
 
     `question` holds what `plan_audit` takes: synthetic, seed, weights, dtype, device. `layers`, where given, is asked for
-    the cause when a leg of the engine departs.
+    the cause when a leg of the engine departs. With a `target` every switch of both sides is flipped on the same tokens.
 
     Raises:
         UsageError: an engine that cannot sample, a trainer that cannot score, a preset or prompt file that is not there.
         NotJudged: a leg failed.
     """
     _check(engine, trainer, sampling)
+    settings, base = own_steps(trainer.settings)
     names = tuple(PROFILES) if presets is None else tuple(presets)
     for name in names:
         profile(name)
@@ -65,7 +69,10 @@ def answer(
                 read_prompts(prompts, plan.checkpoint) if prompts else built(plan.config, special, seed=sampling.seed)
             )
         longest = _longest(chosen, given, sampling, plan)
-        asked = [("trainer", trainer), *([("engine", engine)] if given is None else [])]
+        asked = [
+            ("trainer", dataclasses.replace(trainer, settings=settings)),
+            *([("engine", engine)] if given is None else []),
+        ]
         for role, ref in asked:
             sessions.append(
                 _session(
@@ -81,7 +88,7 @@ def answer(
             Context(
                 plan=plan, engine=sessions[1] if given is None else None, trainer=sessions[0], sampling=sampling,
                 prompts=chosen, special=special, defaults=generation_defaults(plan.checkpoint), memory_bytes=memory_bytes,
-                presets=names, progress=progress, rollouts=given,
+                presets=names, progress=progress, rollouts=given, base=base, target=target,
             )
         )  # fmt: skip
     finally:

@@ -10,55 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from parity_audit.capture.plan import AuditPlan
-from parity_audit.capture.session import Session
 from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, NotJudged
 from parity_audit.core.logprob_report import Leg, LogprobFinding, LogprobReport, TokenTable
-from parity_audit.core.progress import Progress
 from parity_audit.core.report import Verdict
-from parity_audit.core.rollouts import Completion, SampleRequest, Sampling, ScoreRequest, Variation
+from parity_audit.core.rollouts import Completion, SampleRequest, ScoreRequest, Variation
 from parity_audit.core.wire import FLOAT64, NATIVE
-from parity_audit.logprobs import causes, legs, reporting, semantics, verdict
+from parity_audit.logprobs import causes, legs, reporting, rerun, semantics, verdict
+from parity_audit.logprobs.context import Context
 from parity_audit.logprobs.files.rollouts import Rollouts
-from parity_audit.logprobs.meaning import RAW, Decided, Meaning, decide, policy
+from parity_audit.logprobs.meaning import RAW, Decided, Meaning, decide
 from parity_audit.logprobs.paired import Array, Paired
-from parity_audit.logprobs.prompts import Prompts
+from parity_audit.logprobs.switches import steps_of
 
 WORST_SEQUENCES = 2
 """Sequences that the layer audit is given: each costs a whole run with every site captured."""
 EXITS = {Verdict.EXACT: EXIT_OK, Verdict.PARITY: EXIT_OK, Verdict.MISMATCH: EXIT_MISMATCH}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """The question and the programs that answer it; without an engine the rollouts of a file are judged."""
-
-    plan: AuditPlan
-    engine: Session | None
-    trainer: Session
-    sampling: Sampling
-    prompts: Prompts
-    special: causes.SpecialTokens
-    defaults: dict[str, object]
-    memory_bytes: int
-    presets: tuple[str, ...]
-    progress: Progress
-    rollouts: Rollouts | None = None
-
-    @property
-    def temperatures(self) -> tuple[float, ...]:
-        """Temperatures at which the trainer's side scores: 1 and the sampling temperature."""
-        return tuple(dict.fromkeys((1.0, policy(self.sampling).temperature)))
-
-    def scored(self, completions: Sequence[Completion], precision: str, variation: Variation) -> legs.Scored:
-        """The trainer's side on these completions."""
-        own = self.sampling
-        cut = (own.top_p, own.top_k, policy(own).temperature) if own.truncates else None
-        request = ScoreRequest(
-            completions=tuple(completions), temperatures=self.temperatures, truncation=cut,
-            memory_bytes=self.memory_bytes, precision=precision, variation=variation,
-        )  # fmt: skip
-        return legs.scored(self.trainer.score(request), self.temperatures, own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +45,7 @@ def run(context: Context) -> Answer:
     started = time.perf_counter()
     tested = _sampled(context) if context.rollouts is None else _given(context.rollouts)
     context.progress.update("score", "the trainer's side, natively and as the judge")
-    native = context.scored(tested.completions, NATIVE, Variation())
+    native = context.scored(tested.completions, NATIVE, context.base)
     judge = context.scored(tested.completions, FLOAT64, Variation())
     decided = {
         name: decide(values, judge.by_meaning if name != legs.PREFILL else {RAW: judge.by_meaning[RAW]})
@@ -90,7 +56,12 @@ def run(context: Context) -> Answer:
         *semantics.findings(context.sampling, decided, judge),
         *_explained(context, tested, native, judge, decided, found),
     ]
-    return _answer(context, tested, native, judge, decided, found, findings, time.perf_counter() - started)
+    answer = _answer(context, tested, native, judge, decided, found, findings)
+    attribution = rerun.attributed(context, tested, native, decided) if context.target is not None else None
+    seconds = {"total": time.perf_counter() - started}
+    return dataclasses.replace(
+        answer, report=dataclasses.replace(answer.report, attribution=attribution, seconds=seconds)
+    )
 
 
 def _sampled(context: Context) -> legs.Tested:
@@ -126,7 +97,8 @@ def _legs(
     context: Context, tested: legs.Tested, native: legs.Scored, judge: legs.Scored, decided: dict[str, Decided]
 ) -> tuple[Leg, ...]:
     about = context.trainer.description()
-    own: dict[str, Any] = {"package": about.package, "version": about.version, "settings": about.settings}
+    settings = {**about.settings, **steps_of(context.base)}
+    own: dict[str, Any] = {"package": about.package, "version": about.version, "settings": settings}
     dtype = context.plan.dtype
     found = []
     for name, values in tested.values.items():
@@ -188,7 +160,7 @@ def _explained(
 
 def _answer(
     context: Context, tested: legs.Tested, native: legs.Scored, judge: legs.Scored, decided: dict[str, Decided],
-    found: tuple[Leg, ...], findings: Sequence[LogprobFinding], seconds: float,
+    found: tuple[Leg, ...], findings: Sequence[LogprobFinding],
 ) -> Answer:  # fmt: skip
     outcome, why = verdict.decide(found, findings)
     pairs = _pairs(tested, native, decided)
@@ -207,7 +179,7 @@ def _answer(
         worst=reporting.worst_rows(first, tested.completions, judge.by_meaning[decided[legs.DECODE].meaning]),
         notes=semantics.notes(context.special, tested.completions, context.defaults),
         not_tested=semantics.not_tested(None if context.engine is None else context.engine.description(), decided),
-        seconds={"total": seconds}, exit_code=EXITS.get(outcome, EXIT_NOT_JUDGED),
+        exit_code=EXITS.get(outcome, EXIT_NOT_JUDGED),
     )  # fmt: skip
     worst = np.argsort(-np.sqrt(first.means(np.square(first.difference))), kind="stable")[:WORST_SEQUENCES]
     return Answer(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from parity_audit.core.logprob_report import LogprobFinding, LogprobReport, PairReport
 from parity_audit.core.report import Verdict
+from parity_audit.report.attribution_content import attribution_content
 from parity_audit.report.blocks import BAD, BOLD, GOOD, SPACE, UNSURE, Block, columns, heading, pairs, paragraph, styled
 from parity_audit.report.numbers import number, ratio
 
@@ -35,6 +36,8 @@ def logprob_content(report: LogprobReport, *, where: str = "") -> list[Block]:
     for pair in report.pairs:
         title = f"{pair.rollout} against {pair.train}: {pair.tokens} tokens in {pair.sequences} sequences"
         blocks += [SPACE, heading(title), paragraph(pair.meaning), _numbers(pair)]
+    if report.attribution is not None:
+        blocks += [SPACE, *attribution_content(report.attribution)]
     if report.pairs:
         blocks += [SPACE, heading("What it does to training"), _training(report.pairs[0])]
     for name in report.presets:

@@ -1,0 +1,47 @@
+"""Rotary tables in a wider dtype than the activations that they rotate.
+
+Attention code multiplies queries and keys by cosine and sine and adds the two products. With a wider table both
+products and their sum are of the wider dtype; the sum is then cast back to the dtype of the activations, because
+everything after it expects that one. No attention code is replaced for it: the table is a tensor that follows
+itself through these operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PRODUCTS = {"mul", "multiply", "__mul__", "__rmul__"}
+SUMS = {"add", "sub", "__add__", "__radd__", "__sub__", "__rsub__"}
+
+
+class FineTable(Tensor):
+    """A table, or its product with activations; `narrow` is the dtype that the sum of products goes back to."""
+
+    narrow: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, table: Tensor, narrow: torch.dtype | None = None) -> FineTable:
+        """The same values as a table of this kind."""
+        made = table.as_subclass(cls)
+        made.narrow = narrow
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        if not isinstance(out, Tensor):
+            return out
+        out = out.as_subclass(Tensor)
+        fine = [arg for arg in args if isinstance(arg, FineTable)]
+        narrow = next((table.narrow for table in fine if table.narrow is not None), None)
+        if name in SUMS and narrow is not None:
+            return out.to(narrow)
+        if name in PRODUCTS:
+            plain = [arg.dtype for arg in args if isinstance(arg, Tensor) and not isinstance(arg, FineTable)]
+            narrow = plain[0] if plain else narrow
+        return cls.of(out, narrow)

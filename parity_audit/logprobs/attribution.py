@@ -1,0 +1,226 @@
+"""Where a mismatch comes from: every switch flipped alone, then the best ones together, on the same tokens.
+
+With d = trainer - engine in nats, the share that a set of switches explains is 1 - sum d'^2 / sum d^2, where d' is
+the difference with the set flipped: a share of the squared error, negative where flipping makes it worse. Shares of single
+switches need not add up, because roundings that follow each other interact; those of the growing set do, by construction.
+Intervals come from resampling whole sequences.
+
+The set grows by the switch that leaves least, as long as that is a real gain; where no single switch gains (two roundings that
+only match together), pairs are tried. Switches that the target does not need are dropped again at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from parity_audit.core.errors import ParityError, UsageError
+from parity_audit.core.logprob_report import Attribution, SwitchEffect
+from parity_audit.core.types import NotTested
+from parity_audit.logprobs.intervals import FEWEST_SEQUENCES, interval_of, resamples
+from parity_audit.logprobs.paired import Array, Indices
+from parity_audit.logprobs.switches import BOTH, TRAINER, Switch
+
+Score = Callable[[Mapping[str, Any]], Array]
+"""Log-probabilities `[token]` of one side with these of its settings changed."""
+Set = tuple[Switch, ...]
+DEFAULT_TARGET = 0.8
+AGAIN = "again"
+"""Setting of the control: the engine is asked once more as it was."""
+CONTROL = Switch(name="nothing: the engine asked again", engine={AGAIN: True})
+MOST_PAIRS = 15
+"""Pairs tried where no single switch gains: every pair of six switches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What the proposed set should reach: a share of the squared error explained, or an RMSE in nats left."""
+
+    share: float | None = DEFAULT_TARGET
+    rmse: float | None = None
+
+    @property
+    def words(self) -> str:
+        """The target as the report says it."""
+        return f"RMSE {self.rmse:g} nats" if self.rmse is not None else f"{self.share:.0%} of the squared error"
+
+    def reached(self, before: float, after: float) -> bool:
+        """Whether mean squared error `after` is enough, where it was `before`."""
+        if self.rmse is not None:
+            return bool(np.sqrt(after) <= self.rmse)
+        return self.share is not None and bool(1.0 - after / before >= self.share)
+
+
+def parse_target(given: float | str | None) -> Target:
+    """A target as a user gives it: 0.8 or "80%" of the squared error, "rmse=0.001" in nats; the default for None.
+
+    Raises:
+        UsageError: none of these, a share outside 0 to 1, an RMSE that is not positive.
+    """
+    if given is None:
+        return Target()
+    text = str(given).strip()
+    of_rmse = text.startswith("rmse=")
+    number = text.removeprefix("rmse=").removesuffix("%")
+    try:
+        value = float(number) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        value = -1.0
+    if of_rmse and 0.0 < value < float("inf") and not text.endswith("%"):
+        return Target(share=None, rmse=value)
+    if not of_rmse and 0.0 < value <= 1.0:
+        return Target(share=value)
+    raise UsageError(
+        f"`{given}` is no target",
+        code="target",
+        found=text,
+        expected="a share such as 0.8 or 80%, or rmse=0.001 (nats)",
+    )
+
+
+@dataclass
+class _Bench:
+    """Both sides, asked once per distinct setting; sums of squares `[sequence]` of every set that was tried."""
+
+    trainer: Score
+    engine: Score
+    sequence: Indices
+    sides: dict[str, Array] = field(default_factory=dict)
+    tried: dict[frozenset[str], Array] = field(default_factory=dict)
+
+    def squares(self, chosen: Set) -> Array:
+        """Squared error of each sequence with these switches flipped, `[sequence]`."""
+        key = frozenset(f"{switch.leg} {switch.name}" for switch in chosen)
+        if key not in self.tried:
+            d = self._side("trainer", self.trainer, [switch.trainer for switch in chosen])
+            d = d - self._side("engine", self.engine, [switch.engine for switch in chosen])
+            self.tried[key] = np.asarray(np.bincount(self.sequence, weights=np.square(d)), dtype=np.float64)
+        return self.tried[key]
+
+    def _side(self, name: str, score: Score, settings: Sequence[Mapping[str, Any]]) -> Array:
+        merged = {key: value for own in settings for key, value in own.items()}
+        key = f"{name} {sorted(merged.items(), key=str)}"
+        if key not in self.sides:
+            self.sides[key] = score(merged)
+        return self.sides[key]
+
+
+def attribute(
+    leg: str, sequence: Indices, switches: Sequence[Switch], *, trainer: Score, engine: Score, target: Target,
+    repeatable: bool = False,
+) -> Attribution:  # fmt: skip
+    """Flip every switch alone, then grow the set that reaches the target; `sequence` `[token]` numbers the completions.
+
+    A switch that a side cannot take (no router, no such kernel) is reported as not tested with the side's own words.
+    Of an engine that is `repeatable`, one more run without any change says what running again explains by itself.
+    """
+    bench = _Bench(trainer, engine, sequence)
+    start = bench.squares(())
+    tokens = len(sequence)
+    if not start.any():
+        return Attribution(leg=leg, tokens=tokens, rmse=0.0, target=target.words, reached=True)
+    alone, gaps, moving = [], [], []
+    for switch in switches:
+        try:
+            squares = bench.squares((switch,))
+        except ParityError as error:
+            gaps.append(NotTested(what=f"{switch.name} ({switch.leg})", why=error.message.splitlines()[0]))
+            continue
+        alone.append(_effect(switch, start, squares, tokens))
+        if worth_adding(switch, start, squares):
+            moving.append(switch)
+    control = _effect(CONTROL, start, bench.squares((CONTROL,)), tokens) if repeatable else None
+    steps = _grown(bench, moving, target, tokens)
+    chosen = _needed(bench, steps[-1] if steps else (), target, tokens)
+    left = bench.squares(chosen)
+    return Attribution(
+        leg=leg, tokens=tokens, rmse=_rmse(start, tokens), target=target.words,
+        alone=tuple(sorted(alone, key=lambda effect: effect.rmse)),
+        together=tuple(_effect(some[-1], start, bench.squares(some), tokens) for some in steps),
+        proposed=tuple(_effect(switch, start, bench.squares((switch,)), tokens) for switch in chosen),
+        share=_share(start, left), interval=_interval(start, left), rmse_left=_rmse(left, tokens),
+        reached=target.reached(start.sum() / tokens, left.sum() / tokens), control=control, not_tested=tuple(gaps),
+    )  # fmt: skip
+
+
+def worth_adding(switch: Switch, start: Array, squares: Array) -> bool:
+    """Whether a switch is tried with others: it moves the numbers, and, where it restarts an engine, not for the worse."""
+    return not np.array_equal(squares, start) and (switch.leg == TRAINER or float(squares.sum()) < float(start.sum()))
+
+
+def _grown(bench: _Bench, switches: Sequence[Switch], target: Target, tokens: int) -> list[Set]:
+    """The growing set after each addition, until the target is reached or nothing gains."""
+    start = bench.squares(())
+    chosen: Set = ()
+    found: list[Set] = []
+    while not target.reached(start.sum() / tokens, bench.squares(chosen).sum() / tokens):
+        better = _best(bench, chosen, [(one,) for one in switches])
+        if better is None:
+            better = _best(bench, chosen, list(combinations(switches, 2))[:MOST_PAIRS])
+        if better is None:
+            break
+        found += [(*chosen, *better[: count + 1]) for count in range(len(better))]
+        chosen = (*chosen, *better)
+    return found
+
+
+def _best(bench: _Bench, chosen: Set, additions: Sequence[Set]) -> Set | None:
+    """The addition that leaves least, if it leaves less than before in nearly every resample; one side before both."""
+    now = bench.squares(chosen)
+    left: list[tuple[float, bool, Set]] = []
+    for more in additions:
+        if _compatible((*chosen, *more)):
+            try:
+                left.append((float(bench.squares((*chosen, *more)).sum()), any(one.leg == BOTH for one in more), more))
+            except ParityError:
+                continue
+    if not left:
+        return None
+    _, _, best = min(left, key=lambda entry: entry[:2])
+    after = bench.squares((*chosen, *best))
+    low = _interval(now, after)
+    return best if after.sum() < now.sum() and (low is None or low[0] > 0.0) else None
+
+
+def _compatible(chosen: Set) -> bool:
+    steps = [step for switch in chosen for step in switch.steps]
+    return len(steps) == len(set(steps))
+
+
+def _needed(bench: _Bench, chosen: Set, target: Target, tokens: int) -> Set:
+    """The set without the switches that reaching the target does not need; all of it where it is not reached."""
+    before = bench.squares(()).sum() / tokens
+    for switch in chosen:
+        fewer = tuple(other for other in chosen if other is not switch)
+        if target.reached(before, bench.squares(fewer).sum() / tokens):
+            return _needed(bench, fewer, target, tokens)
+    return chosen
+
+
+def _effect(switch: Switch, start: Array, squares: Array, tokens: int) -> SwitchEffect:
+    return SwitchEffect(
+        name=switch.name, leg=switch.leg, settings=switch.settings, rmse=_rmse(squares, tokens),
+        share=_share(start, squares), interval=_interval(start, squares), moves=not np.array_equal(squares, start),
+    )  # fmt: skip
+
+
+def _rmse(squares: Array, tokens: int) -> float:
+    return float(np.sqrt(squares.sum() / tokens))
+
+
+def _share(start: Array, squares: Array) -> float:
+    return float(1.0 - squares.sum() / start.sum())
+
+
+def _interval(start: Array, squares: Array) -> tuple[float, float] | None:
+    """95 % of the share over resampled sequences; None with too few of them."""
+    if len(start) < FEWEST_SEQUENCES:
+        return None
+    counts = resamples(len(start))
+    before = counts @ start
+    kept = before > 0.0
+    return interval_of(1.0 - (counts @ squares)[kept] / before[kept])

@@ -1,0 +1,92 @@
+"""Both sides asked again under switches: the trainer by another pass over the tokens, the engine by another start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from parity_audit.core.errors import NotJudged
+from parity_audit.core.logprob_report import Attribution
+from parity_audit.core.rollouts import ScoreReply, ScoreRequest
+from parity_audit.core.types import Edit
+from parity_audit.core.wire import NATIVE
+from parity_audit.logprobs import legs
+from parity_audit.logprobs.attribution import AGAIN, attribute
+from parity_audit.logprobs.context import Context
+from parity_audit.logprobs.meaning import RAW, Decided
+from parity_audit.logprobs.paired import Array
+from parity_audit.logprobs.switches import engine_switches, joined, trainer_switches
+from parity_audit.specs.view import dims
+
+FORCED_DECODING = "forced_decoding"
+"""Load setting of an engine that is to be told which tokens to decode."""
+CACHE = "enable_prefix_caching"
+
+
+def attributed(
+    context: Context, tested: legs.Tested, native: legs.Scored, decided: Mapping[str, Decided]
+) -> Attribution:
+    """Which switches explain the distance of the engine's tokens from the trainer.
+
+    The decode leg is asked, because training divides by it. Its raw log-probabilities can be decoded again under another
+    setting; where sampling returned another quantity, the prefill leg stands for the engine.
+    """
+    assert context.target is not None
+    engine = context.engine
+    leg = legs.DECODE if engine is None or decided[legs.DECODE].meaning == RAW else legs.PREFILL
+    meaning = decided[leg].meaning
+
+    def trainer_again(changes: Mapping[str, Any]) -> Array:
+        if not changes:
+            return native.by_meaning[meaning]
+        if engine is not None:
+            engine.release()  # one model in memory at a time
+        context.progress.update("attribute", f"trainer with {_words(changes)}")
+        return context.scored(tested.completions, NATIVE, replace(context.base, **changes)).by_meaning[meaning]
+
+    def engine_again(changes: Mapping[str, Any]) -> Array:
+        if not changes:
+            return tested.values[leg]
+        context.trainer.release()
+        context.progress.update("attribute", f"engine with {_words(changes)}")
+        return _engine(context, tested, leg, {key: value for key, value in changes.items() if key != AGAIN})
+
+    about = context.trainer.description()
+    trainer = trainer_switches(
+        context.plan.dtype, str(about.settings.get("attn_implementation")), context.base,
+        experts=bool(dims(context.plan.model.spec, context.plan.config).get("n_experts")),
+    )  # fmt: skip
+    switches = joined(trainer, [] if engine is None else engine_switches(engine.description().settings))
+    sequence = np.repeat(np.arange(len(tested.completions)), [len(one.token_ids) for one in tested.completions])
+    try:
+        return attribute(
+            leg, sequence, switches, trainer=trainer_again, engine=engine_again, target=context.target,
+            repeatable=engine is not None,
+        )  # fmt: skip
+    finally:
+        if engine is not None:
+            engine.release()
+
+
+def _engine(context: Context, tested: legs.Tested, leg: str, settings: dict[str, Any]) -> Array:
+    """The engine's leg with other load settings; a prefix cache must be hit to count as one."""
+    session = context.engine
+    assert session is not None
+    decoded = leg == legs.DECODE
+    session.apply((Edit(op="load", value={**settings, **({FORCED_DECODING: True} if decoded else {})}),))
+    ask: Callable[[], ScoreReply] = lambda: session.score(ScoreRequest(completions=tested.completions, decoded=decoded))  # noqa: E731
+    reply = ask()
+    if settings.get(CACHE):
+        reply = ask()
+        if not reply.facts.get("cached_prompt_tokens"):
+            raise NotJudged(
+                "no prompt token came out of the prefix cache, by the engine's own counter", code="no-cache-hit"
+            )
+    return legs.flat([score.logprobs[0] for score in reply.scores])
+
+
+def _words(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in changes.items())

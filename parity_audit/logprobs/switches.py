@@ -1,0 +1,124 @@
+"""Settings of either side that may explain a mismatch, each with the way to score the same tokens again under it.
+
+A switch changes steps of the trainer's side, load settings of the engine, or both. On the trainer's side every other value
+of a step is tried, because matching the engine's rounding is a remedy as well as rounding less. An engine is started
+anew for each of its switches, so only those values are tried that its user would choose: the plainer path, or the finer dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from parity_audit.core.errors import UsageError
+from parity_audit.core.rollouts import Variation
+
+TRAINER, ENGINE, BOTH = "trainer", "engine", "both"
+FINE, COARSE = "float32", "bfloat16"
+NARROW_CACHE = "float8_e4m3fn"
+DTYPES = (FINE, COARSE, "float16", NARROW_CACHE, "float8_e5m2")
+STEPS = {
+    "head_dtype": "head in {}", "rope_dtype": "rotary tables in {}", "router_dtype": "router in {}",
+    "kv_dtype": "keys and values in {}", "attention": "{} attention",
+}  # fmt: skip
+"""Steps of the trainer's side, fields of `Variation`, and what a report calls them."""
+ONE_BY_ONE = "one sequence at a time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """One setting at another value: fields of `Variation` on the trainer's side, load settings on the engine's."""
+
+    name: str
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def leg(self) -> str:
+        """The side that it changes."""
+        return BOTH if self.trainer and self.engine else TRAINER if self.trainer else ENGINE
+
+    @property
+    def steps(self) -> frozenset[tuple[str, str]]:
+        """What it sets; two switches that set the same thing exclude each other."""
+        return frozenset({(TRAINER, key) for key in self.trainer} | {(ENGINE, key) for key in self.engine})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What to write to have it: the trainer's steps and the engine's load settings."""
+        sides = ((TRAINER, self.trainer), (ENGINE, self.engine))
+        return {f"{side}.{key}": value for side, own in sides for key, value in own.items()}
+
+
+def steps_of(variation: Variation) -> dict[str, str]:
+    """The steps that a variation changes, as settings of the trainer's side."""
+    return {key: value for key in STEPS if (value := getattr(variation, key))}
+
+
+def own_steps(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Variation]:
+    """The settings of a trainer's BACKEND string without the steps among them (`head_dtype=float32`), and those steps.
+
+    Raises:
+        UsageError: a step in a dtype that none is run in.
+    """
+    dtypes: dict[str, Any] = {key: str(value) for key, value in settings.items() if key in STEPS and key != "attention"}
+    for key, value in dtypes.items():
+        if value not in DTYPES:
+            raise UsageError(
+                f"the trainer's {key} cannot be {value}", code="trainer-dtype", found=value, expected=", ".join(DTYPES)
+            )
+    return {key: value for key, value in settings.items() if key not in dtypes}, replace(Variation(), **dtypes)
+
+
+def trainer_switches(dtype: str, attention: str, base: Variation, *, experts: bool) -> list[Switch]:
+    """Other values of every step of the trainer's side; `base` is how it runs without a switch."""
+    present = {
+        "head_dtype": dtype,
+        "rope_dtype": dtype,
+        "router_dtype": dtype,
+        "kv_dtype": dtype,
+        "attention": attention,
+    }
+    present |= steps_of(base)
+    others = {
+        "head_dtype": (FINE, COARSE), "rope_dtype": (FINE, COARSE), "router_dtype": (FINE, COARSE) if experts else (),
+        "kv_dtype": (COARSE, NARROW_CACHE), "attention": ("eager", "sdpa"),
+    }  # fmt: skip
+    found = [
+        Switch(name=STEPS[key].format(value), trainer={key: value})
+        for key, values in others.items()
+        for value in values
+        if value != present[key]
+    ]
+    return [*found, Switch(name=ONE_BY_ONE, trainer={"rows": 1})]
+
+
+def engine_switches(settings: Mapping[str, Any]) -> list[Switch]:
+    """What can be chosen otherwise in an engine that reports these settings."""
+    found = []
+    if settings.get("head_dtype") not in (None, FINE):
+        found.append(Switch(name=STEPS["head_dtype"].format(FINE), engine={"hf_overrides": {"head_dtype": FINE}}))
+    if settings.get("enforce_eager") is not None:
+        eager = bool(settings["enforce_eager"])
+        found.append(Switch(name="compiled engine" if eager else "eager engine", engine={"enforce_eager": not eager}))
+    if settings.get("enable_prefix_caching") is not None:
+        cached = bool(settings["enable_prefix_caching"])
+        name = "no prefix cache" if cached else "prefix cache"
+        found.append(Switch(name=name, engine={"enable_prefix_caching": not cached}))
+    if settings.get("cache_dtype") not in (None, "auto"):
+        found.append(Switch(name="keys and values as computed", engine={"kv_cache_dtype": "auto"}))
+    if settings.get("max_num_seqs") not in (None, 1):
+        found.append(Switch(name=ONE_BY_ONE, engine={"max_num_seqs": 1}))
+    return found
+
+
+def joined(trainer: list[Switch], engine: list[Switch]) -> list[Switch]:
+    """The switches of both sides, and each that both have on both at once."""
+    by_name = {switch.name: switch for switch in engine}
+    both = [
+        Switch(name=own.name, trainer=own.trainer, engine=by_name[own.name].engine)
+        for own in trainer
+        if own.name in by_name
+    ]
+    return [*trainer, *engine, *both]
