@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import resource
 import signal
@@ -56,6 +57,7 @@ def refused(case: Case, folder: Path) -> Outcome:
     try:
         with (
             mock.patch.object(sys, "argv", ["parity-audit", *args]),
+            mock.patch.dict(os.environ),  # a command may set variables for its workers; the next case has its own
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):

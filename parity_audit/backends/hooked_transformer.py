@@ -68,6 +68,7 @@ class HookedTransformerBackend:
         weights = load_name(request.checkpoint)
         if weights != name:
             settings["hf_model"] = load_hf_model(weights, request.dtype)
+            settings["tokenizer"] = own_tokenizer(weights)
         with real_sizes(request, self.replaced):
             self.model = transformer_lens.HookedTransformer.from_pretrained_no_processing(
                 name, device=request.device, dtype=getattr(torch, request.dtype), **settings
@@ -178,13 +179,25 @@ def load_hf_model(path: str, dtype: str) -> nn.Module:
     return model
 
 
+def own_tokenizer(path: str) -> Any:
+    """The checkpoint's tokenizer; None where it has none, and the release then takes that of the official name."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError):
+        return None
+
+
 @contextmanager
 def real_sizes(request: LoadRequest, replaced: dict[str, Any]) -> Iterator[None]:
-    """Sizes of a synthetic checkpoint where the release's tables have others. Constants are never touched.
+    """Sizes of a synthetic checkpoint, or of one under another's name, where the release's tables have others.
+
+    Constants are never touched.
 
     A size that a table leaves out or sets to None (no grouped heads) is the release's own business.
     """
-    if request.checkpoint.synthetic is None:
+    if request.checkpoint.synthetic is None and "name" not in request.settings:
         yield
         return
     from transformer_lens import loading_from_pretrained as tables
