@@ -17,6 +17,7 @@ from parity_audit.core.progress import Progress
 from parity_audit.core.types import BackendRef, Checkpoint, Probe
 from parity_audit.envs.build import python_for
 from parity_audit.specs import miniature
+from parity_audit.specs.canonical import canonical
 from parity_audit.specs.checkpoints import find_checkpoint
 from parity_audit.specs.config_check import check_config
 from parity_audit.specs.load import with_site_map
@@ -32,6 +33,7 @@ class AuditPlan:
     model: ResolvedModel
     guard: GuardedCheckpoint
     config: dict[str, Any]
+    """The checkpoint's, in the canonical form."""
     probes: tuple[Probe, ...]
     dtype: str
     device: str
@@ -71,7 +73,7 @@ def plan_audit(
     else:
         guard = guarded(find_checkpoint(resolved, weights), remake=None, copies=None)
     folder = Path(guard.checkpoint.path)
-    config = read_config(folder)
+    config = canonical(read_config(folder))
     chosen = _choose(plan_probes(config, seed=seed, special=special_ids(folder, config)), probes)
     return AuditPlan(
         model=resolved, guard=guard, config=config, probes=chosen, dtype=dtype, device=device

@@ -83,7 +83,8 @@ Miniature = Annotated[
 Synthetic = Annotated[
     str | None,
     typer.Option(
-        help="Seeded weights: mini (= --miniature), small (~150M) or full.", **completion.fixed(*completion.SIZES)
+        help="Seeded weights: mini (= --miniature), small (~150M), full, or resaved (mini, saved by transformers 5).",
+        **completion.fixed(*completion.SIZES),
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of synthetic weights.")]

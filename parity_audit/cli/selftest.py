@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from parity_audit.cli import completion
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.progress import progress_for
 
@@ -25,6 +26,9 @@ def selftest(
     tag: Annotated[str | None, typer.Option("--tag", help="Only faults with this tag: `stacked`.")] = None,
     no_repair: Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the miniatures.")] = 0,
+    synthetic: Annotated[
+        str, typer.Option(help="Kind of the miniatures.", **completion.fixed(*completion.SIZES))
+    ] = "mini",
     out: Annotated[Path | None, typer.Option(help="Write the JSON result here, after every audit.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> int:
@@ -51,7 +55,7 @@ def selftest(
             out.write_text(json.dumps(to_json(result), indent=1) + "\n")
 
     with progress_for(quiet=quiet) as progress:
-        result = run_corpus(corpus, repair=not no_repair, seed=seed, progress=progress, keep=keep)
+        result = run_corpus(corpus, repair=not no_repair, seed=seed, synthetic=synthetic, progress=progress, keep=keep)
     content = to_json(result)
     _print(content)
     undetected = any(not score.detected for score in result.scores)

@@ -19,6 +19,8 @@ from parity_audit.diagnose.identities import hook_warnings
 from parity_audit.diagnose.invariance import invariance_notes
 from parity_audit.diagnose.numerics import reduced_products
 from parity_audit.diagnose.preflight import config_warnings
+from parity_audit.specs.resolve import ResolvedModel, read_config
+from parity_audit.specs.unread import unread_keys
 from parity_audit.specs.view import effective_values, knob_values, spec_values
 
 CHECKED = ("attention.scale", "attention.softcap")
@@ -35,6 +37,7 @@ def reference_notes(
     notes = config_warnings(spec_values(plan.spec, plan.config), live, "reference")
     notes += [COARSE] if reduced_products(about, plan.device, plan.dtype) else []
     notes += [finding.message for finding in departing]
+    notes += _unread(plan)
     notes += hook_warnings(capture, "reference", plan.dtype)
     if judge is None:
         return notes
@@ -44,6 +47,17 @@ def reference_notes(
         session.release()
         session.edits = ()
         return [*notes, f"the self-check broke off: {error.message}"]
+
+
+def _unread(plan: SidePlan) -> list[str]:
+    """One line per key of config.json whose effect no knob of the spec stands for."""
+    written = read_config(Path(plan.checkpoint.path))
+    model = ResolvedModel(repo_id=plan.checkpoint.repo_id, spec=plan.spec, config=written)
+    return [
+        f"config.json has {key}={value!r:.60}, which the spec of {plan.spec.architecture} does not read and which "
+        f"{'changes' if matters else 'may change'} what the model computes: it is compared, and no finding can name it"
+        for key, value, matters in unread_keys(model)
+    ]
 
 
 def departures(capture: Capture, plan: SidePlan) -> list[Finding]:

@@ -30,7 +30,7 @@ class Result:
 
 
 def run_corpus(
-    corpus: Corpus, *, repair: bool = True, seed: int = 0, progress: Progress = SILENT,
+    corpus: Corpus, *, repair: bool = True, seed: int = 0, synthetic: str = "mini", progress: Progress = SILENT,
     keep: Callable[[Result], None] = lambda _: None,
 ) -> Result:  # fmt: skip
     """Audit every fault of a corpus and score what was said; `keep` is given what there is after every audit."""
@@ -40,7 +40,9 @@ def run_corpus(
         for model, faults in corpus.by_model.items():
             clean = CLEAN.model_copy(update={"id": f"{model} clean", "model": model})
             for group in _groups([clean, *faults]):
-                scores += _run_group(model, group, Path(scratch), repair=repair, seed=seed, progress=progress)
+                scores += _run_group(
+                    model, group, Path(scratch), repair=repair, seed=seed, synthetic=synthetic, progress=progress
+                )
                 keep(Result(scores=tuple(scores), seconds=time.perf_counter() - started))
     return Result(scores=tuple(scores), seconds=time.perf_counter() - started)
 
@@ -53,12 +55,12 @@ def _groups(faults: Sequence[Fault]) -> Iterator[Sequence[Fault]]:
 
 
 def _run_group(
-    model: str, faults: Sequence[Fault], scratch: Path, *, repair: bool, seed: int, progress: Progress
+    model: str, faults: Sequence[Fault], scratch: Path, *, repair: bool, seed: int, synthetic: str, progress: Progress
 ) -> list[Score]:
     spec = resolve_model(model).spec
     ports = [candidate_for(scratch / "ports", f"fault_{number}", fault, spec) for number, fault in enumerate(faults)]
     report: Report = audit(
-        model, candidates=ports, miniature="mini", seed=seed, repair=repair, out=scratch / "out", progress=progress,
+        model, candidates=ports, miniature=synthetic, seed=seed, repair=repair, out=scratch / "out", progress=progress,
         probes=None if faults[0].long else SHORT_PROBES,
     )  # fmt: skip
     return [_timed(fault, candidate) for fault, candidate in zip(faults, report.candidates, strict=True)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from parity_audit.core.errors import UsageError
+from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.schema import ResolvedKnob, Spec
 from parity_audit.specs.view import config_names, dims, knob_values
@@ -62,6 +63,7 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
         original = inside.get("original_max_position_embeddings")
         if not (original is None or _is_size(original, LONGEST)):
             raise refuse(f"`original_max_position_embeddings` in `{key}` is {original!r:.60}")
+    config = canonical(config)
     for name, value in asked(_sizes).items():
         if not _is_size(value, MOST_LAYERS if name == "n_layers" else LARGEST_SIZE):
             raise refuse(f"{name} would be {value!r:.60}")

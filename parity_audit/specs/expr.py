@@ -31,14 +31,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-def with_lengths(scaling: Mapping[str, Any] | None, original: int, longest: int) -> dict[str, Any] | None:
-    """A rope scaling whose lengths stand beside it in the config, with them inside."""
-    lengths = {"original_max_position_embeddings": original, "max_position_embeddings": longest}
-    return None if scaling is None else {**lengths, **scaling}
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "with_lengths": with_lengths,
     "sqrt": math.sqrt,
     "floor": math.floor,
     "min": min,

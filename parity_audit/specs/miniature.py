@@ -1,5 +1,7 @@
 """Seeded checkpoints with an architecture's real constants: `mini` (~1M parameters), `small` (~150M), `full` (real sizes).
 
+`resaved` is `mini` with the config.json that the installed transformers writes, where the others have the release's.
+
 Laid out as a hub cache under the real repository id, so that every backend loads them by name through its
 ordinary code path with the hub offline. Only sizes are replaced. transformers itself builds the modules and
 writes the files, so names, shapes and ties are those of a real release; `draws` says what the weights are.
@@ -21,6 +23,7 @@ from torch import nn
 
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import Checkpoint
+from parity_audit.specs.canonical import written_name
 from parity_audit.specs.draws import DEFAULT_SCALES, draw, inputs_of, tapered
 from parity_audit.specs.resolve import ResolvedModel
 from parity_audit.specs.schema import ModelEntry
@@ -28,7 +31,8 @@ from parity_audit.specs.sealed import sealed
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
 from parity_audit.specs.view import dims, knob_values, role_tensor
 
-SIZES = ("mini", "small", "full")
+RESAVED = "resaved"
+SIZES = ("mini", "small", "full", RESAVED)
 MARKER = "parity_audit_synthetic.json"
 RECIPE = 6
 SHARD_BYTES = "4GB"
@@ -58,7 +62,8 @@ class _Recipe:
 
     @property
     def key(self) -> str:
-        content = [RECIPE, self.config, self.scales, self.kinds, self.seed, self.repo_id]
+        content: list[Any] = [RECIPE, self.config, self.scales, self.kinds, self.seed, self.repo_id]
+        content += [RESAVED] if self.size == RESAVED else []
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -71,12 +76,7 @@ def make(model: ResolvedModel, *, size: str = "mini", seed: int = 0, root: Path)
     Raises:
         UsageError: not a size, or the spec has no sizes of that name.
     """
-    content = model.spec.content
-    own = _own(model).weight_scales
-    recipe = _Recipe(
-        model=model, config=_config(model, size), scales={**DEFAULT_SCALES, **content.weight_scales, **own},
-        kinds=tuple(content.draws.items()), size=size, seed=seed,
-    )  # fmt: skip
+    recipe = _recipe(model, size, seed)
     repo = recipe.repo_id.replace("/", "--")
     home = root / f"{repo}-{size}-{seed}-{recipe.key}"
     snapshot = home / "hub" / f"models--{repo}" / "snapshots" / recipe.key
@@ -91,18 +91,35 @@ def make(model: ResolvedModel, *, size: str = "mini", seed: int = 0, root: Path)
     )
 
 
+def built(model: ResolvedModel, *, size: str = "mini", seed: int = 0) -> nn.Module:
+    """The network of that checkpoint in memory, as transformers builds it. Raises UsageError as `make`."""
+    recipe = _recipe(model, size, seed)
+    return _drawn_model(recipe, dims(model.spec, recipe.config))
+
+
+def _recipe(model: ResolvedModel, size: str, seed: int) -> _Recipe:
+    content = model.spec.content
+    return _Recipe(
+        model=model, config=_config(model, size),
+        scales={**DEFAULT_SCALES, **content.weight_scales, **_own(model).weight_scales},
+        kinds=tuple(content.draws.items()), size=size, seed=seed,
+    )  # fmt: skip
+
+
 def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
     """The released config with its sizes replaced, and the tiny tokenizer's special ids."""
     known = model.spec.content.miniature
-    if size not in SIZES or (size != "full" and size not in known):
+    sized = "mini" if size == RESAVED else size
+    if size not in SIZES or (sized != "full" and sized not in known):
         raise UsageError(
             f"`{size}` is not a size of a synthetic checkpoint", code="unknown-size", expected=", ".join(SIZES)
         )
-    config = {**model.config, "torch_dtype": "float32"}
-    if size == "full":
+    config = {**model.config, written_name(model.config, "torch_dtype"): "float32"}
+    if sized == "full":
         return config
-    apart = _own(model).miniature.get(size, {})
-    config = {**config, **known[size], **apart, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    sizes = {**known[sized], **_own(model).miniature.get(sized, {})}
+    config |= {written_name(config, key): value for key, value in sizes.items()}
+    config = {**config, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     n_layers = dims(model.spec, config)["n_layers"]
     config |= {key: config[key][:n_layers] for key in PER_LAYER if isinstance(config.get(key), list)}
     if REPEATED in config:
@@ -120,7 +137,8 @@ def _write(folder: Path, recipe: _Recipe) -> None:
     folder.mkdir(parents=True)
     sizes = dims(recipe.model.spec, recipe.config)
     _save(_drawn_model(recipe, sizes), folder)
-    (folder / "config.json").write_text(json.dumps(recipe.config, indent=1))
+    if recipe.size != RESAVED:
+        (folder / "config.json").write_text(json.dumps(recipe.config, indent=1))
     (folder / MARKER).write_text(json.dumps({"size": recipe.size, "seed": recipe.seed, "sizes_only": sorted(sizes)}))
     write_tokenizer(folder, min(sizes["d_vocab"], 512))
     refs = folder.parents[1] / "refs"
@@ -165,7 +183,7 @@ def _empty_model(config: dict[str, Any]) -> nn.Module:
     from transformers.initialization import no_init_weights
 
     # A copy: transformers writes into the dictionaries that it is given.
-    own = copy.deepcopy({key: value for key, value in config.items() if key != "torch_dtype"})
+    own = copy.deepcopy({key: value for key, value in config.items() if key not in ("torch_dtype", "dtype")})
     made = transformers.AutoConfig.for_model(**own)
     architecture = getattr(transformers, config["architectures"][0])
     with no_init_weights():
@@ -210,4 +228,4 @@ def _plain_rotary(recipe: _Recipe, sizes: Mapping[str, int]) -> float | None:
     whole = partial is None or partial.value == sizes["d_head"]
     if "rope.theta" not in known or not whole or (pairing is not None and pairing.value != "half"):
         return None
-    return float(recipe.model.config.get("rope_theta") or 10000.0)
+    return float(known["rope.theta"].value)

@@ -10,11 +10,10 @@ from packaging.specifiers import SpecifierSet
 
 from parity_audit.core.types import Description, Edit, KnobValue, NotVisible, SiteTap, WeightTap
 from parity_audit.specs.alibi import times_usual
+from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.rope import attention_factor, kind_of, rope_table
 from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, RoleEntry, SiteEntry, Spec, WeightEntry
-
-ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
 def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
@@ -23,7 +22,8 @@ def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def config_names(config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """What an expression may name: config keys with None for the optional ones, and `config` itself."""
+    """What an expression may name: the keys of the canonical config, and as `config` itself those that may be absent."""
+    config = canonical(config)
     return {**config, "config": config, "true": True, "false": False, "null": None, **more}
 
 
@@ -39,7 +39,8 @@ def knob_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, ResolvedKnob
             chosen = (l for l in range(names["n_layers"]) if evaluate(entry.layers, {**names, "l": l}))  # noqa: E741
             layers = tuple(chosen)
         value = evaluate(entry.value, names)
-        found[knob] = ResolvedKnob(value=value, layers=layers, off=entry.off, kind=entry.kind)
+        off = evaluate(entry.off, names) if isinstance(entry.off, str) else entry.off
+        found[knob] = ResolvedKnob(value=value, layers=layers, off=off, kind=entry.kind)
     return found
 
 
@@ -275,6 +276,7 @@ def edits(
     functions = {
         "rotary": lambda: _joined(rotaries()),
         "rotaries": rotaries,
+        "rotary_of": lambda kind: rotaries()[names["layer_types"].index(kind)],
         "rope_parameters": lambda: _rope_parameters(targets, names["d_head"]),
         "windows": lambda: _dealt(spec, config, knob, value),
         "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
