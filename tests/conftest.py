@@ -14,9 +14,11 @@ from parity_audit.specs.resolve import resolve_model
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache directory: the user's, where one is set, so that environments are not built twice."""
+    """The cache directory: the user's, where one is set, else one for all processes of this session."""
     if "PARITY_AUDIT_CACHE" not in os.environ:
-        os.environ["PARITY_AUDIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+        root = tmp_path_factory.getbasetemp()
+        together = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+        os.environ["PARITY_AUDIT_CACHE"] = str(together / "cache")
     return Path(os.environ["PARITY_AUDIT_CACHE"])
 
 

@@ -7,7 +7,7 @@ from parity_audit.report.blocks import BAD, BOLD, SPACE, Block, Pairs, Paragraph
 from parity_audit.report.candidate_content import candidate_content, style_of
 from parity_audit.report.numbers import seconds
 from parity_audit.report.rows import not_tested
-from parity_audit.report.words import headline, label, labels, scope_line, weights_line
+from parity_audit.report.words import headline, label, labels, release_lines, scope_line, weights_line
 
 VERDICT_WIDTH = 12
 
@@ -58,6 +58,7 @@ def _context(report: Report) -> Pairs:
         if side is not None:
             rows.append((name, f"{label(side)}, {side.dtype} on {side.device}"))
             rows += [("self-check", line) for line in side.self_check]
+    rows += [("releases", line) for line in release_lines(report)]
     if report.probes:
         rows.append(("probes", ", ".join(_probe(probe) for probe in report.probes)))
     if report.seconds:

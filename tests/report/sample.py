@@ -127,7 +127,11 @@ REPORT = Report(
     ),
     judge=Side(backend="hf", package="transformers", version="4.43.2", settings={}, dtype="float64", device="cpu"),
     probes=({"name": "short", "shape": [1, 48], "purpose": "everyday"}, {"name": "long", "shape": [1, 4160], "purpose": "window"}),
-    candidates=(WRONG, CLEAN), environment={"python": "3.11.7"}, seconds={"total": 61.2}, exit_code=1,
+    candidates=(WRONG, CLEAN),
+    environment={
+        "python": "3.11.7",
+        "backends": {"hf": {"python": "3.10.4", "torch": "2.4.1", "transformers": "4.43.2", "threads": 2}},
+    }, seconds={"total": 61.2}, exit_code=1,
     not_tested=(NotTested(what="a GPU", why="not run on a GPU yet"),),
 )  # fmt: skip
 

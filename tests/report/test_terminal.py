@@ -31,6 +31,12 @@ def test_identifiers_are_never_cut(width):
     assert "…" not in joined
 
 
+def test_the_releases_that_each_side_ran_on_are_said():
+    joined = " ".join(render(REPORT).split())
+
+    assert "releases hf: transformers 4.43.2, torch 2.4.1, python 3.10.4" in joined
+
+
 def test_the_first_line_is_the_verdict_and_the_second_the_reason():
     first, *rest = render(REPORT).splitlines()
 
