@@ -46,7 +46,7 @@ RUNNING: dict[str, tuple[str, str]] = {
     "inf-everywhere": ("inconclusive", "not finite"), "zeros": ("mismatch", ""), "random": ("mismatch", ""), "integers": ("mismatch", ""),
     "empty": ("no pass", ""), "batch-of-one": ("no pass", ""), "batch-axis-wrong": ("no pass", ""), "no-batch-axis": ("no pass", ""),
     "extra-axis": ("no pass", ""), "last-position": ("no pass", ""), "fewer-positions": ("no pass", ""), "fewer-words": ("no pass", ""),
-    "more-words": ("no pass", ""), "one-word": ("no pass", ""), "booleans": ("no pass", ""), "complex": ("no pass", ""), "sparse": ("any", ""),
+    "more-words": ("no pass", ""), "one-word": ("no pass", ""), "booleans": ("no pass", ""), "complex": (FAILED, "complex64 numbers"), "sparse": ("any", ""),
     "on-meta": ("no pass", ""), "raises-in-forward": (FAILED, "index out of range"), "interrupt-in-forward": (FAILED, "KeyboardInterrupt"),
     "exit-in-forward": (FAILED, "SystemExit"), "dies-in-second-probe": (DIED, "exit code 0"), "prints": ("pass", ""),
     "nan-weight": ("non-finite-weights", "NaN"), "block-missing": ("no pass", ""), "empty-parameters": ("no pass", ""), "head-missing": (FAILED, "NoneType"),

@@ -75,7 +75,17 @@ class Recorder:
             self.write(site, canonical)
 
     def write(self, site: str, canonical: Tensor) -> None:
-        """Write a site, in float64 for the judge."""
+        """Write a site, in float64 for the judge.
+
+        Raises:
+            ValueError: what the model returned is complex: its imaginary part would be dropped in silence.
+        """
+        if canonical.is_complex():
+            kind = str(canonical.dtype).removeprefix("torch.")
+            if site == RETURNED:
+                raise ValueError(f"the call of the model returned {kind} numbers; logits are real numbers")
+            self.not_visible.append(NotVisible(site=site, why=f"it holds {kind} numbers here"))
+            return
         dtype = torch.float64 if self.request.precision == FLOAT64 else torch.float32
         if site == RETURNED:
             self.entries[site] = write_returned(self.request, canonical, dtype, self.entries.get(LOGITS))

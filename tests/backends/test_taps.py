@@ -51,6 +51,19 @@ def test_a_site_that_is_laid_out_in_another_way_hides_itself_only(tmp_path):
     ]
 
 
+def test_complex_numbers_are_never_cut_to_their_real_part(tmp_path):
+    recorder = Recorder(
+        RunRequest(probe=PROBE, taps=(SiteTap(site="a", module="first"),), out=str(tmp_path), returned=True)
+    )
+    recorder.keep("a", torch.ones(1, 6, 4, dtype=torch.complex64))
+
+    assert [(item.site, item.why) for item in recorder.reply().not_visible] == [
+        ("a", "it holds complex64 numbers here")
+    ]
+    with pytest.raises(ValueError, match="returned complex64 numbers"):
+        recorder.returns(torch.ones(1, 6, 4, dtype=torch.complex64))
+
+
 @pytest.mark.parametrize("module", ["norm", "nothing"])
 def test_a_module_that_is_not_there_hides_its_site_only(tmp_path, module):
     reply, _ = recorded(tmp_path, SiteTap(site="a", module=module), SiteTap(site="b", module="first"))
