@@ -6,7 +6,7 @@ resolve → pre-flight → capture → compare → localise → identify → rep
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from parity_audit.envs.health import health
 from parity_audit.envs.recipes import recipe_for, table
 from parity_audit.logprobs.attribution import parse_target
 from parity_audit.logprobs.question import answer
+from parity_audit.logprobs.switches import engine_modes
 from parity_audit.offline.diff import diff as diff
 from parity_audit.offline.own_divergence import check_own_divergence
 from parity_audit.offline.stored import prune as prune
@@ -167,7 +168,16 @@ def capture(
     return out
 
 
-@accepting(weights=path, out=path, prompts=path, rollouts=path, dtype=torch_name, device=torch_name, presets=several)
+@accepting(
+    weights=path,
+    out=path,
+    prompts=path,
+    rollouts=path,
+    dtype=torch_name,
+    device=torch_name,
+    presets=several,
+    exports=several,
+)
 @with_bar
 def logprobs(
     model: str,
@@ -187,6 +197,10 @@ def logprobs(
     out: PathLike | None = None,
     install: bool = True,
     explain: bool = False,
+    chat: bool = False,
+    exports: Sequence[str] | str = (),
+    engine_mode: str | None = None,
+    prefix_cache: bool | None = None,
     attribute: bool = False,
     target: float | str | None = None,
     timeout: float = TIMEOUT,
@@ -203,6 +217,10 @@ def logprobs(
         memory_bytes: bound of the logits that the trainer's side holds at a time.
         presets: frameworks whose own metric names are wanted; all when None.
         timeout: seconds that a worker may take for one request.
+        chat: put prompts that are text through the checkpoint's chat template.
+        exports: further files: xlsx, parquet, svg, png.
+        engine_mode: "eager" or "compiled" (vLLM's inductor); compared with the other on the same tokens.
+        prefix_cache: on or off; compared with the other on the same tokens, and proved by the engine's counter.
         attribute: flip every switch of both sides on the same tokens, and say what share of the squared error each explains.
         target: what a proposed set of switches should reach: a share (0.8), or "rmse=0.001" in nats. Given, it asks for
             the attribution too.
@@ -224,11 +242,15 @@ def logprobs(
         )  # fmt: skip
         return layer_findings(context, _ref(trainer), _ref(engine), completions)
 
+    modes = engine_modes(engine_mode, prefix_cache)
+    own = _ref(engine)
     return answer(
-        model, engine=_ref(engine), trainer=_ref(trainer), sampling=sampling or Sampling(seed=seed), prompts=prompts,
+        model, engine=replace(own, settings={**own.settings, **modes}), trainer=_ref(trainer),
+        sampling=sampling or Sampling(seed=seed), prompts=prompts,
         rollouts=rollouts, memory_bytes=memory_bytes, presets=presets, out=out, install=install, timeout=timeout,
         progress=progress, question=question, layers=layers if explain else None,
         target=None if target is None and not attribute else parse_target(target),
+        asked=tuple(modes), exports=exports, chat=chat,
     )  # fmt: skip
 
 

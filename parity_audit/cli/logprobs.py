@@ -30,6 +30,7 @@ def logprobs(
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts: .txt, or .jsonl with token_ids, text or messages.")
     ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put prompts that are text through the chat template.")] = False,
     rollouts: Annotated[
         Path | None,
         typer.Option(help="Rollout file (.jsonl, .parquet), judged instead of an engine."),
@@ -45,9 +46,18 @@ def logprobs(
     weights: Annotated[Path | None, typer.Option(help="Directory with config.json and *.safetensors.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    exports: Annotated[
+        list[str] | None, typer.Option("--export", help="Further files: xlsx, parquet, svg, png (repeatable).")
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Where the engine departs, audit its layers on the worst sequences.")
     ] = False,
+    engine_mode: Annotated[
+        str | None, typer.Option(help="eager or compiled: run so, and compare with the other on the same tokens.")
+    ] = None,
+    prefix_cache: Annotated[
+        bool | None, typer.Option("--prefix-cache/--no-prefix-cache", help="The same for the engine's prefix cache.")
+    ] = None,
     attribute: Annotated[
         bool, typer.Option("--attribute", help="Flip every switch of both sides; say what each explains.")
     ] = False,
@@ -71,10 +81,11 @@ def logprobs(
     )
     with progress_for(quiet=quiet or json) as progress:
         report = api.logprobs(
-            model, engine=engine, trainer=trainer, sampling=sampling, prompts=prompts,
+            model, engine=engine, trainer=trainer, sampling=sampling, prompts=prompts, chat=chat, exports=exports or (),
             rollouts=rollouts, memory_bytes=bytes_of(memory),
             presets=profile or (), miniature="mini" if miniature else None, seed=seed, weights=weights, dtype=dtype,
-            device=device, out=out, install=not no_install, explain=explain, attribute=attribute, target=target,
+            device=device, out=out, install=not no_install, explain=explain, engine_mode=engine_mode,
+            prefix_cache=prefix_cache, attribute=attribute, target=target,
             progress=progress,
         )  # fmt: skip
     if json:

@@ -45,7 +45,10 @@ class TokenBin:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRow:
-    """One sampled token and what each leg says of it; `text` is empty without a tokenizer."""
+    """One sampled token and what each leg says of it.
+
+    `text` is the token decoded, `before` and `after` the text around it; all empty without a tokenizer.
+    """
 
     sequence: int
     position: int
@@ -54,6 +57,8 @@ class TokenRow:
     rollout: float
     train: float
     judge: float | None = None
+    before: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +116,38 @@ class Flips:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verified:
+    """The engine run again with a finding's settings, and those of the findings before it.
+
+    RMSE in nats of its decode leg to the judge, both at the sampling temperature over the whole vocabulary, before and
+    after; `ratio` is the one after over the trainer's rounding. `error` says why there is no "after".
+    """
+
+    rmse_before: float
+    rmse_after: float | None = None
+    ratio: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMode:
+    """An engine setting that the user chose: what the engine says of it, and its leg's RMSE to the trainer with and without.
+
+    `moved` is the largest change of a log-probability in nats between the two values; `gap` why the other was not run.
+    """
+
+    name: str
+    leg: str
+    setting: str
+    value: bool
+    proof: str
+    rmse: float
+    other_rmse: float | None
+    moved: float | None
+    gap: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogprobFinding:
     """A named reason why two legs differ, the leg to blame, and the setting that removes it, where there is one."""
 
@@ -120,6 +157,7 @@ class LogprobFinding:
     evidence: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     hint: str = ""
+    verified: Verified | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +227,7 @@ class LogprobReport:
     legs: tuple[Leg, ...]
     pairs: tuple[PairReport, ...]
     findings: tuple[LogprobFinding, ...] = ()
+    modes: tuple[EngineMode, ...] = ()
     attribution: Attribution | None = None
     presets: dict[str, tuple[PresetRow, ...]] = field(default_factory=dict)
     flips: Flips | None = None

@@ -8,8 +8,9 @@ representable ones is rounded the other way on the other side, and a few such to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from parity_audit.core.errors import ParityError
 from parity_audit.core.limits import PARITY_RATIO
 from parity_audit.core.logprob_report import LogprobFinding
 from parity_audit.core.rollouts import Completion, Variation
+from parity_audit.logprobs.legs import TRAINER
 from parity_audit.logprobs.paired import Array
 
 EXPLAINED = 0.1
@@ -38,13 +40,14 @@ class SpecialTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A cause, how it is imposed, and what to do about it."""
+    """A cause, how it is imposed, and what to do about it; `settings` are load settings of vLLM that remove it."""
 
     name: str
     message: str
     prompt: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda ids: ids
     variation: Variation = field(default_factory=Variation)
     hint: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def hypotheses(special: SpecialTokens, completions: Sequence[Completion]) -> list[Hypothesis]:
@@ -53,6 +56,7 @@ def hypotheses(special: SpecialTokens, completions: Sequence[Completion]) -> lis
         Hypothesis(
             name="head.dtype", message="the logits are computed in bfloat16", variation=Variation(head_dtype="bfloat16"),
             hint='vLLM: hf_overrides={"head_dtype": "float32"}; SGLang: --enable-fp32-lm-head',
+            settings={"hf_overrides": {"head_dtype": "float32"}},
         ),
         Hypothesis(
             name="rope.dtype", message="the rotary tables are rounded to bfloat16", variation=Variation(rope_dtype="bfloat16")
@@ -115,4 +119,7 @@ def explain(
     cause = next(hypothesis for hypothesis in asked if hypothesis.name == best)
     tied = [name for name, share in left.items() if name != best and share <= TIED * left[best]]
     evidence = {**facts, "share left": left[best], **({"tied with": ", ".join(tied)} if tied else {})}
-    return LogprobFinding(name=cause.name, leg=leg, message=cause.message, evidence=evidence, hint=cause.hint)
+    return LogprobFinding(
+        name=cause.name, leg=leg, message=cause.message, evidence=evidence, hint=cause.hint,
+        settings={} if leg == TRAINER else dict(cause.settings),
+    )  # fmt: skip

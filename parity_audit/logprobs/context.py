@@ -21,7 +21,8 @@ from parity_audit.logprobs.prompts import Prompts
 class Context:
     """The question and the programs that answer it; without an engine the rollouts of a file are judged.
 
-    `base` is how the trainer's side is run, `target` what switches are to explain, None where that is not asked.
+    `base` is how the trainer's side is run, `target` what switches are to explain, None where that is not asked;
+    `asked` names the engine settings that the user chose and wants compared with their other value.
     """
 
     plan: AuditPlan
@@ -37,6 +38,7 @@ class Context:
     rollouts: Rollouts | None = None
     base: Variation = field(default_factory=Variation)
     target: Target | None = None
+    asked: tuple[str, ...] = ()
 
     @property
     def temperatures(self) -> tuple[float, ...]:

@@ -7,7 +7,8 @@ teacher forcing, natively and in true float64 (the judge). Token ids are all tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from parity_audit.logprobs.meaning import Meaning, columns, meanings
 from parity_audit.logprobs.paired import Array, Paired, paired
 
 DECODE, PREFILL, TRAINER, JUDGE = "engine-decode", "engine-prefill", "trainer", "judge"
+CACHED_TOKENS = "cached_prompt_tokens"
+"""An engine's counter of prompt tokens that it took from its prefix cache."""
 FEWEST_TOKENS = 32
 """With fewer the RMSE of rounding errors is uncertain by more than an eighth (1 / sqrt(2 n)), and tails say nothing."""
 
@@ -26,12 +29,15 @@ class Tested:
     """The legs under test, by name: log-probabilities `[token]` over all completions.
 
     From an engine these are its decode and prefill legs; from a rollout file its rollout and, where the file has it, its
-    trainer. `prefill_top1` is empty where no leg says which token it ranks first.
+    trainer. `prefill_top1` is empty where no leg says which token it ranks first. `facts` are the engine's own
+    counters, `settings` what it reported when it sampled.
     """
 
     completions: tuple[Completion, ...]
     values: dict[str, Array]
     prefill_top1: tuple[int, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

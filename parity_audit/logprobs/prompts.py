@@ -16,21 +16,30 @@ import numpy as np
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import Checkpoint
 from parity_audit.logprobs.causes import SpecialTokens
+from parity_audit.logprobs.texts import tokenizer_of
 
 BUILT = 8
 LENGTHS = (4, 48)
 """Shortest and longest built prompt: cheap, and of different lengths, so that batches are ragged."""
 
+CACHED_LENGTHS = (4, 288)
+"""The longest fills two blocks of 128 tokens, the size on a CPU and the largest in use."""
+
 Prompts = tuple[tuple[int, ...], ...]
 
 
-def built(config: dict[str, Any], special: SpecialTokens, *, seed: int, count: int = BUILT) -> Prompts:
-    """Seeded prompts of different lengths, each beginning with the beginning-of-sequence token where there is one."""
+def built(
+    config: dict[str, Any], special: SpecialTokens, *, seed: int, count: int = BUILT, cached: bool = False
+) -> Prompts:
+    """Seeded prompts of different lengths, each beginning with the beginning-of-sequence token where there is one.
+
+    `cached`: some are long enough to fill a block of an engine's prefix cache.
+    """
     rng = np.random.default_rng(seed)
     start = () if special.bos is None else (special.bos,)
     barred = {special.bos, special.pad, *special.eos}
     ordinary = np.array([token for token in range(int(config["vocab_size"])) if token not in barred])
-    lengths = np.linspace(*LENGTHS, count).astype(int)
+    lengths = np.linspace(*(CACHED_LENGTHS if cached else LENGTHS), count).astype(int)
     return tuple((*start, *rng.choice(ordinary, length).tolist()) for length in lengths)
 
 
@@ -49,18 +58,18 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
     return {key: content[key] for key in keys if content.get(key) is not None}
 
 
-def read_prompts(path: Path, checkpoint: Checkpoint) -> Prompts:
+def read_prompts(path: Path, checkpoint: Checkpoint, *, chat: bool = False) -> Prompts:
     """Prompts of a file: .txt (one text per line) or .jsonl with `token_ids`, `prompt_ids`, `text` or `messages`.
 
     Texts are tokenised by the checkpoint's own tokenizer; chat messages go through its template, which writes its
-    special tokens itself.
+    special tokens itself. With `chat` a text is the message of a user.
 
     Raises:
         UsageError: no such file, no prompt in it, or a row of another kind.
     """
     if not path.is_file():
         raise UsageError(f"there is no file {path}", code="prompts", hint="a .txt or .jsonl file of prompts")
-    found = tuple(_ids(row, where, checkpoint) for where, row in _rows(path))
+    found = tuple(_ids(row, where, checkpoint, chat=chat) for where, row in _rows(path))
     if not found or any(not ids for ids in found):
         raise UsageError(f"{path} holds an empty prompt, or none", code="prompts", where=str(path))
     return found
@@ -81,30 +90,35 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, row if isinstance(row, dict) else {"token_ids": row}
 
 
-def _ids(row: dict[str, Any], where: str, checkpoint: Checkpoint) -> tuple[int, ...]:
+def _ids(row: dict[str, Any], where: str, checkpoint: Checkpoint, *, chat: bool) -> tuple[int, ...]:
     given = row.get("token_ids", row.get("prompt_ids"))
     if given is not None:
         if not isinstance(given, list) or any(not isinstance(item, int) or isinstance(item, bool) for item in given):
             raise UsageError("token ids are a list of whole numbers", code="prompts", where=where)
         return tuple(given)
-    tokenizer = _tokenizer(checkpoint)
+    tokenizer = tokenizer_of(checkpoint)
     if "messages" in row:
-        return tuple(tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=False))
+        return _chat(tokenizer, row["messages"], where)
     if not isinstance(row.get("text"), str):
         raise UsageError("a prompt has neither token_ids, text nor messages", code="prompts", where=where)
+    if chat:
+        return _chat(tokenizer, [{"role": "user", "content": row["text"]}], where)
     return tuple(tokenizer(row["text"])["input_ids"])
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(checkpoint.path)
-    except (OSError, ValueError) as error:
+def _chat(tokenizer: Any, messages: Any, where: str) -> tuple[int, ...]:
+    """Messages through the checkpoint's chat template, up to where the model answers."""
+    if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
-            f"the checkpoint has no tokenizer: {error}", code="prompts", where=checkpoint.path,
-            hint="give prompts as token ids",
-        ) from None  # fmt: skip
+            "the checkpoint's tokenizer has no chat template", code="prompts", where=where,
+            hint="give prompts as text without --chat, or as token ids",
+        )  # fmt: skip
+    try:
+        return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    except Exception as error:  # a template raises what it likes for messages that it does not take
+        raise UsageError(
+            f"the chat template does not take these messages: {error}", code="prompts", where=where
+        ) from None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -18,12 +18,14 @@ from parity_audit.core.rollouts import Completion, Sampling
 from parity_audit.core.types import BackendRef
 from parity_audit.logprobs.attribution import Target
 from parity_audit.logprobs.context import Context
+from parity_audit.logprobs.files.export import check_exports, export
 from parity_audit.logprobs.files.rollouts import Rollouts, read_rollouts
 from parity_audit.logprobs.files.writing import write_tokens
 from parity_audit.logprobs.profiles import PROFILES, profile
 from parity_audit.logprobs.prompts import Prompts, built, generation_defaults, read_prompts, special_tokens
 from parity_audit.logprobs.run import Answer, run
-from parity_audit.logprobs.switches import own_steps
+from parity_audit.logprobs.switches import PREFIX_CACHE, own_steps
+from parity_audit.logprobs.texts import with_text
 from parity_audit.report import logprob_page
 from parity_audit.report.environment import this_machine
 
@@ -41,6 +43,7 @@ def answer(
     rollouts: Path | None, memory_bytes: int, presets: Sequence[str] | None, out: Path | None, install: bool,
     timeout: float, progress: Progress,
     question: Mapping[str, object], layers: LayerAudit | None = None, target: Target | None = None,
+    asked: Sequence[str] = (), exports: Sequence[str] = (), chat: bool = False,
 ) -> LogprobReport:  # fmt: skip
     """Sample with the engine (or take a rollout file), score with the trainer, and say whether they agree.
 
@@ -54,6 +57,9 @@ def answer(
         NotJudged: a leg failed.
     """
     _check(engine, trainer, sampling)
+    kinds = check_exports(exports)
+    if chat and prompts is None:
+        raise UsageError("--chat needs --prompts: built prompts are token ids, not messages", code="prompts")
     settings, base = own_steps(trainer.settings)
     names = tuple(PROFILES) if presets is None else tuple(presets)
     for name in names:
@@ -66,14 +72,16 @@ def answer(
         chosen: Prompts = ()
         if given is None:
             chosen = (
-                read_prompts(prompts, plan.checkpoint) if prompts else built(plan.config, special, seed=sampling.seed)
+                read_prompts(prompts, plan.checkpoint)
+                if prompts
+                else built(plan.config, special, seed=sampling.seed, cached=target is not None or PREFIX_CACHE in asked)
             )
         longest = _longest(chosen, given, sampling, plan)
-        asked = [
+        sides = [
             ("trainer", dataclasses.replace(trainer, settings=settings)),
             *([("engine", engine)] if given is None else []),
         ]
-        for role, ref in asked:
+        for role, ref in sides:
             sessions.append(
                 _session(
                     role,
@@ -89,6 +97,7 @@ def answer(
                 plan=plan, engine=sessions[1] if given is None else None, trainer=sessions[0], sampling=sampling,
                 prompts=chosen, special=special, defaults=generation_defaults(plan.checkpoint), memory_bytes=memory_bytes,
                 presets=names, progress=progress, rollouts=given, base=base, target=target,
+                asked=tuple(asked) if given is None else (),
             )
         )  # fmt: skip
     finally:
@@ -99,7 +108,8 @@ def answer(
         deeper = layers(workspace.out / LAYERS, found.worst)
         report = dataclasses.replace(found.report, findings=merged(found.report.findings, deeper))
         found = dataclasses.replace(found, report=report)
-    return _written(found, workspace.out)
+    in_text = with_text(found.report, found.completions, plan.checkpoint)
+    return _written(dataclasses.replace(found, report=in_text), workspace.out, kinds)
 
 
 def merged(first: Sequence[LogprobFinding], deeper: Sequence[LogprobFinding]) -> tuple[LogprobFinding, ...]:
@@ -108,7 +118,7 @@ def merged(first: Sequence[LogprobFinding], deeper: Sequence[LogprobFinding]) ->
     return (*(finding for finding in first if finding.name != "unexplained" or not named), *deeper)
 
 
-def _written(found: Answer, out: Path) -> LogprobReport:
+def _written(found: Answer, out: Path, kinds: Sequence[str]) -> LogprobReport:
     """The report with the path it was written to; a disk that does not take it is an error of its own."""
     path = out / REPORT_NAME
     report = dataclasses.replace(found.report, environment={**this_machine(), "report": str(path)})
@@ -116,6 +126,7 @@ def _written(found: Answer, out: Path) -> LogprobReport:
         path.write_text(dumps(report, indent=1))
         path.with_suffix(".html").write_text(logprob_page.render(report, found.tokens))
         write_tokens(found.tokens, out)
+        export(report, found.tokens, out, kinds)
     except OSError as error:
         raise NotJudged(
             f"cannot write the report: {error.strerror or error}", code="disk", where=str(out), hint="--out elsewhere"

@@ -9,21 +9,59 @@ from typing import Any
 import numpy as np
 
 from parity_audit.core.errors import NotJudged
-from parity_audit.core.logprob_report import Attribution
+from parity_audit.core.logprob_report import Attribution, EngineMode
 from parity_audit.core.rollouts import ScoreReply, ScoreRequest
 from parity_audit.core.types import Edit
 from parity_audit.core.wire import NATIVE
-from parity_audit.logprobs import legs
+from parity_audit.logprobs import legs, verdict
 from parity_audit.logprobs.attribution import AGAIN, attribute
 from parity_audit.logprobs.context import Context
 from parity_audit.logprobs.meaning import RAW, Decided
 from parity_audit.logprobs.paired import Array
-from parity_audit.logprobs.switches import engine_switches, joined, trainer_switches
+from parity_audit.logprobs.switches import PREFIX_CACHE, TOGGLES, engine_switches, joined, trainer_switches
 from parity_audit.specs.view import dims
 
 FORCED_DECODING = "forced_decoding"
 """Load setting of an engine that is to be told which tokens to decode."""
-CACHE = "enable_prefix_caching"
+
+
+def modes(
+    context: Context, tested: legs.Tested, native: legs.Scored, decided: Mapping[str, Decided]
+) -> tuple[EngineMode, ...]:
+    """Each engine setting that the user chose, with the engine's own word that it was in force, against its other value."""
+    if context.engine is None or not context.asked:
+        return ()
+    settings = tested.settings
+    leg = legs.DECODE if decided[legs.DECODE].meaning == RAW else legs.PREFILL
+    train = native.by_meaning[decided[leg].meaning]
+    found = []
+    for key in context.asked:
+        other = {key: not settings[key]}
+        context.trainer.release()
+        context.progress.update("verify", f"engine with {_words(other)}")
+        try:
+            values, gap = _engine(context, tested, leg, other), ""
+        except NotJudged as error:
+            values, gap = None, error.message
+        on, off = TOGGLES[key]
+        found.append(
+            EngineMode(
+                name=on if settings[key] else off, leg=leg, setting=key, value=bool(settings[key]),
+                proof=_proof(key, settings, tested.facts), rmse=verdict.rmse(tested.values[leg], train),
+                other_rmse=None if values is None else verdict.rmse(values, train),
+                moved=None if values is None else float(np.abs(values - tested.values[leg]).max()), gap=gap,
+            )
+        )  # fmt: skip
+    context.engine.release()
+    context.engine.load_settings = {}
+    return tuple(found)
+
+
+def _proof(key: str, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """What the engine itself says of a setting."""
+    if key == PREFIX_CACHE:
+        return f"{facts.get(legs.CACHED_TOKENS) or 0} prompt tokens came out of the cache, by the engine's counter"
+    return f"the engine reports compilation={settings.get('compilation')}"
 
 
 def attributed(
@@ -59,7 +97,7 @@ def attributed(
         context.plan.dtype, str(about.settings.get("attn_implementation")), context.base,
         experts=bool(dims(context.plan.model.spec, context.plan.config).get("n_experts")),
     )  # fmt: skip
-    switches = joined(trainer, [] if engine is None else engine_switches(engine.description().settings))
+    switches = joined(trainer, [] if engine is None else engine_switches(tested.settings))
     sequence = np.repeat(np.arange(len(tested.completions)), [len(one.token_ids) for one in tested.completions])
     try:
         return attribute(
@@ -69,6 +107,7 @@ def attributed(
     finally:
         if engine is not None:
             engine.release()
+            engine.load_settings = {}
 
 
 def _engine(context: Context, tested: legs.Tested, leg: str, settings: dict[str, Any]) -> Array:
@@ -79,9 +118,9 @@ def _engine(context: Context, tested: legs.Tested, leg: str, settings: dict[str,
     session.apply((Edit(op="load", value={**settings, **({FORCED_DECODING: True} if decoded else {})}),))
     ask: Callable[[], ScoreReply] = lambda: session.score(ScoreRequest(completions=tested.completions, decoded=decoded))  # noqa: E731
     reply = ask()
-    if settings.get(CACHE):
+    if settings.get(PREFIX_CACHE):
         reply = ask()
-        if not reply.facts.get("cached_prompt_tokens"):
+        if not reply.facts.get(legs.CACHED_TOKENS):
             raise NotJudged(
                 "no prompt token came out of the prefix cache, by the engine's own counter", code="no-cache-hit"
             )

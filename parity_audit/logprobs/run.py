@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, NotJudged
+from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK
 from parity_audit.core.logprob_report import Leg, LogprobFinding, LogprobReport, TokenTable
 from parity_audit.core.report import Verdict
-from parity_audit.core.rollouts import Completion, SampleRequest, ScoreRequest, Variation
+from parity_audit.core.rollouts import Completion, Variation
 from parity_audit.core.wire import FLOAT64, NATIVE
-from parity_audit.logprobs import causes, legs, reporting, rerun, semantics, verdict
+from parity_audit.logprobs import causes, legs, reporting, rerun, semantics, verdict, verification
 from parity_audit.logprobs.context import Context
-from parity_audit.logprobs.files.rollouts import Rollouts
 from parity_audit.logprobs.meaning import RAW, Decided, Meaning, decide
 from parity_audit.logprobs.paired import Array, Paired
 from parity_audit.logprobs.switches import steps_of
+from parity_audit.logprobs.tested import given, sampled
 
 WORST_SEQUENCES = 2
 """Sequences that the layer audit is given: each costs a whole run with every site captured."""
@@ -29,10 +29,11 @@ EXITS = {Verdict.EXACT: EXIT_OK, Verdict.PARITY: EXIT_OK, Verdict.MISMATCH: EXIT
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The report, the tokens of its first pair for files and pictures, and the sequences that disagree most."""
+    """The report, the tokens of its first pair for files and pictures, and what was scored; `worst` disagree most."""
 
     report: LogprobReport
     tokens: TokenTable
+    completions: tuple[Completion, ...] = ()
     worst: tuple[Completion, ...] = ()
 
 
@@ -43,7 +44,7 @@ def run(context: Context) -> Answer:
         NotJudged: a leg failed, or there are too few tokens.
     """
     started = time.perf_counter()
-    tested = _sampled(context) if context.rollouts is None else _given(context.rollouts)
+    tested = sampled(context) if context.rollouts is None else given(context.rollouts)
     context.progress.update("score", "the trainer's side, natively and as the judge")
     native = context.scored(tested.completions, NATIVE, context.base)
     judge = context.scored(tested.completions, FLOAT64, Variation())
@@ -57,40 +58,16 @@ def run(context: Context) -> Answer:
         *_explained(context, tested, native, judge, decided, found),
     ]
     answer = _answer(context, tested, native, judge, decided, found, findings)
+    checked = verification.verified(context, findings, verification.start(context, tested, native, judge))
+    modes = rerun.modes(context, tested, native, decided)
     attribution = rerun.attributed(context, tested, native, decided) if context.target is not None else None
     seconds = {"total": time.perf_counter() - started}
     return dataclasses.replace(
-        answer, report=dataclasses.replace(answer.report, attribution=attribution, seconds=seconds)
+        answer,
+        report=dataclasses.replace(
+            answer.report, findings=checked, modes=modes, attribution=attribution, seconds=seconds
+        ),
     )
-
-
-def _sampled(context: Context) -> legs.Tested:
-    """Both engine legs; the engine's memory is free afterwards."""
-    engine = context.engine
-    assert engine is not None
-    context.progress.update("sample", f"{len(context.prompts)} prompts on {engine.label}")
-    reply = engine.sample(SampleRequest(prompts=context.prompts, sampling=context.sampling))
-    completions = legs.checked(reply.completions)
-    if any(len(one.logprobs) != len(one.token_ids) for one in completions):
-        raise NotJudged("the engine returned tokens without log-probabilities", code="no-logprobs")
-    prefill = engine.score(ScoreRequest(completions=completions))
-    engine.release()
-    values = {
-        legs.DECODE: legs.flat([one.logprobs for one in completions]),
-        legs.PREFILL: legs.flat([score.logprobs[0] for score in prefill.scores]),
-    }
-    top1 = tuple(token for score in prefill.scores for token in score.top1)
-    return legs.Tested(completions=completions, values=values, prefill_top1=top1)
-
-
-def _given(rollouts: Rollouts) -> legs.Tested:
-    """The legs of a rollout file, each refused where a number is missing."""
-    completions = legs.checked(rollouts.completions)
-    values = {legs.DECODE: legs.flat([one.logprobs for one in completions])}
-    if rollouts.has_train:
-        values[legs.TRAINER] = legs.flat(rollouts.train)
-        legs.pair(completions, values[legs.DECODE], values[legs.TRAINER], "rollout and trainer of the file")
-    return legs.Tested(completions=completions, values=values)
 
 
 def _legs(
@@ -178,12 +155,13 @@ def _answer(
         findings=tuple(findings), presets={name: reporting.preset(name, first) for name in context.presets}, flips=flips,
         worst=reporting.worst_rows(first, tested.completions, judge.by_meaning[decided[legs.DECODE].meaning]),
         notes=semantics.notes(context.special, tested.completions, context.defaults),
-        not_tested=semantics.not_tested(None if context.engine is None else context.engine.description(), decided),
+        not_tested=semantics.not_tested(None if context.engine is None else context.engine.description(), decided, tested.facts),
         exit_code=EXITS.get(outcome, EXIT_NOT_JUDGED),
     )  # fmt: skip
     worst = np.argsort(-np.sqrt(first.means(np.square(first.difference))), kind="stable")[:WORST_SEQUENCES]
     return Answer(
         report=report, tokens=reporting.token_table(first, tested.completions),
+        completions=tested.completions,
         worst=tuple(tested.completions[number] for number in worst.tolist()),
     )  # fmt: skip
 

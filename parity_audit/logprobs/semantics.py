@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from parity_audit.core.logprob_report import LogprobFinding
 from parity_audit.core.rollouts import Completion, Sampling
 from parity_audit.core.types import Description, NotTested
 from parity_audit.logprobs.causes import SpecialTokens
-from parity_audit.logprobs.legs import DECODE, TRAINER, Scored
+from parity_audit.logprobs.legs import CACHED_TOKENS, DECODE, TRAINER, Scored
 from parity_audit.logprobs.meaning import RAW, Decided, Meaning, policy
+from parity_audit.logprobs.switches import EAGER, PREFIX_CACHE
 
 UNTRIED = {
-    "enable_prefix_caching": (False, "prefix cache", "it is off; add enable_prefix_caching=true to the engine"),
-    "enforce_eager": (True, "compiled engine", "enforce_eager is on; add enforce_eager=false to the engine"),
+    PREFIX_CACHE: (False, "prefix cache", "it is off; --prefix-cache turns it on"),
+    EAGER: (True, "compiled engine", "the engine runs eagerly; --engine-mode compiled compiles it"),
 }
 """Engine settings whose other value this run does not speak about: the value that leaves something untried, and what."""
+NOT_COMPILED = "NONE"
 
 
 def findings(sampling: Sampling, decided: Mapping[str, Decided], judge: Scored) -> list[LogprobFinding]:
@@ -61,8 +64,10 @@ def notes(special: SpecialTokens, completions: Sequence[Completion], defaults: M
     return tuple(said)
 
 
-def not_tested(engine: Description | None, decided: Mapping[str, Decided]) -> tuple[NotTested, ...]:
-    """Settings of the engine that were not exercised, and meanings that these tokens do not tell apart."""
+def not_tested(
+    engine: Description | None, decided: Mapping[str, Decided], facts: Mapping[str, Any]
+) -> tuple[NotTested, ...]:
+    """Settings of the engine that were not exercised, by its own word, and meanings that these tokens do not tell apart."""
     gaps = []
     if engine is None:
         gaps.append(
@@ -74,8 +79,22 @@ def not_tested(engine: Description | None, decided: Mapping[str, Decided]) -> tu
             for key, (untried, what, why) in UNTRIED.items()
             if engine.settings.get(key) == untried
         ]
+        gaps += _without_effect(engine.settings, facts)
     for name, choice in decided.items():
         if not choice.clear:
             words = " or ".join(meaning.words for meaning, _ in choice.left[:2])
             gaps.append(NotTested(what=f"what the numbers of {name} are", why=f"these tokens do not tell: {words}"))
     return tuple(gaps)
+
+
+def _without_effect(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> list[NotTested]:
+    """Settings that are on and did nothing."""
+    gaps = []
+    if settings.get(PREFIX_CACHE) and not facts.get(CACHED_TOKENS):
+        why = "it is on, and no prompt token came out of it, by the engine's own counter"
+        gaps.append(NotTested(what="prefix cache", why=why))
+    if settings.get(EAGER) is False and settings.get("compilation") == NOT_COMPILED:
+        gaps.append(
+            NotTested(what="compiled engine", why="enforce_eager is off, and the engine reports no compilation")
+        )
+    return gaps

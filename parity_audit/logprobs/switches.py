@@ -23,6 +23,12 @@ STEPS = {
     "kv_dtype": "keys and values in {}", "attention": "{} attention",
 }  # fmt: skip
 """Steps of the trainer's side, fields of `Variation`, and what a report calls them."""
+WRITTEN = {"attention": "attn_implementation"}
+"""Steps that a BACKEND string calls otherwise."""
+PREFIX_CACHE, EAGER = "enable_prefix_caching", "enforce_eager"
+MODES = ("eager", "compiled")
+TOGGLES = {EAGER: ("eager engine", "compiled engine"), PREFIX_CACHE: ("prefix cache", "no prefix cache")}
+"""Engine settings that are on or off, and what a report calls the engine in each case."""
 ONE_BY_ONE = "one sequence at a time"
 
 
@@ -46,9 +52,9 @@ class Switch:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What to write to have it: the trainer's steps and the engine's load settings."""
+        """What to add to the BACKEND string of each side to have it."""
         sides = ((TRAINER, self.trainer), (ENGINE, self.engine))
-        return {f"{side}.{key}": value for side, own in sides for key, value in own.items()}
+        return {f"--{side} ..., {WRITTEN.get(key, key)}": value for side, own in sides for key, value in own.items()}
 
 
 def steps_of(variation: Variation) -> dict[str, str]:
@@ -57,10 +63,10 @@ def steps_of(variation: Variation) -> dict[str, str]:
 
 
 def own_steps(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Variation]:
-    """The settings of a trainer's BACKEND string without the steps among them (`head_dtype=float32`), and those steps.
+    """The settings of a trainer's BACKEND string without the steps among them (`head_dtype=float32`, `rows=1`), and those.
 
     Raises:
-        UsageError: a step in a dtype that none is run in.
+        UsageError: a step in a dtype that none is run in, or a batch of no rows.
     """
     dtypes: dict[str, Any] = {key: str(value) for key, value in settings.items() if key in STEPS and key != "attention"}
     for key, value in dtypes.items():
@@ -68,7 +74,13 @@ def own_steps(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Variation]:
             raise UsageError(
                 f"the trainer's {key} cannot be {value}", code="trainer-dtype", found=value, expected=", ".join(DTYPES)
             )
-    return {key: value for key, value in settings.items() if key not in dtypes}, replace(Variation(), **dtypes)
+    rows = settings.get("rows", 0)
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+        raise UsageError(
+            f"the trainer cannot run {rows} sequences at a time", code="trainer-rows", expected="1 or more"
+        )
+    rest = {key: value for key, value in settings.items() if key not in (*dtypes, "rows")}
+    return rest, replace(Variation(), **dtypes, rows=rows)
 
 
 def trainer_switches(dtype: str, attention: str, base: Variation, *, experts: bool) -> list[Switch]:
@@ -94,18 +106,30 @@ def trainer_switches(dtype: str, attention: str, base: Variation, *, experts: bo
     return [*found, Switch(name=ONE_BY_ONE, trainer={"rows": 1})]
 
 
+def engine_modes(mode: str | None, prefix_cache: bool | None) -> dict[str, bool]:
+    """The load settings of an engine that a user chooses by name; nothing for what was not chosen.
+
+    Raises:
+        UsageError: a mode that no engine has.
+    """
+    if mode not in (None, *MODES):
+        raise UsageError(
+            f"`{mode}` is no engine mode", code="engine-mode", found=str(mode), expected=" or ".join(MODES)
+        )
+    chosen = {} if mode is None else {EAGER: mode == MODES[0]}
+    return chosen if prefix_cache is None else {**chosen, PREFIX_CACHE: prefix_cache}
+
+
 def engine_switches(settings: Mapping[str, Any]) -> list[Switch]:
     """What can be chosen otherwise in an engine that reports these settings."""
     found = []
     if settings.get("head_dtype") not in (None, FINE):
         found.append(Switch(name=STEPS["head_dtype"].format(FINE), engine={"hf_overrides": {"head_dtype": FINE}}))
-    if settings.get("enforce_eager") is not None:
-        eager = bool(settings["enforce_eager"])
-        found.append(Switch(name="compiled engine" if eager else "eager engine", engine={"enforce_eager": not eager}))
-    if settings.get("enable_prefix_caching") is not None:
-        cached = bool(settings["enable_prefix_caching"])
-        name = "no prefix cache" if cached else "prefix cache"
-        found.append(Switch(name=name, engine={"enable_prefix_caching": not cached}))
+    found += [
+        Switch(name=on if not settings[key] else off, engine={key: not settings[key]})
+        for key, (on, off) in TOGGLES.items()
+        if settings.get(key) is not None
+    ]
     if settings.get("cache_dtype") not in (None, "auto"):
         found.append(Switch(name="keys and values as computed", engine={"kv_cache_dtype": "auto"}))
     if settings.get("max_num_seqs") not in (None, 1):

@@ -20,15 +20,12 @@ def attribution_content(found: Attribution) -> list[Block]:
     ]
     if found.together:
         blocks += [SPACE, paragraph("Best first, each with those above it:"), _table(found.together)]
+    every = (*found.alone, *([found.control] if found.control else []))
     if found.alone:
-        moving = [effect for effect in (*found.alone, *([found.control] if found.control else [])) if effect.moves]
-        blocks += [SPACE, paragraph("Each alone:"), _table(moving)]
+        blocks += [SPACE, paragraph("Each alone:"), _table([effect for effect in every if effect.moves])]
     rows = [("write", f"{key}={value}") for effect in found.proposed for key, value in effect.settings.items()]
-    rows += (
-        [("changes no number", ", ".join(still))]
-        if (still := [_name(one) for one in found.alone if not one.moves])
-        else []
-    )
+    still = [_name(effect) for effect in every if not effect.moves]
+    rows += [("changes no number", ", ".join(still))] if still else []
     rows += [(f"not tested: {gap.what}", gap.why) for gap in found.not_tested]
     return [*blocks, SPACE, pairs(rows)] if rows else blocks
 

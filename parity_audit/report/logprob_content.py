@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from parity_audit.core.logprob_report import LogprobFinding, LogprobReport, PairReport
+from parity_audit.core.logprob_report import EngineMode, LogprobFinding, LogprobReport, PairReport, TokenRow, Verified
 from parity_audit.core.report import Verdict
 from parity_audit.report.attribution_content import attribution_content
 from parity_audit.report.blocks import BAD, BOLD, GOOD, SPACE, UNSURE, Block, columns, heading, pairs, paragraph, styled
@@ -15,6 +16,8 @@ HEADLINE = (
     "ess_token", "pearson_logp",
 )  # fmt: skip
 """Metrics of the first table; the JSON has all of them."""
+CONTEXT = 24
+"""Characters shown on either side of a token."""
 SPARK = "▁▂▃▄▅▆▇█"
 STYLES = {Verdict.PARITY: GOOD, Verdict.EXACT: GOOD, Verdict.MISMATCH: BAD}
 
@@ -36,6 +39,8 @@ def logprob_content(report: LogprobReport, *, where: str = "") -> list[Block]:
     for pair in report.pairs:
         title = f"{pair.rollout} against {pair.train}: {pair.tokens} tokens in {pair.sequences} sequences"
         blocks += [SPACE, heading(title), paragraph(pair.meaning), _numbers(pair)]
+    if report.modes:
+        blocks += [SPACE, heading("Engine settings that were asked for"), _modes(report.modes)]
     if report.attribution is not None:
         blocks += [SPACE, *attribution_content(report.attribution)]
     if report.pairs:
@@ -70,7 +75,27 @@ def _finding(finding: LogprobFinding) -> Block:
         (name, number(value) if isinstance(value, float) else str(value)) for name, value in finding.evidence.items()
     ]
     rows += [("set", f"{name}={value}") for name, value in finding.settings.items()]
+    rows += [] if finding.verified is None else [("with it", _verified(finding.verified))]
     return pairs([*rows, *([("next", finding.hint)] if finding.hint else [])])
+
+
+def _verified(done: Verified) -> str:
+    if done.rmse_after is None:
+        return f"not verified: {done.error}"
+    moved = f"RMSE to the judge {number(done.rmse_before)} -> {number(done.rmse_after)}"
+    return f"{moved}, {ratio(done.ratio)} the trainer's rounding (the engine was run again)"
+
+
+def _modes(modes: Sequence[EngineMode]) -> Block:
+    rows = [
+        (mode.name, mode.leg, number(mode.rmse), number(mode.other_rmse), number(mode.moved), mode.gap or mode.proof)
+        for mode in modes
+    ]
+    return columns(
+        ("engine", "leg", "RMSE to trainer", "the other way", "largest change", "what the engine says"),
+        rows,
+        right=(2, 3, 4),
+    )
 
 
 def _numbers(pair: PairReport) -> Block:
@@ -106,6 +131,8 @@ def _preset(report: LogprobReport, name: str) -> Block:
 
 
 def _worst(report: LogprobReport) -> Block:
+    """The worst tokens; in context where they have a text."""
+    told = any(row.text for row in report.worst)
     rows = [
         (
             str(row.sequence),
@@ -114,11 +141,18 @@ def _worst(report: LogprobReport) -> Block:
             number(row.rollout),
             number(row.train),
             number(row.train - row.rollout),
+            *((_in_context(row),) if told else ()),
         )
         for row in report.worst
     ]
-    titles = ("sequence", "position", "token id", "rollout", "train", "difference")
-    return columns(titles, rows, right=tuple(range(len(titles))))
+    titles = ("sequence", "position", "token id", "rollout", "train", "difference", *(("text",) if told else ()))
+    return columns(titles, rows, right=range(6))
+
+
+def _in_context(row: TokenRow) -> str:
+    """The token between marks, with its neighbours; line breaks and other controls are written as escapes."""
+    before, text, after = (json.dumps(part, ensure_ascii=False)[1:-1] for part in (row.before, row.text, row.after))
+    return f"{before[-CONTEXT:]}⟦{text}⟧{after[:CONTEXT]}"
 
 
 def _rest(report: LogprobReport) -> list[tuple[str, str]]:

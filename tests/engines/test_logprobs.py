@@ -51,3 +51,9 @@ def test_an_engine_with_a_bfloat16_head_at_another_temperature(tmp_path):
         ("head.dtype", "engine"),
     ]
     assert report.exit_code == 1
+    first, second = (finding.verified for finding in report.findings)
+    assert first is not None
+    assert first.rmse_after < 0.01 * first.rmse_before  # the bfloat16 head is still there
+    assert second is not None
+    assert second.rmse_before == first.rmse_after
+    assert second.ratio <= 4.0

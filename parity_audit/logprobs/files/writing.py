@@ -1,32 +1,86 @@
-"""Per-token results as files that other programs read: JSONL and CSV, one row per sampled token."""
+"""Per-token results as files that other programs read: JSONL and CSV always, XLSX and Parquet where they are asked for."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity_audit.core.logprob_report import TokenTable
+from parity_audit.core.logprob_report import LogprobReport, TokenTable
 
 COLUMNS = ("sequence", "position", "token_id", "rollout_logprob", "train_logprob", "difference")
+SHEET_ROWS = 1 << 20
+"""Rows that one sheet of a workbook holds, its title row included."""
 
 
 def write_tokens(tokens: TokenTable, folder: Path) -> tuple[Path, Path]:
     """Write tokens.jsonl and tokens.csv; returns both paths."""
-    rows = list(_rows(tokens))
     jsonl, table = folder / "tokens.jsonl", folder / "tokens.csv"
-    jsonl.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-    with table.open("w", newline="") as out:
-        writer = csv.DictWriter(out, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    with jsonl.open("w", encoding="utf-8") as lines, table.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(COLUMNS)
+        for row in _rows(tokens):
+            lines.write(json.dumps(dict(zip(COLUMNS, row, strict=True)), allow_nan=False) + "\n")
+            writer.writerow(row)
     return jsonl, table
 
 
-def _rows(tokens: TokenTable) -> Iterator[dict[str, Any]]:
+def write_parquet(tokens: TokenTable, path: Path) -> None:
+    """One row per token; raises ImportError without pyarrow."""
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = zip(*_rows(tokens), strict=True)
+    parquet.write_table(
+        pyarrow.table({name: list(values) for name, values in zip(COLUMNS, columns, strict=True)}), path
+    )
+
+
+def write_workbook(report: LogprobReport, tokens: TokenTable, path: Path) -> None:
+    """Sheets of legs, metrics, worst tokens, and every token (more than one where they are many). Needs openpyxl.
+
+    Every text is written as text: nothing that a model or a tokenizer is called becomes a formula.
+    """
+    from openpyxl import Workbook
+
+    book = Workbook(write_only=True)
+    _sheet(book, "legs", ("leg", "program", "version", "RMSE to judge", "ratio", "what its numbers are"), [
+        (leg.name, leg.package, leg.version, leg.rmse_to_judge, leg.noise_ratio, leg.meaning) for leg in report.legs
+    ])  # fmt: skip
+    _sheet(book, "metrics", ("rollout", "train", "metric", "value", "low", "high"), [
+        (pair.rollout, pair.train, name, value, *pair.intervals.get(name, (None, None)))
+        for pair in report.pairs
+        for name, value in pair.metrics.items()
+    ])  # fmt: skip
+    _sheet(book, "worst tokens", ("sequence", "position", "token_id", "text", "before", "after", "rollout", "train"), [
+        (row.sequence, row.position, row.token_id, row.text, row.before, row.after, row.rollout, row.train)
+        for row in report.worst
+    ])  # fmt: skip
+    rows = list(_rows(tokens))
+    for number, first in enumerate(range(0, len(rows), SHEET_ROWS - 1), 1):
+        _sheet(book, "tokens" if number == 1 else f"tokens {number}", COLUMNS, rows[first : first + SHEET_ROWS - 1])
+    book.save(path)
+
+
+def _sheet(book: Any, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    from openpyxl.cell import WriteOnlyCell
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+
+    sheet = book.create_sheet(title)
+    sheet.append(list(columns))
+    for row in rows:
+        cells = []
+        for value in row:
+            cell = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("\ufffd", value) if isinstance(value, str) else value)
+            if isinstance(value, str):
+                cell.data_type = "s"
+            cells.append(cell)
+        sheet.append(cells)
+
+
+def _rows(tokens: TokenTable) -> Iterator[tuple[Any, ...]]:
     columns = (tokens.sequence, tokens.position, tokens.token_id, tokens.rollout, tokens.train)
     for sequence, position, token, rollout, train in zip(*columns, strict=True):
-        values = (sequence, position, token, rollout, train, train - rollout)
-        yield dict(zip(COLUMNS, values, strict=True))
+        yield sequence, position, token, rollout, train, train - rollout

@@ -21,7 +21,8 @@ def scatter(title: str, xs: Sequence[float], ys: Sequence[float], *, labels: tup
     x, y = plane([*xs, *ys], [*xs, *ys], x_log=log, y_log=log, top=24 + MARGINAL)
     points = [f'<circle cx="{x.at(xs[i]):.1f}" cy="{y.at(ys[i]):.1f}" r="1.6" class="point"/>' for i in drawn(xs, ys)]
     diagonal = f'<line x1="{x.at(x.low):.1f}" y1="{y.at(x.low):.1f}" x2="{x.at(x.high):.1f}" y2="{y.at(x.high):.1f}" class="line"/>'
-    return chart(title, x, y, *labels, [*_marginal(x, xs, y.stop), *_marginal_right(y, ys, x.stop), diagonal, *points])
+    marginals = [*_marginal(x, xs, y.stop, upright=True), *_marginal(y, ys, x.stop, upright=False)]
+    return chart(title, x, y, *labels, [*marginals, diagonal, *points])
 
 
 def drawn(xs: Sequence[float], ys: Sequence[float]) -> list[int]:
@@ -41,22 +42,16 @@ def _counts(own: Axis, values: Sequence[float]) -> list[float]:
     return [count / max(counts) for count in counts] if any(counts) else [0.0] * BARS
 
 
-def _marginal(x: Axis, values: Sequence[float], bottom: float) -> list[str]:
-    width = (x.stop - x.start) / BARS
-    return [
-        f'<rect x="{x.start + i * width:.1f}" y="{bottom - share * (MARGINAL - 4):.1f}" width="{width:.1f}" '
-        f'height="{share * (MARGINAL - 4):.1f}" class="bin"/>'
-        for i, share in enumerate(_counts(x, values))
-    ]
-
-
-def _marginal_right(y: Axis, values: Sequence[float], left: float) -> list[str]:
-    height = (y.start - y.stop) / BARS
-    return [
-        f'<rect x="{left:.1f}" y="{y.start - (i + 1) * height:.1f}" width="{share * (MARGINAL - 4):.1f}" '
-        f'height="{height:.1f}" class="bin"/>'
-        for i, share in enumerate(_counts(y, values))
-    ]
+def _marginal(own: Axis, values: Sequence[float], edge: float, *, upright: bool) -> list[str]:
+    """A histogram along an axis, its bars growing from `edge`: upwards where `upright`, else to the right."""
+    step = (own.stop - own.start) / BARS
+    bars = []
+    for number, share in enumerate(_counts(own, values)):
+        low, high = sorted((own.start + number * step, own.start + (number + 1) * step))
+        size = share * (MARGINAL - 4)
+        x, y, width, height = (low, edge - size, high - low, size) if upright else (edge, low, size, high - low)
+        bars.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" class="bin"/>')
+    return bars
 
 
 def bins(title: str, groups: Sequence[TokenBin], *, labels: tuple[str, str], x_log: bool = False) -> str:

@@ -1,0 +1,43 @@
+"""The legs under test: what an engine samples and says of it again as a prompt, or what a rollout file holds."""
+
+from __future__ import annotations
+
+from parity_audit.core.errors import NotJudged
+from parity_audit.core.rollouts import SampleRequest, ScoreRequest
+from parity_audit.logprobs import legs
+from parity_audit.logprobs.context import Context
+from parity_audit.logprobs.files.rollouts import Rollouts
+from parity_audit.logprobs.switches import PREFIX_CACHE
+
+
+def sampled(context: Context) -> legs.Tested:
+    """Both engine legs; the engine's memory is free afterwards. With a prefix cache the second pass counts."""
+    engine = context.engine
+    assert engine is not None
+    context.progress.update("sample", f"{len(context.prompts)} prompts on {engine.label}")
+    request = SampleRequest(prompts=context.prompts, sampling=context.sampling)
+    reply = engine.sample(request)
+    settings = engine.description().settings
+    if settings.get(PREFIX_CACHE):
+        reply = engine.sample(request)  # the first pass filled the cache
+    completions = legs.checked(reply.completions)
+    if any(len(one.logprobs) != len(one.token_ids) for one in completions):
+        raise NotJudged("the engine returned tokens without log-probabilities", code="no-logprobs")
+    prefill = engine.score(ScoreRequest(completions=completions))
+    engine.release()
+    values = {
+        legs.DECODE: legs.flat([one.logprobs for one in completions]),
+        legs.PREFILL: legs.flat([score.logprobs[0] for score in prefill.scores]),
+    }
+    top1 = tuple(token for score in prefill.scores for token in score.top1)
+    return legs.Tested(completions=completions, values=values, prefill_top1=top1, facts=reply.facts, settings=settings)
+
+
+def given(rollouts: Rollouts) -> legs.Tested:
+    """The legs of a rollout file, each refused where a number is missing."""
+    completions = legs.checked(rollouts.completions)
+    values = {legs.DECODE: legs.flat([one.logprobs for one in completions])}
+    if rollouts.has_train:
+        values[legs.TRAINER] = legs.flat(rollouts.train)
+        legs.pair(completions, values[legs.DECODE], values[legs.TRAINER], "rollout and trainer of the file")
+    return legs.Tested(completions=completions, values=values)

@@ -1,0 +1,53 @@
+"""Tokens as text: the worst ones decoded, with what stands before and after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from parity_audit.core.errors import UsageError
+from parity_audit.core.logprob_report import LogprobReport, TokenRow
+from parity_audit.core.rollouts import Completion
+from parity_audit.core.types import Checkpoint
+
+BEFORE, AFTER = 12, 4
+"""Tokens of context: enough to recognise the place, few enough for a table."""
+FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Any:
+    """The checkpoint's own tokenizer.
+
+    Raises:
+        UsageError: it has none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.path)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the checkpoint has no tokenizer: {error}", code="prompts", where=checkpoint.path,
+            hint="give prompts as token ids",
+        ) from None  # fmt: skip
+
+
+def with_text(report: LogprobReport, completions: Sequence[Completion], checkpoint: Checkpoint) -> LogprobReport:
+    """The report with its worst tokens in context; unchanged where the checkpoint has no tokenizer."""
+    if not any((Path(checkpoint.path) / name).is_file() for name in FILES):
+        return report
+    try:
+        tokenizer = tokenizer_of(checkpoint)
+    except UsageError:
+        return report
+    return replace(report, worst=tuple(_told(row, completions[row.sequence], tokenizer) for row in report.worst))
+
+
+def _told(row: TokenRow, completion: Completion, tokenizer: Any) -> TokenRow:
+    ids = (*completion.prompt_ids, *completion.token_ids)
+    place = len(completion.prompt_ids) + row.position
+    parts = (ids[max(0, place - BEFORE) : place], ids[place : place + 1], ids[place + 1 : place + 1 + AFTER])
+    before, text, after = (str(tokenizer.decode(part)) for part in parts)
+    return replace(row, before=before, text=text, after=after)
