@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import Probe
+from parity_audit.formulas.positions import counted
 
 
 def tokens(probe: Probe, device: str) -> Tensor:
@@ -22,5 +23,4 @@ def mask(probe: Probe, device: str) -> Tensor | None:
 
 def position_ids(probe: Probe, device: str) -> Tensor:
     """Positions `[batch, pos]` that count real tokens only, so that left padding does not shift them."""
-    counted = torch.tensor(probe.mask, dtype=torch.long, device=device).cumsum(-1) - 1
-    return counted.clamp(min=0)
+    return counted(torch.tensor(probe.mask, dtype=torch.long, device=device))

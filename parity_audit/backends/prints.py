@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
 
 from parity_audit.backends.paths import get
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import WeightPrint, WeightTap
 from parity_audit.core.wire import WeightsRequest
+from parity_audit.formulas.stored import laid_out
 
 FREQUENCIES = (2.0, 3.0, 5.0, 7.0)
 SKETCHES = len(FREQUENCIES)
@@ -35,13 +35,7 @@ def fingerprints(root: Any, request: WeightsRequest) -> Iterator[WeightPrint]:
 
 def canonical(value: Tensor, tap: WeightTap) -> Tensor:
     """The tensor as the checkpoint stores it: float32 on the CPU, sliced, laid out, scaled and shifted back."""
-    value = value.detach().to("cpu", torch.float32)
-    for span, pattern in ((tap.slice, tap.layout), (tap.part, tap.relayout)):
-        if span is not None:
-            value = value[span[0] : span[1]]
-        if pattern:
-            axes = set(pattern.replace("(", " ").replace(")", " ").split())
-            value = rearrange(value, pattern, **{axis: size for axis, size in tap.sizes.items() if axis in axes})
+    value = laid_out(value.detach().to("cpu", torch.float32), tap)
     if tap.scale is not None:
         value = value * tap.scale
     if tap.shift is not None:

@@ -163,6 +163,21 @@ class WeightTap:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecoderFacts:
+    """All that the formulas need to know of a model besides its tensors.
+
+    `values` has one value per layer for each knob of the spec. `outside` and `blocks` say which checkpoint tensor, or which
+    part of one, plays a role outside the blocks and in each block. `tied`: an unembedding that is not stored is the embedding.
+    """
+
+    dims: dict[str, int]
+    values: dict[str, list[Any]]
+    outside: dict[str, WeightTap]
+    blocks: tuple[dict[str, WeightTap], ...]
+    tied: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightPrint:
     """Fingerprint of one tensor in the checkpoint's layout, taken in float64.
 

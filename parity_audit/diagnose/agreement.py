@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import KnobFit
-from parity_audit.diagnose.identify.mlp.activation import canonical
+from parity_audit.formulas.activations import canonical
 
 SIGMAS = 6.0
 MATERIAL = 2e-4

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import torch
-from einops import rearrange
-from safetensors import safe_open
 from torch import Tensor
 
-from parity_audit.core.types import KnobValue, NotTested, Probe, WeightTap
+from parity_audit.core.types import KnobValue, NotTested, Probe
+from parity_audit.formulas.stored import CheckpointTensors, role_tensor
 from parity_audit.specs.view import dims, knob_values, roles
 
 if TYPE_CHECKING:
@@ -167,7 +166,8 @@ def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) ->
     """
     sizes, knobs = dims(plan.spec, plan.config), knob_values(plan.spec, plan.config)
     probes = {probe.name: probe for capture in reversed(captures) for probe in capture.probes}
-    folder = Path(plan.checkpoint.path)
+    stored = CheckpointTensors(Path(plan.checkpoint.path))
+    tied = bool(plan.config.get("tie_word_embeddings", True))
 
     def of(layer: int | None) -> Evidence:
         prefix = "" if layer is None else f"blocks.{layer}."
@@ -178,36 +178,10 @@ def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) ->
             return None if owner is None else owner.tensor(probe, prefix + site)
 
         def weight(role: str) -> Tensor | None:
-            found = _role_tensor(folder, names[role]) if role in names else None
-            # Tied unembeddings are not in the file a second time.
-            tied = role == "unembed" and found is None and bool(plan.config.get("tie_word_embeddings", True))
-            return _role_tensor(folder, names["embed"]) if tied and "embed" in names else found
+            return role_tensor(stored, names, role, tied=tied)
 
         return Evidence(
             side=side, layer=layer, dims=sizes, knobs=knobs, probes=tuple(probes.values()), tensor=tensor, weight=weight
         )  # fmt: skip
 
     return {layer: of(layer) for layer in (None, *range(sizes["n_layers"]))}
-
-
-def _role_tensor(folder: Path, tap: WeightTap) -> Tensor | None:
-    """The checkpoint tensor of a role, or its part of a fused one."""
-    value = checkpoint_tensor(folder, tap.path)
-    if value is None:
-        return None
-    for span, pattern in ((tap.slice, tap.layout), (tap.part, tap.relayout)):
-        value = value if span is None else value[slice(*span)]
-        if pattern:
-            axes = set(pattern.replace("(", " ").replace(")", " ").split())
-            value = rearrange(value, pattern, **{axis: size for axis, size in tap.sizes.items() if axis in axes})
-    return value
-
-
-def checkpoint_tensor(folder: Path, name: str) -> Tensor | None:
-    """One tensor of a safetensors checkpoint, None where no file holds it."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as handle:
-            if name in handle.keys():  # noqa: SIM118
-                tensor: Tensor = handle.get_tensor(name)
-                return tensor
-    return None

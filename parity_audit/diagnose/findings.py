@@ -33,34 +33,18 @@ from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value, spoken
 from parity_audit.diagnose.identify.attention.rows import grouped
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS, bias_knob
 from parity_audit.diagnose.identify.linear.sample import AS_STORED
-from parity_audit.diagnose.identify.norm.order import USUAL_PLACE
 from parity_audit.diagnose.localise import component_of
-from parity_audit.specs.alibi import standard_slopes
+from parity_audit.formulas.alibi import standard_slopes
+from parity_audit.formulas.knobs import ROWS
 
 NEARER = 0.25
 MASKS = ("attention.window", "attention.mask")
 USUAL: dict[str, KnobValue] = {
-    "attention.mask": "causal", "mlp.gate_up": "gate activated", "logits.shift": 0.0, "logits.scale": 1.0, "logits.dtype": "full",
-    "logits.bias": "the checkpoint's",
-    "norm.kind": "rms", "rope.offset": 0.0, "embed.scale": 1.0,
-    "pos_embed.offset": 0, "pos_embed.scale": 1.0,
-    "norm.weight": "the checkpoint's", "norm.bias": "the checkpoint's", "norm.eps_place": "inside the root",
-    "norm.gain": 1.0, "norm.dtype": "full", "norm.order": USUAL_PLACE,
-    "qk_norm.weight": "the checkpoint's", "qk_norm.bias": "the checkpoint's",
-    "qk_norm.eps_place": "inside the root", "qk_norm.gain": 1.0, "qk_norm.dtype": "full",
-    "qk_norm.present": "present", "qk_norm.order": "before rotation",
-    "attention.alibi": None, "attention.sinks": None, "attention.temperature": 1.0, "attention.softmax_dtype": "full",
-    "attention.heads": "as attended", "attention.weights": "softmax",
-    "rope.layers": "q and k", "rope.direction": "forward", "rope.dtype": "full", "rope.first_dim": 0,
-    "norm.size": "root mean square", "qk_norm.size": "root mean square",
-    "attention.bias": None, "cache.keys": "every key", "cache.dtype": "full",
-    "moe.weighted": "outputs", "moe.dropped": "no token",
-    "moe.choice": "largest logits", "moe.scale": 1.0, "moe.temperature": 1.0, "moe.router_dtype": "full",
-    "residual.attn_out": 1.0, "residual.mlp_out": 1.0, "residual.scale": 1.0, "residual.parallel": "sequential",
+    **{row.name: row.default for row in ROWS if row.judged},
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},
     **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
     **{bias_knob(item.role): AS_STORED for item in PROJECTIONS},
-}  # fmt: skip
+}
 IF_THERE: dict[str, KnobValue] = {
     "residual.parallel": "parallel", "attention.sinks": "the checkpoint's", "attention.alibi": 1.0
 }  # fmt: skip

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from parity_audit.specs.rope import kind_of
+from parity_audit.formulas.frequencies import kind_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 OLDER_NAMES = {

@@ -16,7 +16,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.specs.rope import default_table
+from parity_audit.formulas.frequencies import default_table
 
 SLOW_ENOUGH = 0.02  # radians per position
 

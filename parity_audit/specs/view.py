@@ -9,10 +9,10 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from parity_audit.core.types import Description, Edit, KnobValue, NotVisible, SiteTap, WeightTap
-from parity_audit.specs.alibi import times_usual
+from parity_audit.formulas.alibi import times_usual
+from parity_audit.formulas.frequencies import attention_factor, kind_of, rope_table
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate
-from parity_audit.specs.rope import attention_factor, kind_of, rope_table
 from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, RoleEntry, SiteEntry, Spec, WeightEntry
 
 

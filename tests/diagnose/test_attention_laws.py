@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-from parity_audit.specs.alibi import standard_slopes
+from parity_audit.formulas.alibi import standard_slopes
 
 SIGHTS = [pytest.param((), id="visible"), pytest.param(HIDDEN, id="hidden")]
 SINKS = torch.tensor([0.7, -1.3, 2.1, 0.05], dtype=torch.float64)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parity_audit.diagnose.forms.order import order_of
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.identify.mlp.activation import VARIANTS
+from parity_audit.formulas.activations import NAMED
 
 LEFT = 0.02
 SAME = 1e-5
@@ -24,7 +24,7 @@ RANK, MOST_OF = 1e-3, 0.75
 NEAR = 1e-3
 CAP_STEPS = 60
 CURVES = {
-    **{name: curve for name, curve in VARIANTS.items() if name not in ("linear", "none")},
+    **{name: curve for name, curve in NAMED.items() if name not in ("linear", "none")},
     "square": torch.square,
     "abs": torch.abs,
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, relative_rms, tokens_of
-from parity_audit.diagnose.identify.norm.shape import normed
+from parity_audit.formulas.norms import normed
 
 EXPLAINED = 1e-3
 PARALLEL = 0.9999

@@ -16,7 +16,7 @@ from parity_audit.diagnose.identify.attention.saturation import cap_fit
 from parity_audit.diagnose.identify.attention.softmax import sinks_fit
 from parity_audit.diagnose.identify.attention.visible import SIGMAS, Bend
 from parity_audit.diagnose.identify.rotary.turns import q_over_k
-from parity_audit.specs.alibi import standard_slopes
+from parity_audit.formulas.alibi import standard_slopes
 
 SCALE, CAP, ALIBI = "attention.scale", "attention.softcap", "attention.alibi"
 ALIKE = 1e-3

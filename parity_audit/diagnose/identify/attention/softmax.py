@@ -19,6 +19,7 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap,
 from parity_audit.diagnose.identify.attention.rows import Row, visible_scores
 from parity_audit.diagnose.identify.least_squares import ratio
 from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, representable, rounded
+from parity_audit.formulas.attention import softmax
 
 SINKS, TEMPERATURE, DTYPE = "attention.sinks", "attention.temperature", "attention.softmax_dtype"
 OWN, OFF_BY_ONE = "the checkpoint's", "0 in every head (softmax off by one)"
@@ -82,14 +83,6 @@ def _own_where_alike(evidence: Evidence, sinks: Tensor | None) -> Tensor | None:
 
 def _close(a: Sequence[float], b: Sequence[float], errors: Sequence[float]) -> bool:
     return all(abs(x - y) <= max(NEAR, 6 * error) for x, y, error in zip(a, b, errors, strict=True))
-
-
-def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """p `[head row key]` of scores with masked entries -inf."""
-    total = torch.logsumexp(scores, -1, keepdim=True)
-    if sinks is not None:
-        total = torch.logaddexp(total, sinks[:, None, None].expand_as(total))
-    return torch.exp(scores - total).nan_to_num(0.0)
 
 
 def _pattern(evidence: Evidence, row: Row) -> Tensor | None:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
-from parity_audit.diagnose.identify.mlp.curves import clamped_swiglu, fitted_curve
+from parity_audit.diagnose.identify.mlp.curves import fitted_curve
+from parity_audit.formulas.activations import CLAMP, CLAMPED, NAMED, SWISH_SLOPE, canonical, clamped_swiglu
 
 ACTIVATION, GATING = "mlp.activation", "mlp.gate_up"
 TOKENS = 128
@@ -24,37 +24,10 @@ EXPLAINED = 0.02
 TIE = 3.0
 CLEAR = 4.0
 ROUNDING = 1e-5
-CLAMPED, ALPHA, LIMIT = "swiglu_clamped", 1.702, 7.0
 GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    CLAMPED: lambda x, gate: clamped_swiglu(x, gate, ALPHA, LIMIT),
-    f"{CLAMPED} without the 1 added": lambda x, gate: clamped_swiglu(x, gate, ALPHA, LIMIT, added=0.0),
+    CLAMPED: lambda x, gate: clamped_swiglu(x, gate, SWISH_SLOPE, CLAMP),
+    f"{CLAMPED} without the 1 added": lambda x, gate: clamped_swiglu(x, gate, SWISH_SLOPE, CLAMP, added=0.0),
 }
-
-VARIANTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "silu": functional.silu,
-    "relu": torch.relu,
-    "relu2": lambda x: torch.relu(x).square(),
-    "leaky_relu": functional.leaky_relu,
-    "elu": functional.elu,
-    "mish": functional.mish,
-    "softplus": functional.softplus,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "linear": lambda x: x,
-    "none": torch.ones_like,
-}
-SAME_AS = {
-    "gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "gelu_python_tanh": "gelu_pytorch_tanh",
-    "gelu_tanh": "gelu_pytorch_tanh", "gelu_python": "gelu", "swish": "silu", "squared_relu": "relu2",
-}  # fmt: skip
-
-
-def canonical(name: object) -> str:
-    """One name per function."""
-    return SAME_AS.get(str(name), str(name))
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
@@ -68,7 +41,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
     orders = {False: (pre, linear)} if linear is None else {False: (pre, linear), True: (linear, pre)}
     tries: dict[tuple[str, bool], Tensor] = {}
     for swap, (x, gate) in orders.items():
-        tries |= {(name, swap): act(x) if gate is None else act(x) * gate for name, act in VARIANTS.items()}
+        tries |= {(name, swap): act(x) if gate is None else act(x) * gate for name, act in NAMED.items()}
         if gate is not None:
             tries |= {(name, swap): act(x, gate) for name, act in GATED.items()}
     if linear is None:
@@ -77,7 +50,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
     least = min(left.values())
     if least > ROUNDING:
         for swap, (x, gate) in orders.items():
-            name, rest = fitted_curve(x, gate, post, VARIANTS)
+            name, rest = fitted_curve(x, gate, post, NAMED)
             if rest * CLEAR < least and rest <= EXPLAINED:
                 left[name, swap] = rest
     return chosen(evidence, left, gated=linear is not None, n=post.numel())

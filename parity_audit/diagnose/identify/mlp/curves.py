@@ -17,18 +17,12 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import relative_rms
+from parity_audit.formulas.activations import SWISH_SLOPE, Curve, clamped_swiglu
 
 ALPHAS = (0.1, 10.0)
 LIMITS = (0.5, 30.0)
 POINTS, ROUNDS, ALTERNATIONS = 9, 10, 12
 SETTLED, ENOUGH = 0.99, 1e-6
-Curve = Callable[[Tensor], Tensor]
-
-
-def clamped_swiglu(pre: Tensor, linear: Tensor, alpha: float, limit: float, *, added: float = 1.0) -> Tensor:
-    """The activation of gpt-oss."""
-    x = pre.clamp(max=limit)
-    return (linear.clamp(-limit, limit) + added) * x * torch.sigmoid(alpha * x)
 
 
 def fitted_curve(pre: Tensor, linear: Tensor | None, post: Tensor, named: Mapping[str, Curve]) -> tuple[str, float]:
@@ -66,7 +60,7 @@ def _scaled(pre: Tensor, gate: Tensor, post: Tensor, named: Mapping[str, Curve])
 
 def _clamped(pre: Tensor, linear: Tensor, post: Tensor) -> tuple[str, float]:
     """alpha and limit in turn; a limit that nothing reaches is not named."""
-    alpha, limit, left = 1.702, float(max(pre.max(), linear.abs().max())), 1.0
+    alpha, limit, left = SWISH_SLOPE, float(max(pre.max(), linear.abs().max())), 1.0
     for _ in range(ALTERNATIONS):
         before = left
         alpha, left = narrowed(lambda a, limit=limit: _left(clamped_swiglu(pre, linear, a, limit), post), ALPHAS)  # type: ignore[misc]

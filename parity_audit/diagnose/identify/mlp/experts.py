@@ -21,18 +21,14 @@ from torch import Tensor
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.mlp.activation import (
     ACTIVATION,
-    ALPHA,
-    CLAMPED,
     CLEAR,
     EXPLAINED,
     GATED,
-    LIMIT,
     ROUNDING,
-    VARIANTS,
-    canonical,
     chosen,
 )
-from parity_audit.diagnose.identify.mlp.curves import ALPHAS, clamped_swiglu, narrowed
+from parity_audit.diagnose.identify.mlp.curves import ALPHAS, narrowed
+from parity_audit.formulas.activations import CLAMP, CLAMPED, NAMED, SWISH_SLOPE, canonical, clamped_swiglu
 
 SITE, WEIGHTED, DROPPED = "mlp_out", "moe.weighted", "moe.dropped"
 TOKENS, MORE_TOKENS, LIMITS = 32, 256, (0.5, 100.0)
@@ -88,7 +84,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
 def _tried(left: Callable[..., float]) -> dict[tuple[str, bool], float]:
     """What each activation leaves, in both orders of its inputs."""
     hidden: dict[tuple[str, bool], Hidden] = {}
-    for name, act in VARIANTS.items():
+    for name, act in NAMED.items():
         hidden[name, False] = lambda g, u, act=act: act(g) * u  # type: ignore[misc]
         hidden[name, True] = lambda g, u, act=act: act(u) * g  # type: ignore[misc]
     for name, gated in GATED.items():
@@ -98,10 +94,10 @@ def _tried(left: Callable[..., float]) -> dict[tuple[str, bool], float]:
     least = min(found.values())
     if least > ROUNDING:
         alpha, rest = narrowed(lambda a: left(lambda g, u: g * torch.sigmoid(a * g) * u), ALPHAS)
-        clamped, rest_clamped = narrowed(lambda a: left(lambda g, u: clamped_swiglu(g, u, a, LIMIT)), ALPHAS)
-        limit, rest_limit = narrowed(lambda b: left(lambda g, u: clamped_swiglu(g, u, ALPHA, b)), LIMITS)
-        own = {f"swish({alpha:.4g})": rest, f"{CLAMPED}({clamped:.4g}, {LIMIT:g})": rest_clamped,
-               f"{CLAMPED}({ALPHA:g}, {limit:.4g})": rest_limit}  # fmt: skip
+        clamped, rest_clamped = narrowed(lambda a: left(lambda g, u: clamped_swiglu(g, u, a, CLAMP)), ALPHAS)
+        limit, rest_limit = narrowed(lambda b: left(lambda g, u: clamped_swiglu(g, u, SWISH_SLOPE, b)), LIMITS)
+        own = {f"swish({alpha:.4g})": rest, f"{CLAMPED}({clamped:.4g}, {CLAMP:g})": rest_clamped,
+               f"{CLAMPED}({SWISH_SLOPE:g}, {limit:.4g})": rest_limit}  # fmt: skip
         found |= {(name, False): value for name, value in own.items() if value * CLEAR < least and value <= EXPLAINED}
     return found
 
@@ -111,7 +107,7 @@ def _usual(evidence: Evidence) -> Hidden | None:
     name = canonical(evidence.spec_value(ACTIVATION))
     if name in GATED:
         return GATED[name]
-    return (lambda g, u: VARIANTS[name](g) * u) if name in VARIANTS else None
+    return (lambda g, u: NAMED[name](g) * u) if name in NAMED else None
 
 
 def _dropped(evidence: Evidence) -> list[Outcome]:

@@ -15,7 +15,7 @@ From the logits l `[token expert]` and the weights w `[token expert]` that reach
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms
 from parity_audit.diagnose.identify.least_squares import ratio
 from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, like_rounding, rounded
+from parity_audit.formulas.experts import Rounding, router_weights
 
 LOGITS, WEIGHTS = "mlp.router_logits", "mlp.router_weights"
 EXPLAINED, TIED = 0.02, 1e-5
@@ -32,34 +33,25 @@ STRAIGHT = 0.01  # of the logarithms, what a straight line may leave
 EXACT, NEAR = 1e-6, 2**-7
 
 
-Rounding = Callable[[Tensor], Tensor]
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Law:
-    """A score of every expert, and whether it is divided by its sum over the chosen."""
+    """What makes a weight of a logit, and whether it is divided by its sum over the chosen."""
 
     router: str
     norm_topk: bool
-    score: Callable[[Tensor], Tensor]
 
     def weights(self, logits: Tensor, chosen: Tensor, low: Rounding = lambda x: x) -> Tensor:
         """The weights `[token expert]`, every step in the arithmetic of `low`."""
-        kept = low(self.score(low(logits))) * chosen
-        return low(kept / low(kept.sum(-1, keepdim=True)).clamp_min(1e-300)) if self.norm_topk else kept
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    return logits.softmax(-1)
+        return router_weights(logits, chosen, router=self.router, norm_topk=self.norm_topk, low=low)
 
 
 LAWS = (
-    _Law(router="softmax", norm_topk=True, score=_softmax),
-    _Law(router="softmax", norm_topk=False, score=_softmax),
-    _Law(router="sigmoid", norm_topk=True, score=torch.sigmoid),
-    _Law(router="sigmoid", norm_topk=False, score=torch.sigmoid),
-    _Law(router="equal weights", norm_topk=True, score=torch.ones_like),
-    _Law(router="raw logits", norm_topk=False, score=torch.clone),
+    _Law(router="softmax", norm_topk=True),
+    _Law(router="softmax", norm_topk=False),
+    _Law(router="sigmoid", norm_topk=True),
+    _Law(router="sigmoid", norm_topk=False),
+    _Law(router="equal weights", norm_topk=True),
+    _Law(router="raw logits", norm_topk=False),
 )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.identify.norm.shape import Norm, centred, normed
+from parity_audit.diagnose.identify.norm.shape import Norm
 from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, like_rounding, rounded
+from parity_audit.formulas.norms import centred, normed
 
 
 def arithmetic(norm: Norm, kind: str, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[str, dict[str, float]]:

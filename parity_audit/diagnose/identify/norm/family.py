@@ -20,8 +20,9 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap,
 from parity_audit.diagnose.identify.norm.dtype import arithmetic
 from parity_audit.diagnose.identify.norm.gain import INSIDE, USUAL_SIZE, Gain, common_error, read_gain, size_by
 from parity_audit.diagnose.identify.norm.order import ORDER, PLACES, USUAL_PLACE, elsewhere
-from parity_audit.diagnose.identify.norm.shape import Norm, Shape, best_shape, centred, gain_of
+from parity_audit.diagnose.identify.norm.shape import Norm, Shape, best_shape, gain_of
 from parity_audit.diagnose.identify.norm.weight import Weight, whose_bias, whose_weight
+from parity_audit.formulas.norms import centred
 
 TOKENS = 256
 EXPLAINED = 0.05

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import relative_rms
+from parity_audit.formulas.norms import KINDS, centred
 
 CLEAR = 4.0
 FLOOR = 2e-7  # below it, differences are of the search and not of the data
-KINDS = ("rms", "layer")
 ROUNDS = 20
 SETTLED = 1e-10
 
@@ -48,17 +48,6 @@ class Shape:
     bias: Tensor | None
     gain: Tensor
     left: float
-
-
-def centred(x: Tensor, kind: str) -> Tensor:
-    """x, or x minus its mean over the components for LayerNorm."""
-    return x - x.mean(-1, keepdim=True) if kind == "layer" else x
-
-
-def normed(x: Tensor, kind: str, eps: float) -> Tensor:
-    """x over its size, eps inside the root, before any weight."""
-    x = centred(x, kind)
-    return x * (x.square().mean(-1, keepdim=True) + max(eps, 0.0)).rsqrt()
 
 
 def best_shape(norm: Norm) -> tuple[Shape, bool]:

@@ -21,7 +21,7 @@ from parity_audit.diagnose.identify.rotary.scalings import known, log_table
 from parity_audit.diagnose.identify.rotary.tables import LOG_EPS, SIGMAS, TableFit, explain
 from parity_audit.diagnose.identify.rotary.turns import Turn
 from parity_audit.diagnose.identify.rounding import FULL, any_narrow
-from parity_audit.specs.rope import attention_factor, dynamic_theta, kind_of
+from parity_audit.formulas.frequencies import attention_factor, dynamic_theta, kind_of
 
 THETA, SCALING, DIRECTION, DTYPE = "rope.theta", "rope.scaling", "rope.direction", "rope.dtype"
 MAGNITUDE_EPS = 1e-3

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity_audit.specs.rope import kind_of, rope_table
+from parity_audit.formulas.frequencies import kind_of, rope_table
 
 LLAMA3_THRESHOLDS = (1.0, 4.0, 8192.0)
 YARN_ORIGINAL = 4096.0
@@ -59,7 +59,7 @@ def log_table(theta: float, scaling: dict[str, Any] | None, pairs: int, length: 
     """Log frequencies of these values.
 
     Raises:
-        ValueError: a scaling type that `specs.rope` does not know.
+        ValueError: a scaling type that `formulas.frequencies` does not know.
     """
     return torch.tensor(rope_table(theta, scaling, 2 * pairs, length), dtype=torch.float64).log()
 

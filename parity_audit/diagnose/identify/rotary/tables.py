@@ -1,6 +1,6 @@
 """Which theta and which scaling explain a measured table of frequencies?
 
-The formulas are those of `specs.rope.rope_table`, the hypotheses those of `scalings`, tried from the simplest:
+The formulas are those of `formulas.frequencies.rope_table`, the hypotheses those of `scalings`, tried from the simplest:
 the first whose every pair lies within its error wins. Fitting is Gauss-Newton on the logarithm of the table, in the
 logarithm of the parameters, with numeric derivatives.
 """

@@ -1,10 +1,13 @@
-"""Rotary frequency tables from their parameters, in float64.
+"""Rotary frequency tables from their parameters.
 
 Sources: RoFormer (arXiv 2104.09864) for the base table; the Llama 3.1 release for `llama3`, which leaves
 wavelengths below `original / high_freq_factor` alone, divides those above `original / low_freq_factor` by
 `factor`, and blends in between; YaRN (arXiv 2309.00071), which does the same along the index of the pair and
 stretches cos and sin; LongRoPE (arXiv 2402.13753), which has a factor per pair, one list up to the original
 context and one beyond; dynamic NTK, which raises theta with the length beyond the original context.
+
+A table is a definition, and programs compute it in float32. So the dtype is a parameter, and the order of operations is
+that of transformers: in float32 the result is then the same to the last bit.
 """
 
 from __future__ import annotations
@@ -13,10 +16,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
+YARN_FAST, YARN_SLOW = 32.0, 1.0
+"""Turns over the original context above which a pair stays, and below which it is divided; the paper's values for Llama."""
+YARN_WIDTH = 0.001
+"""The width of a YaRN ramp whose ends fall together, so that it stays a step."""
+
 
 def default_table(theta: float, d_rot: int) -> list[float]:
-    """theta^(-2j/d_rot) for j < d_rot/2, in radians per position."""
-    return [theta ** (-2.0 * j / d_rot) for j in range(d_rot // 2)]
+    """theta^(-2j/d_rot) for j < d_rot/2, in radians per position, in float64."""
+    return rope_table(theta, None, d_rot)
 
 
 def kind_of(scaling: Mapping[str, Any] | None) -> str:
@@ -28,25 +39,54 @@ def kind_of(scaling: Mapping[str, Any] | None) -> str:
 def rope_table(
     theta: float, scaling: Mapping[str, Any] | None, d_rot: int, length: int | None = None
 ) -> list[float]:  # fmt: skip
-    """inv_freq per pair, radians per position; `length` is the sequence's, where the scaling depends on it.
+    """`inverse_frequencies` in float64, as numbers."""
+    table: list[float] = inverse_frequencies(theta, scaling, d_rot, length).tolist()
+    return table
+
+
+def inverse_frequencies(
+    theta: float,
+    scaling: Mapping[str, Any] | None,
+    d_rot: int,
+    length: int | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """The angle per position of each rotated pair.
+
+    Args:
+        theta: the base.
+        scaling: the config's dictionary, None for the base table.
+        d_rot: rotated components of a head, twice the number of pairs.
+        length: of the sequence, where the scaling depends on it (`longrope`, `dynamic`).
+        dtype: of every step of the computation.
+
+    Returns:
+        `[d_rot / 2]` in radians per position, of type `dtype`.
 
     Raises:
         ValueError: a scaling type this function does not know.
     """
-    kind, table = kind_of(scaling), default_table(theta, d_rot)
+    kind = kind_of(scaling)
     if scaling is None or kind == "default":
-        return table
+        return 1.0 / _powers(theta, d_rot, dtype)
     if kind == "linear":
-        return [frequency / scaling["factor"] for frequency in table]
+        return 1.0 / _powers(theta, d_rot, dtype) / float(scaling["factor"])
     if kind == "llama3":
-        return [_llama3(frequency, scaling) for frequency in table]
+        return _llama3(1.0 / _powers(theta, d_rot, dtype), scaling)
     if kind == "yarn":
-        return _yarn(theta, scaling, table)
+        return _yarn(theta, scaling, _powers(theta, d_rot, dtype))
     if kind == "longrope":
-        return [f / factor for f, factor in zip(table, _longrope_factors(scaling, length), strict=True)]
+        factors = torch.tensor(_longrope_factors(scaling, length), dtype=dtype)
+        return 1.0 / (factors * _powers(theta, d_rot, dtype))
     if kind == "dynamic":
-        return default_table(dynamic_theta(theta, scaling, d_rot, length), d_rot)
+        return 1.0 / _powers(dynamic_theta(theta, scaling, d_rot, length), d_rot, dtype)
     raise ValueError(f"unknown rope scaling `{kind}`")
+
+
+def _powers(theta: float, d_rot: int, dtype: torch.dtype) -> Tensor:
+    """theta^(2j/d_rot): positions per radian of each pair."""
+    powers: Tensor = theta ** (torch.arange(0, d_rot, 2, dtype=torch.int64).to(dtype) / d_rot)
+    return powers
 
 
 def attention_factor(scaling: Mapping[str, Any] | None) -> float:
@@ -71,29 +111,35 @@ def _stretch(scaling: Mapping[str, Any]) -> float:
     return float(longest) / float(original) if longest and original else 1.0
 
 
-def _llama3(frequency: float, scaling: Mapping[str, Any]) -> float:
+def _llama3(table: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    turns = float(scaling["original_max_position_embeddings"]) * frequency / (2.0 * math.pi)
-    smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
-    factor = float(scaling["factor"])
-    return (1.0 - smooth) * frequency / factor + smooth * frequency
+    original, factor = float(scaling["original_max_position_embeddings"]), float(scaling["factor"])
+    wavelength = 2 * math.pi / table
+    divided = torch.where(wavelength > original / low, table / factor, table)
+    smooth = (original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * divided / factor + smooth * divided
+    between = (wavelength >= original / high) & (wavelength <= original / low)
+    return torch.where(between, blended, divided)
 
 
-def _yarn(theta: float, scaling: Mapping[str, Any], table: list[float]) -> list[float]:
+def _yarn(theta: float, scaling: Mapping[str, Any], powers: Tensor) -> Tensor:
     """Pairs that turn more than beta_fast times over the original context stay, those below beta_slow are divided."""
-    d_rot, original = 2 * len(table), float(scaling["original_max_position_embeddings"])
+    d_rot, original = 2 * len(powers), float(scaling["original_max_position_embeddings"])
     factor = float(scaling.get("factor") or _stretch(scaling))
 
     def index(turns: float) -> float:
         return d_rot * math.log(original / (turns * 2.0 * math.pi)) / (2.0 * math.log(theta))
 
-    low, high = index(float(scaling.get("beta_fast") or 32.0)), index(float(scaling.get("beta_slow") or 1.0))
+    low, high = (
+        index(float(scaling.get(name) or usual)) for name, usual in (("beta_fast", YARN_FAST), ("beta_slow", YARN_SLOW))
+    )
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, d_rot - 1)
-    width = (high - low) or 0.001
-    ramps = [min(1.0, max(0.0, (j - low) / width)) for j in range(len(table))]
-    return [f * (1.0 - ramp) + f / factor * ramp for f, ramp in zip(table, ramps, strict=True)]
+    high = high if high != low else high + YARN_WIDTH
+    ramp = ((torch.arange(len(powers), dtype=powers.dtype) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept
 
 
 def _longrope_factors(scaling: Mapping[str, Any], length: int | None) -> list[float]:

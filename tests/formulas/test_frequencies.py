@@ -6,7 +6,7 @@ import pytest
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from parity_audit.specs.rope import attention_factor, rope_table
+from parity_audit.formulas.frequencies import attention_factor, rope_table
 
 PAIRS = 24
 LONG = {"rope_type": "longrope", "short_factor": [1.0 + 0.02 * j for j in range(PAIRS)],

@@ -1,0 +1,75 @@
+"""Activations of an MLP, by the names that configs use.
+
+Sources: GELU (arXiv 1606.08415) and its tanh form; SwiGLU (arXiv 2002.05202); gpt-oss clamps its gate and its linear input and
+adds 1 to the latter (`clamped_swiglu`, limit 7, slope 1.702).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+CLAMPED, TANH_GELU = "swiglu_clamped", "gelu_pytorch_tanh"
+SWISH_SLOPE = 1.702
+"""The slope in x sigmoid(a x) with which GPT-OSS and `quick_gelu` approximate GELU."""
+CLAMP = 7.0
+"""The limit of gpt-oss's released models."""
+GELU_ROOT, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
+"""The constants of the tanh form of GELU, as its paper has them."""
+
+Curve = Callable[[Tensor], Tensor]
+
+
+def tanh_gelu(x: Tensor, root: float = GELU_ROOT) -> Tensor:
+    """The tanh form of GELU; `root` is its sqrt(2/pi), of which BLOOM's code writes eight digits."""
+    return 0.5 * x * (1.0 + torch.tanh(root * (x + GELU_CUBE * x**3)))
+
+
+NAMED: dict[str, Curve] = {
+    "gelu": functional.gelu,
+    TANH_GELU: tanh_gelu,
+    "quick_gelu": lambda x: x * torch.sigmoid(SWISH_SLOPE * x),
+    "silu": functional.silu,
+    "relu": torch.relu,
+    "relu2": lambda x: torch.relu(x).square(),
+    "leaky_relu": functional.leaky_relu,
+    "elu": functional.elu,
+    "mish": functional.mish,
+    "softplus": functional.softplus,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+    "none": torch.ones_like,
+}
+SAME_AS = {
+    "gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "gelu_python_tanh": "gelu_pytorch_tanh",
+    "gelu_tanh": "gelu_pytorch_tanh", "gelu_python": "gelu", "swish": "silu", "squared_relu": "relu2",
+}  # fmt: skip
+
+
+def canonical(name: object) -> str:
+    """One name per function."""
+    return SAME_AS.get(str(name), str(name))
+
+
+def activation(name: str, root: float = GELU_ROOT) -> Curve:
+    """The function of a name; `root` is the constant of the tanh form of GELU.
+
+    Raises:
+        ValueError: no activation has this name.
+    """
+    found = NAMED.get(canonical(name))
+    if found is None:
+        raise ValueError(f"unknown activation `{name}`")
+    return partial(tanh_gelu, root=root) if found is tanh_gelu else found
+
+
+def clamped_swiglu(pre: Tensor, linear: Tensor, alpha: float, limit: float, *, added: float = 1.0) -> Tensor:
+    """The activation of gpt-oss: (clamp(linear, -limit, limit) + added) x sigmoid(alpha x) with x = min(pre, limit)."""
+    x = pre.clamp(max=limit)
+    return (linear.clamp(-limit, limit) + added) * x * torch.sigmoid(alpha * x)

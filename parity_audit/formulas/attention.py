@@ -1,0 +1,70 @@
+"""Attention from rotated queries and keys to the weighted sum of values.
+
+    s_ij = cap tanh(q_i . k_j / (scale cap)) + alibi_h j          (without a cap: q_i . k_j / scale)
+    p_ij = e^{s_ij} / (sum_j e^{s_ij} + e^{sink_h})               over the keys that query i may see
+    z_i  = sum_j p_ij v_j
+
+Query head h reads key-value head h // (n_heads / n_kv_heads). ALiBi is written with the key's position: the paper's
+distance i - j differs from it by a constant per query, which cancels in the softmax, and programs add the former.
+Sources: grouped queries (arXiv 2305.13245), soft-cap (Gemma 2, arXiv 2408.00118), ALiBi (arXiv 2108.12409), sinks
+(gpt-oss, after arXiv 2309.17453).
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import einsum, rearrange, repeat
+from torch import Tensor
+
+
+def scores(
+    q: Tensor,
+    k: Tensor,
+    seen: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    key_positions: Tensor | None = None,
+) -> Tensor:
+    """What enters the softmax `[batch head query key]`, -inf where a key is hidden.
+
+    Args:
+        q: `[batch query head d_head]`.
+        k: `[batch key kv_head d_head]`.
+        seen: which keys a query may attend to, `[batch 1 query key]`.
+        scale: divisor of q.k.
+        softcap: bound of the scores, None for no bound.
+        slopes: of ALiBi `[head]`, with `key_positions [batch key]`.
+    """
+    products = einsum(q, _per_query_head(k, q), "batch query head d, batch key head d -> batch head query key") / scale
+    if softcap is not None:
+        products = softcap * torch.tanh(products / softcap)
+    if slopes is not None and key_positions is not None:
+        bias = einsum(slopes.to(products), key_positions.to(products), "head, batch key -> batch head key")
+        products = products + rearrange(bias, "batch head key -> batch head 1 key")
+    return products.masked_fill(~seen, -torch.inf)
+
+
+def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """The pattern `[... head query key]` of scores of that shape; a query that sees no key gets zeros.
+
+    Args:
+        sinks: a logit per head `[head]` that takes part in the sum and in nothing else.
+    """
+    total = torch.logsumexp(scores, -1, keepdim=True)
+    if sinks is not None:
+        total = torch.logaddexp(total, sinks[:, None, None].expand_as(total))
+    return torch.exp(scores - total).nan_to_num(0.0)
+
+
+def weighted_values(pattern: Tensor, v: Tensor) -> Tensor:
+    """z `[batch query head d_head]` of a pattern `[batch head query key]` and values `[batch key kv_head d_head]`."""
+    groups = pattern.shape[1] // v.shape[2]
+    values = repeat(v, "batch key kv_head d -> batch key (kv_head group) d", group=groups)
+    return einsum(pattern, values, "batch head query key, batch key head d -> batch query head d")
+
+
+def _per_query_head(k: Tensor, q: Tensor) -> Tensor:
+    """Keys repeated for the query heads that read them."""
+    return repeat(k, "batch key kv_head d -> batch key (kv_head group) d", group=q.shape[2] // k.shape[2])

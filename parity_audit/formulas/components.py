@@ -1,0 +1,268 @@
+"""One function per site: which inputs, tensors and knobs its formula takes.
+
+The order of a block is read off the checkpoint and two knobs: a norm is there where its weight is, `norm.order` says whether
+sublayers read normalised input, `residual.parallel` whether the MLP reads what attention reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.sites import LOGITS, RETURNED
+from parity_audit.formulas import attention, embedding, experts, norms, rotary
+from parity_audit.formulas.alibi import standard_slopes
+from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
+from parity_audit.formulas.knobs import FLOAT32
+from parity_audit.formulas.logits import logits
+from parity_audit.formulas.mlp import gated
+from parity_audit.formulas.place import Place
+from parity_audit.formulas.positions import visible
+from parity_audit.formulas.projections import heads, joined, project
+from parity_audit.formulas.residual import added
+
+Make = Callable[[Place], Tensor]
+QUERY_ROWS = 256
+"""Queries computed at a time where nobody asks for the attention matrices: 4 heads x 256 x 4160 keys are 34 MiB."""
+
+
+def _embed(at: Place) -> Tensor:
+    dtype = torch.float32 if at.knob("embed.scale_dtype") == FLOAT32 else torch.float64
+    return embedding.embed(
+        at.batch.tokens, at.stored("embed"), scale=at.knob("embed.scale"), scale_dtype=dtype, dtype=at.decoder.dtype
+    )
+
+
+def _pos_embed(at: Place) -> Tensor:
+    return embedding.embed_positions(
+        at.batch.positions, at.tensor("pos_embed"), offset=at.knob("pos_embed.offset"), scale=at.knob("pos_embed.scale")
+    )
+
+
+def _norm(at: Place, x: Tensor, role: str) -> Tensor:
+    return norms.norm(
+        x, at.weight(role), at.weight(f"{role}.bias"), kind=at.knob("norm.kind"), eps=at.knob("norm.eps"),
+        offset=at.knob("norm.offset"),
+    )  # fmt: skip
+
+
+def _resid_pre(at: Place) -> Tensor:
+    if at.layer:
+        return at.site(f"blocks.{at.layer - 1}.resid_post")
+    stream = at.site("embed_ln.out" if at.has("norm.embed_ln") else "embed")
+    return stream + at.site("pos_embed") if at.has("pos_embed") else stream
+
+
+def _attention_input(at: Place) -> Tensor:
+    """What queries, keys and values are projected from."""
+    return at.site("resid_pre" if at.knob("norm.order") == "post" else "ln1.out")
+
+
+def _projected(at: Place, part: str) -> Tensor:
+    bias = at.knob(f"attention.{part}_bias")
+    if bias is True:
+        at.tensor(f"attn.{part}.bias")
+    made = project(
+        _attention_input(at) if part != "o" else joined(at.site("z")), at.tensor(f"attn.{part}"),
+        None if bias is False else at.weight(f"attn.{part}.bias"),
+    )  # fmt: skip
+    if part == "o":
+        return made
+    return heads(made, at.dim("n_heads") if part == "q" else at.knob("n_kv_heads") or at.dim("n_kv_heads"))
+
+
+def _head_norm(at: Place, part: str) -> Tensor:
+    return norms.norm_of_heads(
+        at.site(part), at.weight(f"norm.{part}"), at.weight(f"norm.{part}.bias"), axis=at.knob("qk_norm.axis"),
+        kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"), offset=at.knob("qk_norm.offset"),
+    )  # fmt: skip
+
+
+def _before_rotation(at: Place, part: str) -> Tensor:
+    return at.site(f"{part}_norm.out" if at.has(f"norm.{part}") else part)
+
+
+def _rotated(at: Place, part: str) -> Tensor:
+    x, theta = _before_rotation(at, part), at.knob("rope.theta")
+    if theta is None:
+        return x
+    scaling, rounding = at.knob("rope.scaling"), at.knob("rope.table_dtype")
+    positions = at.batch.positions + at.knob("rope.offset")
+    frequencies = inverse_frequencies(
+        theta, scaling, int(at.knob("rope.partial") or x.shape[-1]), int(positions.max()) + 1,
+        torch.float64 if rounding == rotary.FULL else torch.float32,
+    )  # fmt: skip
+    cos, sin = rotary.angles(positions, frequencies, x.dtype, rounding=rounding)
+    return rotary.rotate(x, cos, sin, pairing=at.knob("rope.pairing"), factor=attention_factor(scaling))
+
+
+def _scores(at: Place, rows: Tensor | None = None) -> Tensor:
+    """Scores of the queries at `rows`, of all by default."""
+    q, k = at.site("rot_q"), at.site("rot_k")
+    chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
+    scale = at.knob("attention.scale")
+    return attention.scores(
+        q if rows is None else q[:, rows], k, visible(at.batch.mask, chosen, window=at.knob("attention.window")),
+        scale=at.dim("d_head") ** 0.5 if scale is None else scale, softcap=at.knob("attention.softcap"),
+        slopes=_slopes(at), key_positions=at.batch.positions,
+    )  # fmt: skip
+
+
+def _slopes(at: Place) -> Tensor | None:
+    """ALiBi's slope per head: given, or the usual ones times a number."""
+    said = at.knob("attention.alibi")
+    if said is None or said is False:
+        return None
+    if isinstance(said, list):
+        return torch.tensor(said, dtype=torch.float64)
+    return torch.tensor(standard_slopes(at.dim("n_heads")), dtype=torch.float64) * float(said)
+
+
+def _pattern(at: Place, scores: Tensor | None = None) -> Tensor:
+    s = at.site("attn_scores") if scores is None else scores
+    sinks = at.tensor("attn.sinks").flatten() if at.knob("attention.sinks") else None
+    return attention.softmax(s * at.knob("attention.temperature"), sinks)
+
+
+def _z(at: Place) -> Tensor:
+    v = at.site("v")
+    if at.is_given("pattern") or at.is_given("attn_scores"):
+        return attention.weighted_values(at.site("pattern"), v)
+    parts = torch.split(torch.arange(v.shape[1], device=v.device), QUERY_ROWS)
+    return torch.cat([attention.weighted_values(_pattern(at, _scores(at, rows)), v) for rows in parts], 1)
+
+
+def _attn_out(at: Place) -> Tensor:
+    made = at.site("ln1_post.out" if at.has("norm.ln1_post") else "attn_proj")
+    return made * float(at.knob("residual.scale"))
+
+
+def _parallel(at: Place) -> bool:
+    said: object = at.knob("residual.parallel")
+    return said is True
+
+
+def _ln2(at: Place) -> Tensor:
+    return _norm(at, at.site("resid_pre" if _parallel(at) else "resid_mid"), "norm.ln2")
+
+
+def _mlp_input(at: Place) -> Tensor:
+    if at.knob("norm.order") == "post":
+        return at.site("resid_pre" if _parallel(at) else "resid_mid")
+    return at.site("ln1.out" if _parallel(at) and not at.has("norm.ln2") else "ln2.out")
+
+
+def _inner(at: Place, role: str) -> Tensor:
+    return project(_mlp_input(at), at.tensor(role), at.weight(f"{role}.bias"))
+
+
+def _has_gate(at: Place) -> bool:
+    return at.has("mlp.gate")
+
+
+def _hidden(at: Place, pre: Tensor, linear: Tensor | None) -> Tensor:
+    return gated(
+        pre, linear, name=at.knob("mlp.activation"), limit=at.knob("mlp.limit"), gelu_root=at.knob("mlp.gelu_root")
+    )
+
+
+def _post(at: Place) -> Tensor:
+    return _hidden(at, at.site("mlp.pre"), at.site("mlp.pre_linear") if _has_gate(at) else None)
+
+
+def _router_weights(at: Place) -> Tensor:
+    scored = at.site("mlp.router_logits")
+    chosen = experts.chosen_experts(scored, at.knob("moe.top_k"))
+    made = experts.router_weights(scored, chosen, router=at.knob("moe.router"), norm_topk=at.knob("moe.norm_topk"))
+    return made * float(at.knob("moe.scale"))
+
+
+def _mlp_proj(at: Place) -> Tensor:
+    if not at.has("moe.router"):
+        return project(at.site("mlp.post"), at.tensor("mlp.down"), at.weight("mlp.down.bias"))
+    found = [_expert(at, e) for e in range(at.dim("n_experts"))]
+    return experts.mixture(_mlp_input(at), at.site("mlp.router_weights"), found, partial(_hidden, at))
+
+
+def _expert(at: Place, e: int) -> experts.Expert:
+    biases = (_flat(at.weight(f"moe.{name}.bias.{e}")) for name in ("gate", "up", "down"))
+    return experts.Expert(
+        *(at.tensor(f"moe.{name}.{e}") for name in ("gate", "up", "down")), *biases,
+    )  # fmt: skip
+
+
+def _flat(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.flatten()
+
+
+def _mlp_out(at: Place) -> Tensor:
+    made = at.site("ln2_post.out" if at.has("norm.ln2_post") else "mlp_proj")
+    return made * float(at.knob("residual.scale"))
+
+
+def _resid_post(at: Place) -> Tensor:
+    if _parallel(at):
+        return added(at.site("resid_pre"), at.site("attn_out"), at.site("mlp_out"))
+    return added(at.site("resid_mid"), at.site("mlp_out"))
+
+
+def _logits(at: Place) -> Tensor:
+    return logits(
+        at.site("ln_final.out"), at.stored("unembed"), at.weight("unembed.bias"), scale=at.knob("logits.scale"),
+        softcap=at.knob("logits.softcap"), shift=at.knob("logits.shift"),
+    )  # fmt: skip
+
+
+OUTSIDE: dict[str, Make] = {
+    "embed": _embed,
+    "pos_embed": _pos_embed,
+    "embed_ln.out": lambda at: _norm(at, at.site("embed"), "norm.embed_ln"),
+    "ln_final.out": lambda at: _norm(at, at.site(f"blocks.{at.dim('n_layers') - 1}.resid_post"), "norm.final"),
+    LOGITS: _logits,
+    RETURNED: lambda at: at.site(LOGITS),
+}
+"""The sites before and after the blocks."""
+IN_BLOCK: dict[str, Make] = {
+    "resid_pre": _resid_pre,
+    "ln1.out": lambda at: _norm(at, at.site("resid_pre"), "norm.ln1"),
+    **{part: partial(_projected, part=part) for part in "qkv"},
+    **{f"{part}_norm.out": partial(_head_norm, part=part) for part in "qk"},
+    **{f"rot_{part}": partial(_rotated, part=part) for part in "qk"},
+    "attn_scores": _scores,
+    "pattern": _pattern,
+    "z": _z,
+    "attn_proj": partial(_projected, part="o"),
+    "ln1_post.out": lambda at: _norm(at, at.site("attn_proj"), "norm.ln1_post"),
+    "attn_out": _attn_out,
+    "resid_mid": lambda at: added(at.site("resid_pre"), at.site("attn_out")),
+    "ln2.out": _ln2,
+    "mlp.router_logits": lambda at: _inner(at, "moe.router"),
+    "mlp.router_weights": _router_weights,
+    "mlp.pre": lambda at: _inner(at, "mlp.gate" if _has_gate(at) else "mlp.up"),
+    "mlp.pre_linear": lambda at: _inner(at, "mlp.up"),
+    "mlp.post": _post,
+    "mlp_proj": _mlp_proj,
+    "ln2_post.out": lambda at: _norm(at, at.site("mlp_proj"), "norm.ln2_post"),
+    "mlp_out": _mlp_out,
+    "resid_post": _resid_post,
+}
+"""The sites of a block, by their names in it."""
+
+
+def sites_of(at: Place) -> list[str]:
+    """The sites that a block has, in the order in which data flow: those whose tensors the checkpoint holds."""
+    gone = set()
+    for site, role in {"ln1_post.out": "norm.ln1_post", "ln2_post.out": "norm.ln2_post", "q_norm.out": "norm.q",
+                       "k_norm.out": "norm.k"}.items():  # fmt: skip
+        gone |= {site} if not at.has(role) else set()
+    moe = at.has("moe.router")
+    gone |= {"mlp.pre", "mlp.pre_linear", "mlp.post"} if moe else {"mlp.router_logits", "mlp.router_weights"}
+    gone |= set() if moe or _has_gate(at) else {"mlp.pre_linear"}
+    if at.knob("norm.order") == "post":
+        gone |= {"ln1.out", "ln2.out"}
+    if _parallel(at):
+        gone |= {"resid_mid"} if at.has("norm.ln2") else {"resid_mid", "ln2.out"}
+    return [site for site in IN_BLOCK if site not in gone]

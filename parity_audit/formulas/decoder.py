@@ -1,0 +1,112 @@
+"""A whole decoder as formulas: each site from the sites before it, the checkpoint's tensors and the knobs.
+
+A component asks for its inputs, and gets a tensor that was given (a capture's) or what the formulas make of the tensors
+before it. So the same functions compute one component from a program's own inputs, and the whole model from token ids.
+Which knobs a component asks for is recorded while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.sites import BEFORE_BLOCKS, LOGITS, layer_of, local_name
+from parity_audit.core.types import DecoderFacts
+from parity_audit.formulas.components import IN_BLOCK, OUTSIDE, sites_of
+from parity_audit.formulas.place import Batch, Decoder, Place
+from parity_audit.formulas.stored import Stored, role_tensor
+
+Given = Callable[[str], Tensor | None]
+
+
+def decoder_of(facts: DecoderFacts, stored: Stored, dtype: torch.dtype) -> Decoder:
+    """The decoder that a spec describes, on the tensors of a checkpoint."""
+
+    def weights(layer: int | None, role: str) -> Tensor | None:
+        own = facts.outside if layer is None or role in facts.outside else facts.blocks[layer]
+        return role_tensor(stored, own, role, tied=facts.tied)
+
+    return Decoder(dims=facts.dims, values=facts.values, weights=weights, dtype=dtype)
+
+
+def nothing(site: str) -> Tensor | None:
+    """No site is given: everything is computed."""
+    return None
+
+
+@dataclass(kw_only=True)
+class Run:
+    """One batch through a decoder. Sites are computed when they are asked for, and kept until `forget`.
+
+    `given(site)` is a tensor that takes the place of the computed one for whatever comes after it. `shown`: the sites that
+    the caller will ask for; attention matrices that are not among them are computed for some queries at a time. `asked`:
+    the knobs that were asked for so far.
+    """
+
+    decoder: Decoder
+    batch: Batch
+    given: Given = nothing
+    shown: frozenset[str] = frozenset()
+    asked: set[str] = field(default_factory=set)
+    _computed: dict[str, Tensor] = field(default_factory=dict)
+    _going_on: dict[str, Tensor] = field(default_factory=dict)
+
+    def sites(self) -> list[str]:
+        """Every site that this decoder has, in the order in which data flow."""
+        before = {"pos_embed": "pos_embed", "embed_ln.out": "norm.embed_ln"}
+        outside = self._place(None)
+        first = [site for site in BEFORE_BLOCKS if site not in before or outside.has(before[site])]
+        blocks = [
+            f"blocks.{layer}.{site}"
+            for layer in range(self.decoder.dims["n_layers"])
+            for site in sites_of(self._place(layer))
+        ]
+        return [*first, *blocks, "ln_final.out", LOGITS]
+
+    def computed(self, site: str) -> Tensor:
+        """What the formulas make of the inputs of a site, also where the site itself is given.
+
+        Raises:
+            MissingTensor: the values ask for a tensor that the checkpoint does not hold.
+        """
+        if site not in self._computed:
+            layer = layer_of(site)
+            make = OUTSIDE[site] if layer is None else IN_BLOCK[local_name(site)]
+            self._computed[site] = make(self._place(layer))
+        return self._computed[site]
+
+    def tensor(self, site: str) -> Tensor:
+        """What goes on from a site: the given tensor, else the computed one."""
+        if site not in self._going_on:
+            found = self.given(site)
+            self._going_on[site] = self.computed(site) if found is None else found
+        return self._going_on[site]
+
+    def forget(self, before: int) -> None:
+        """Drop what the blocks before this one made, all but the stream between them."""
+        kept = f"blocks.{before - 1}.resid_post"
+        for made in (self._computed, self._going_on):
+            for site in [site for site in made if (layer_of(site) or 0) < before and site != kept]:
+                del made[site]
+
+    def _place(self, layer: int | None) -> Place:
+        return Place(
+            layer=layer, decoder=self.decoder, batch=self.batch, site=partial(self._site, layer),
+            is_given=partial(self._is_given, layer), asked=self.asked,
+        )  # fmt: skip
+
+    def _site(self, layer: int | None, site: str) -> Tensor:
+        return self.tensor(_whole_name(layer, site))
+
+    def _is_given(self, layer: int | None, site: str) -> bool:
+        name = _whole_name(layer, site)
+        return name in self.shown or name in self._going_on or self.given(name) is not None
+
+
+def _whole_name(layer: int | None, site: str) -> str:
+    """A block's own sites are named relative to it."""
+    return f"blocks.{layer}.{site}" if layer is not None and site in IN_BLOCK else site

@@ -1,0 +1,77 @@
+"""A mixture of experts: the router's weights, and the weighted sum of what the experts make.
+
+    w = f(l) at the k largest logits l, 0 elsewhere       f: softmax or sigmoid over all experts
+    w = w / sum(w)                                        where weights are renormalised over the chosen
+    y = sum_e w_e D_e h(G_e x, U_e x)
+
+A softmax that is renormalised over the chosen is the softmax of the chosen logits alone. Sources: Mixtral
+(arXiv 2401.04088), Qwen3-MoE (arXiv 2505.09388), gpt-oss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parity_audit.formulas.projections import project
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "equal weights": torch.ones_like,
+    "raw logits": torch.clone,
+}
+Rounding = Callable[[Tensor], Tensor]
+
+
+def chosen_experts(logits: Tensor, top_k: int) -> Tensor:
+    """True at the `top_k` largest logits of each token `[... expert]`."""
+    best = logits.topk(min(top_k, logits.shape[-1]), -1).indices
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, best, True)
+
+
+def router_weights(
+    logits: Tensor, chosen: Tensor, *, router: str = "softmax", norm_topk: bool = True, low: Rounding = lambda x: x
+) -> Tensor:  # fmt: skip
+    """The weights `[... expert]` of logits of that shape, 0 where an expert is not chosen.
+
+    Args:
+        chosen: True at the experts that a token goes to.
+        router: what makes a weight of a logit, a key of `SCORES`.
+        norm_topk: whether weights are divided by their sum over the chosen.
+        low: the rounding of each step.
+    """
+    kept = low(SCORES[router](low(logits))) * chosen
+    return low(kept / low(kept.sum(-1, keepdim=True)).clamp_min(1e-300)) if norm_topk else kept
+
+
+@dataclass(frozen=True)
+class Expert:
+    """The tensors of one expert: weights `[out in]` and biases `[out]`."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    def output(self, x: Tensor, hidden: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """What it makes of tokens `[token d_model]`; `hidden` combines the two inner projections."""
+        inner = hidden(project(x, self.gate, self.gate_bias), project(x, self.up, self.up_bias))
+        return project(inner, self.down, self.down_bias)
+
+
+def mixture(
+    x: Tensor, weights: Tensor, experts: Sequence[Expert], hidden: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """y `[batch pos d_model]` of x of that shape and weights `[batch pos expert]`; an expert sees only its own tokens."""
+    made = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        own = weights[..., number] != 0
+        if bool(own.any()):
+            made[own] += weights[own][:, number, None] * expert.output(x[own], hidden)
+    return made

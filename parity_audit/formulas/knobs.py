@@ -1,0 +1,163 @@
+"""Every knob in one table: what it is, which values it takes, which component it is in, and what holds where a spec is silent.
+
+Standard library only: docs, specs, findings and the formulas read it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+REAL, COUNT, CHOICE, FLAG, STRUCTURE = "real", "count", "choice", "flag", "structure"
+"""A real number; a whole number; one of a few names; true or false; or a value with parts of its own (a dictionary)."""
+OWN, FULL, FLOAT32 = "the checkpoint's", "full", "float32"
+FACTOR, SHIFT, EPS, CAP = (1e-4, 1e4), (-100.0, 100.0), (1e-14, 1.0), (0.1, 1e4)
+"""Ends between which a factor, a shift, an eps or a cap is searched: far beyond every released model."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One row.
+
+    `meaning` is one sentence. `component` is the part of the decoder whose output the knob changes. `default` holds where
+    a spec does not name it. `choices` are the values of a choice, `span` the ends between which a number is searched.
+    `optional`: the knob may be absent (None). `confused_with`: knobs whose effect can look the same. `judged`: a program
+    that departs from the default is wrong also where the spec is silent. `formula`: a formula of this package takes it.
+    """
+
+    name: str
+    kind: str
+    component: str
+    meaning: str
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    span: tuple[float, float] | None = None
+    optional: bool = False
+    confused_with: tuple[str, ...] = ()
+    judged: bool = False
+    formula: bool = True
+
+
+ACTIVATIONS = (
+    "gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "relu2", "leaky_relu", "elu", "mish", "softplus", "sigmoid",
+    "tanh", "linear", "swiglu_clamped",
+)  # fmt: skip
+
+
+def _norm(part: str, words: str) -> tuple[Knob, ...]:
+    """The rows that norms of the stream and norms of queries and keys both have."""
+    return (
+        Knob(f"{part}.kind", CHOICE, part, f"RMS norm or layer norm, of {words}.", "rms", ("rms", "layer"), judged=part == "norm"),
+        Knob(f"{part}.eps", REAL, part, f"What {words} add to the mean square (or variance) inside the root.", 1e-5, span=EPS),
+        Knob(f"{part}.offset", REAL, part, f"What is added to the stored weight of {words}.", 0.0, span=SHIFT),
+        Knob(f"{part}.weight", CHOICE, part, f"Whose weight {words} have.", OWN, judged=True, formula=False),
+        Knob(f"{part}.bias", CHOICE, part, f"Whose bias {words} have.", OWN, judged=True, formula=False),
+        Knob(f"{part}.eps_place", CHOICE, part, f"Where the eps of {words} stands.", "inside the root", judged=True, formula=False),
+        Knob(f"{part}.size", CHOICE, part, f"What {words} divide by.", "root mean square", judged=True, formula=False),
+        Knob(f"{part}.gain", REAL, part, f"Factor on what {words} make.", 1.0, judged=True, formula=False),
+        Knob(f"{part}.dtype", CHOICE, part, f"The arithmetic of {words}.", FULL, judged=True, formula=False),
+    )  # fmt: skip
+
+
+def _bias(part: str, words: str, component: str) -> Knob:
+    """Whether a projection adds its bias; where nothing is said, it does if the checkpoint holds one."""
+    meaning = f"Whether the projection {words} adds a bias; where a spec is silent, if the checkpoint holds one."
+    return Knob(f"attention.{part}_bias", FLAG, component, meaning, None, (True, False))
+
+
+ROWS: tuple[Knob, ...] = (
+    Knob("embed.scale", REAL, "embed", "Factor on token embeddings.", 1.0, span=FACTOR, judged=True),
+    Knob("embed.scale_dtype", CHOICE, "embed", "The dtype that the factor on embeddings is rounded to.", FLOAT32, (FLOAT32, FULL)),
+    Knob("pos_embed.offset", COUNT, "pos_embed", "Rows of the table of learned positions before the first position.", 0,
+         span=(0, 16), judged=True),
+    Knob("pos_embed.scale", REAL, "pos_embed", "Factor on learned positions.", 1.0, span=FACTOR, judged=True),
+    *_norm("norm", "the norms of the stream"),
+    Knob("norm.order", CHOICE, "norm",
+         "Whether sublayers read normalised input (in its place), or only their output is normalised (post).", "in its place",
+         ("in its place", "post"), judged=True),
+    *_norm("qk_norm", "the norms of queries and keys"),
+    Knob("qk_norm.axis", CHOICE, "qk_norm", "Queries and keys are normalised per head, or over the whole projection.", "head",
+         ("head", "projection")),
+    Knob("qk_norm.present", CHOICE, "qk_norm", "Whether queries and keys are normalised.", "present", judged=True, formula=False),
+    Knob("qk_norm.order", CHOICE, "qk_norm", "Queries and keys are normalised before or after the rotation.", "before rotation",
+         judged=True, formula=False),
+    Knob("n_kv_heads", COUNT, "qkv", "Heads of keys and values; consecutive query heads share one.", span=(1, 1024)),
+    _bias("q", "of queries", "qkv"),
+    _bias("k", "of keys", "qkv"),
+    _bias("v", "of values", "qkv"),
+    _bias("o", "of the attention's output", "attn_proj"),
+    Knob("rope.theta", REAL, "rope", "Base of the rotary frequencies; absent where nothing is rotated.", span=(10.0, 1e9),
+         optional=True, confused_with=("rope.scaling", "rope.partial")),
+    Knob("rope.scaling", STRUCTURE, "rope", "How the rotary frequencies are changed for long contexts.", optional=True,
+         confused_with=("rope.theta",)),
+    Knob("rope.pairing", CHOICE, "rope", "Which components of a head turn together.", "half", ("half", "adjacent")),
+    Knob("rope.partial", COUNT, "rope", "How many components of a head are rotated; all of them where absent.", span=(2, 1024),
+         optional=True, confused_with=("rope.theta",)),
+    Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, span=SHIFT, judged=True),
+    Knob("rope.table_dtype", CHOICE, "rope", "What is computed in float32 before queries and keys are rotated.",
+         "float32 frequencies", ("float32 frequencies", "float32 table", FULL)),
+    Knob("rope.dtype", CHOICE, "rope", "A narrow dtype inside the rotation, and where its rounding stands.", FULL, judged=True,
+         formula=False),
+    Knob("rope.layers", CHOICE, "rope", "Whether queries and keys are both rotated.", "q and k", judged=True, formula=False),
+    Knob("rope.direction", CHOICE, "rope", "The sense of the rotation.", "forward", judged=True, formula=False),
+    Knob("rope.first_dim", COUNT, "rope", "The first component of a head that is rotated.", 0, judged=True, formula=False),
+    Knob("attention.scale", REAL, "scores", "Divisor of q.k; sqrt(d_head) where a spec is silent.", span=FACTOR,
+         confused_with=("attention.softcap", "attention.temperature")),
+    Knob("attention.softcap", REAL, "scores", "c in c tanh(s / c) on scores.", span=CAP, optional=True,
+         confused_with=("attention.scale",)),
+    Knob("attention.alibi", REAL, "scores", "Slopes of a penalty for distance: a multiple of the usual ones, or one per head.",
+         span=FACTOR, optional=True, judged=True),
+    Knob("attention.window", COUNT, "scores", "How many keys a query sees, itself included; all of them where absent.",
+         span=(1, 1e6), optional=True),
+    Knob("attention.mask", CHOICE, "scores", "Which keys a query may attend to.", "causal", judged=True, formula=False),
+    Knob("attention.heads", CHOICE, "scores", "Which keys a query head reads.", "as attended", judged=True, formula=False),
+    Knob("attention.bias", CHOICE, "scores", "A bias on scores that depends on the distance.", judged=True, formula=False),
+    Knob("attention.sinks", FLAG, "pattern", "A stored logit per head that takes part in the softmax and in nothing else.", None,
+         (True, None), judged=True),
+    Knob("attention.temperature", REAL, "pattern", "Factor on the scores in the softmax.", 1.0, span=FACTOR, judged=True,
+         confused_with=("attention.scale",)),
+    Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", "softmax", judged=True, formula=False),
+    Knob("attention.softmax_dtype", CHOICE, "pattern", "A narrow dtype inside the softmax.", FULL, judged=True, formula=False),
+    Knob("cache.keys", CHOICE, "scores", "Keys that a cache loses, shows or moves.", "every key", judged=True, formula=False),
+    Knob("cache.dtype", CHOICE, "scores", "The precision of a cache.", FULL, judged=True, formula=False),
+    Knob("mlp.activation", CHOICE, "mlp", "The activation of the MLP.", "silu", ACTIVATIONS),
+    Knob("mlp.gelu_root", REAL, "mlp", "The constant sqrt(2/pi) in the tanh form of GELU, as a program writes it.",
+         math.sqrt(2 / math.pi), span=(0.1, 10.0)),
+    Knob("mlp.limit", REAL, "mlp", "Where a clamped MLP clamps its inputs.", 7.0, span=CAP),
+    Knob("mlp.gate_up", CHOICE, "mlp", "Which of the two inner projections is activated.", "gate activated", judged=True,
+         formula=False),
+    Knob("moe.top_k", COUNT, "mlp.router", "Experts per token.", 1, span=(1, 1024)),
+    Knob("moe.norm_topk", FLAG, "mlp.router", "Whether weights are divided by their sum over the chosen experts.", True,
+         (True, False)),
+    Knob("moe.router", CHOICE, "mlp.router", "What makes a weight of a router's logit.", "softmax",
+         ("softmax", "sigmoid", "equal weights", "raw logits")),
+    Knob("moe.scale", REAL, "mlp.router", "Factor on the router's weights.", 1.0, span=FACTOR, judged=True),
+    Knob("moe.temperature", REAL, "mlp.router", "Temperature of the router's softmax.", 1.0, judged=True, formula=False),
+    Knob("moe.choice", CHOICE, "mlp.router", "Which experts are taken.", "largest logits", judged=True, formula=False),
+    Knob("moe.router_dtype", CHOICE, "mlp.router", "A narrow dtype inside the router.", FULL, judged=True, formula=False),
+    Knob("moe.weighted", CHOICE, "mlp", "What the router's weights multiply.", "outputs", judged=True, formula=False),
+    Knob("moe.dropped", CHOICE, "mlp", "Tokens that an expert does not take.", "no token", judged=True, formula=False),
+    Knob("residual.parallel", FLAG, "residual", "Attention and MLP read the same stream, and both are added to it.", "sequential",
+         (True, False), judged=True),
+    Knob("residual.scale", REAL, "residual", "Factor on what each sublayer adds to the stream.", 1.0, span=FACTOR, judged=True),
+    Knob("residual.attn_out", REAL, "residual", "Factor on what attention adds.", 1.0, judged=True, formula=False),
+    Knob("residual.mlp_out", REAL, "residual", "Factor on what the MLP adds.", 1.0, judged=True, formula=False),
+    Knob("logits.scale", REAL, "logits", "Factor on the logits.", 1.0, span=FACTOR, judged=True),
+    Knob("logits.softcap", REAL, "logits", "c in c tanh(y / c) on logits.", span=CAP, optional=True,
+         confused_with=("logits.scale",)),
+    Knob("logits.shift", REAL, "logits", "A constant over the vocabulary, or `centred`: minus the mean over it.", 0.0, ("centred",),
+         span=SHIFT, judged=True),
+    Knob("logits.dtype", CHOICE, "logits", "A narrow dtype inside the head.", FULL, judged=True, formula=False),
+    Knob("logits.bias", CHOICE, "logits", "Whose bias the head adds.", OWN, judged=True, formula=False),
+)  # fmt: skip
+KNOBS: dict[str, Knob] = {row.name: row for row in ROWS}
+
+
+def default(name: str) -> Any:
+    """The value that holds where a spec does not name the knob.
+
+    Raises:
+        KeyError: no row has this name.
+    """
+    return KNOBS[name].default

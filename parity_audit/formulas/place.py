@@ -1,0 +1,93 @@
+"""What a component of a decoder may ask for: its inputs, tensors of the checkpoint, knob values, and the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity_audit.formulas.knobs import default
+
+Weights = Callable[[int | None, str], Tensor | None]
+Values = Mapping[str, Sequence[Any]]
+
+
+class MissingTensor(ValueError):
+    """The values ask for a tensor that the checkpoint does not hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a run is given: token ids, a mask that is 1 at real tokens, and positions, each `[batch pos]`."""
+
+    tokens: Tensor
+    mask: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A decoder's sizes, knob values and tensors.
+
+    `values` has one value per layer for each knob; outside the blocks the first one holds. `weights(layer, role)` is a
+    tensor of the checkpoint as it is stored, None where it holds none; `layer` is None outside the blocks. Everything is
+    computed in `dtype`.
+    """
+
+    dims: Mapping[str, int]
+    values: Values
+    weights: Weights
+    dtype: torch.dtype = torch.float64
+
+    def knob(self, name: str, layer: int | None) -> Any:
+        """The value in a layer; norms of queries and keys are as the other norms where nothing else is said."""
+        if name not in self.values and name.startswith("qk_norm."):
+            name = name.removeprefix("qk_") if name.removeprefix("qk_") in self.values else name
+        return self.values[name][layer or 0] if name in self.values else default(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One block of a run, or what lies outside the blocks (`layer` None)."""
+
+    layer: int | None
+    decoder: Decoder
+    batch: Batch
+    site: Callable[[str], Tensor]
+    """The tensor of a site: relative to the block ("q") in a block, else by its whole name."""
+    is_given: Callable[[str], bool]
+    """Whether a site's tensor is there already, or will be asked for whole."""
+    asked: set[str]
+    """The knobs that were asked for."""
+
+    def knob(self, name: str) -> Any:
+        """A knob's value here."""
+        self.asked.add(name)
+        return self.decoder.knob(name, self.layer)
+
+    def dim(self, name: str) -> int:
+        """A size of the decoder: d_model, n_heads, d_head, n_layers ..."""
+        return self.decoder.dims[name]
+
+    def has(self, role: str) -> bool:
+        """Whether the checkpoint holds the tensor of a role."""
+        return self.decoder.weights(self.layer, role) is not None
+
+    def weight(self, role: str) -> Tensor | None:
+        """A tensor of the checkpoint in the dtype to compute in, None where it holds none."""
+        return self.tensor(role) if self.has(role) else None
+
+    def tensor(self, role: str) -> Tensor:
+        """The same of a tensor that has to be there. Raises MissingTensor."""
+        return self.stored(role).to(dtype=self.decoder.dtype)
+
+    def stored(self, role: str) -> Tensor:
+        """The same as it is stored: large tables are promoted by those who use them. Raises MissingTensor."""
+        found = self.decoder.weights(self.layer, role)
+        if found is None:
+            where = "outside the blocks" if self.layer is None else f"in layer {self.layer}"
+            raise MissingTensor(f"the checkpoint has no `{role}` {where}")
+        return found.to(self.batch.tokens.device)

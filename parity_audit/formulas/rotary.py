@@ -1,0 +1,46 @@
+"""Rotary positions: each pair of components of a query or key turns by an angle that grows with the position.
+
+    (a, b) -> m (a cos t - b sin t, b cos t + a sin t),   t = position * frequency of the pair
+
+Pairs are components j and j + d_rot/2 ("half": Llama, GPT-NeoX) or 2j and 2j + 1 ("adjacent": GPT-J, Cohere). Components
+from d_rot on stay. m is the attention factor of YaRN and LongRoPE. Source: RoFormer (arXiv 2104.09864).
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+HALF, ADJACENT = "half", "adjacent"
+FREQUENCIES_32, TABLE_32, FULL = "float32 frequencies", "float32 table", "full"
+"""What is rounded to float32: the frequencies, or also the cosines and sines of a table (GPT-J); or nothing."""
+LAYOUTS = {HALF: "... (two pair) -> two ... pair", ADJACENT: "... (pair two) -> two ... pair"}
+BACK = {HALF: "two ... pair -> ... (two pair)", ADJACENT: "two ... pair -> ... (pair two)"}
+
+
+def angles(
+    positions: Tensor, frequencies: Tensor, dtype: torch.dtype, *, rounding: str = FULL
+) -> tuple[Tensor, Tensor]:
+    """cos and sin `[batch pos pair]` in `dtype`, of positions `[batch pos]` and frequencies `[pair]`."""
+    if rounding != TABLE_32:
+        turned = rearrange(positions, "batch pos -> batch pos 1").to(dtype) * frequencies.to(dtype)
+        return turned.cos(), turned.sin()
+    turned = rearrange(positions, "batch pos -> batch pos 1").to(torch.float32) * frequencies
+    return turned.cos().to(dtype), turned.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: float = 1.0) -> Tensor:
+    """x `[batch pos head d_head]` with the first 2 * pair components of each head turned.
+
+    Args:
+        cos, sin: `[batch pos pair]`.
+        pairing: "half" or "adjacent".
+        factor: on cos and sin.
+    """
+    d_rot = 2 * cos.shape[-1]
+    own, rest = x[..., :d_rot], x[..., d_rot:]
+    a, b = rearrange(own, LAYOUTS[pairing], two=2)
+    cos, sin = (rearrange(t, "batch pos pair -> batch pos 1 pair") * factor for t in (cos, sin))
+    turned = rearrange(torch.stack([a * cos - b * sin, b * cos + a * sin]), BACK[pairing], two=2)
+    return torch.cat([turned, rest], -1)

@@ -1,0 +1,51 @@
+"""Tensors of a checkpoint by the role that they play, as `core.types.WeightTap` describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from einops import rearrange
+from safetensors import safe_open
+from torch import Tensor
+
+from parity_audit.core.types import WeightTap
+
+Stored = Callable[[str], Tensor | None]
+
+
+def laid_out(value: Tensor, tap: WeightTap) -> Tensor:
+    """The part of a stored tensor that a tap names, in the layout that it names; scale and shift are not applied."""
+    for span, pattern in ((tap.slice, tap.layout), (tap.part, tap.relayout)):
+        value = value if span is None else value[slice(*span)]
+        if pattern:
+            axes = set(pattern.replace("(", " ").replace(")", " ").split())
+            value = rearrange(value, pattern, **{axis: size for axis, size in tap.sizes.items() if axis in axes})
+    return value
+
+
+class CheckpointTensors:
+    """The tensors of a safetensors checkpoint by name, read when asked for; the files stay open and no tensor is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._holders: dict[str, Any] = {}
+        for file in sorted(folder.glob("*.safetensors"), reverse=True):
+            handle: Any = safe_open(file, framework="pt")
+            self._holders |= dict.fromkeys(handle.keys(), handle)
+
+    def __call__(self, name: str) -> Tensor | None:
+        """One tensor, None where no file holds it."""
+        if name not in self._holders:
+            return None
+        tensor: Tensor = self._holders[name].get_tensor(name)
+        return tensor
+
+
+def role_tensor(stored: Stored, roles: Mapping[str, WeightTap], role: str, *, tied: bool) -> Tensor | None:
+    """The tensor of a role; an unembedding that is not stored a second time is the embedding, where they are tied."""
+    tap = roles.get(role)
+    value = None if tap is None else stored(tap.path)
+    if tap is not None and value is not None:
+        return laid_out(value, tap)
+    return role_tensor(stored, roles, "embed", tied=False) if tied and role == "unembed" else None
