@@ -15,6 +15,7 @@ from parity_audit.core.choices import nearest, require_choice
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import BackendRef
 from parity_audit.envs.recipes import backend_key, recipe_for
+from parity_audit.formulas.knobs import ROWS
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
@@ -70,6 +71,8 @@ def check_backends(refs: Sequence[BackendRef], config: Mapping[str, Any]) -> Non
             check_port(ref)
         elif ref.name == "hf":
             _check_hf(ref, config)
+        elif ref.name == "spec":
+            _check_spec(ref)
         elif ref.name == "transformer_lens" and "api" in ref.settings:
             backend_key(ref, recipe_for(ref).version)  # a release that has no such api is refused
             require_choice(
@@ -103,6 +106,17 @@ def _check_hf(ref: BackendRef, config: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"`{key}` is no setting of hf for this model", code="backend-setting", found=str(ref),
                 hint=nearest(key, (*known, *HARNESS)) or "attn_implementation, or any key of the config",
+            )  # fmt: skip
+
+
+def _check_spec(ref: BackendRef) -> None:
+    """Settings of the backend `spec` are knobs of its formulas."""
+    knobs = [row.name for row in ROWS if row.formula]
+    for key in ref.settings:
+        if key not in (*knobs, "tf32"):
+            raise UsageError(
+                f"`{key}` is no knob of the formulas", code="backend-setting", found=str(ref),
+                hint=nearest(key, knobs) or "a knob of docs/knobs.md",
             )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from parity_audit.core.types import BackendRef, NotTested
 from parity_audit.diagnose.limits import measure
 from parity_audit.diagnose.selfcheck import departures, reference_notes
 from parity_audit.repair.outcome import exit_code_of
-from parity_audit.repair.reference import JUDGES, Reference, take_reference
+from parity_audit.repair.reference import FLOAT64_BACKENDS, JUDGES, Reference, take_reference
 from parity_audit.repair.right_reference import compare_with
 from parity_audit.report.files import write_report
 
@@ -41,7 +41,11 @@ def run_audit(
     with ExitStack() as stack:
         stack.callback(workspace.drop_working)
         session = context.session(reference, "reference")
-        judging = session if session.plan.backend_key == JUDGES else context.session(BackendRef(name=JUDGES), "judge")
+        judging = (
+            session
+            if session.plan.backend_key in FLOAT64_BACKENDS
+            else context.session(BackendRef(name=JUDGES), "judge")
+        )
         for owner in (session, judging, rights, *sides):
             stack.callback(owner.release)
         for side in sides:

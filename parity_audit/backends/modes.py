@@ -77,6 +77,7 @@ MODES: Mapping[str, Sequence[Mode]] = {
         Mode("preemption of requests", why="the key-value cache holds every probe at once"),
         Mode("server", why="the engine runs in this process, without the HTTP server"),
     ),
+    "spec": (GENERATION,),
     "module": (COMPILED, GENERATION),
 }  # fmt: skip
 

@@ -23,7 +23,9 @@ from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, R
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 from parity_audit.envs.build import Environment
 from parity_audit.envs.heal import healed, use
+from parity_audit.specs.as_program import SPEC
 from parity_audit.specs.checkpoints import stored_names
+from parity_audit.specs.facts import decoder_facts
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import dims, reads, weight_taps
 from parity_audit.workers.client import TIMEOUT, Worker
@@ -206,6 +208,7 @@ class Session:
             settings=merged(settings, self.load_settings), architecture=plan.spec.architecture,
             sizes=dims(plan.spec, plan.config),
             reads=reads(plan.spec, plan.backend_key, plan.environment.version), tokenize=TOKENIZE,
+            decoder=decoder_facts(plan.spec, plan.config) if plan.backend_key == SPEC else None,
             target=plan.ref.target, reads_by_section=self._reads_by_section() if plan.ref.target else {},
         )  # fmt: skip
 

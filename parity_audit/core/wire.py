@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parity_audit.core.manifest import Entry
-from parity_audit.core.types import Checkpoint, Edit, NotTested, NotVisible, Probe, SiteTap, WeightTap
+from parity_audit.core.types import Checkpoint, DecoderFacts, Edit, NotTested, NotVisible, Probe, SiteTap, WeightTap
 
 PROTOCOL = 1
 WIRE_FD_ENV = "PARITY_AUDIT_WIRE_FD"
@@ -28,7 +28,8 @@ class LoadRequest:
     """Load a model. `module` names the backend implementation, for example `parity_audit.backends.hf:load`.
 
     `reads` maps a knob to the dotted paths of the live values that implement it; `describe` reads them. A port
-    gets those of every section in `reads_by_section`, because only it knows which one describes it.
+    gets those of every section in `reads_by_section`, because only it knows which one describes it. `decoder`: the spec's
+    values and roles, for the backend that runs the spec itself.
     """
 
     checkpoint: Checkpoint
@@ -41,6 +42,7 @@ class LoadRequest:
     tokenize: tuple[str, ...] = ()
     target: str | None = None
     reads_by_section: dict[str, dict[str, str]] = field(default_factory=dict)
+    decoder: DecoderFacts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,9 @@ from parity_audit.cache.root import cache_root
 from parity_audit.core.errors import EnvFailed, UsageError
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef
+from parity_audit.core.version import __version__
 from parity_audit.envs.damage import damage, in_words
-from parity_audit.envs.recipes import Recipe, backend_key, port_environment, recipe_for
+from parity_audit.envs.recipes import SPEC, Recipe, backend_key, port_environment, recipe_for
 from parity_audit.envs.resolve import Resolution, forget, known_resolution, resolve
 from parity_audit.envs.uv import run, run_uv
 
@@ -56,6 +57,8 @@ def python_for(
     """
     if ref.target is not None:
         return _port_environment(ref, device=device, allow_install=allow_install, progress=progress)
+    if ref.name == SPEC:
+        return _spec_environment(ref)
     own = installed_here(ref.name)
     if own is not None and ref.version in (None, own):
         return Environment(python=sys.executable, key="same", same=True, backend_key=backend_key(ref, own), version=own)
@@ -74,6 +77,14 @@ def python_for(
         python=str(folder / "bin" / "python"), key=folder.name, same=False,
         backend_key=backend_key(ref, recipe.version), version=recipe.version,
     )  # fmt: skip
+
+
+def _spec_environment(ref: BackendRef) -> Environment:
+    """The running interpreter: a spec is run by this program's own formulas. Raises UsageError for another version."""
+    recipe_for(ref)
+    return Environment(
+        python=sys.executable, key=f"{SPEC}-{__version__}", same=True, backend_key=SPEC, version=__version__
+    )
 
 
 def _port_environment(ref: BackendRef, *, device: str, allow_install: bool, progress: Progress) -> Environment:

@@ -16,10 +16,13 @@ from packaging.version import InvalidVersion, Version
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import BackendRef
+from parity_audit.core.version import __version__
 
 BRIDGE_ONLY_FROM = Version("4.0")
 BRIDGE_FROM = Version("3.0")
 LOCKS = "locks"
+SPEC = "spec"
+"""The backend that runs a spec: it has no environment of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,9 @@ def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
     Raises:
         UsageError: the version is not a version.
     """
-    if ref.target is not None:
+    if ref.name == SPEC and ref.version not in (None, __version__):
+        raise UsageError(f"`{ref}`: this parity-audit is {__version__}", code="backend-version", hint=f"write `{SPEC}`")
+    if ref.target is not None or ref.name == SPEC:
         ref = port_environment(ref) or BackendRef(name="hf")
     data = table()
     entry = data["backends"][ref.name]

@@ -17,20 +17,20 @@ from torch import Tensor
 from parity_audit.core.sites import BEFORE_BLOCKS, LOGITS, layer_of, local_name
 from parity_audit.core.types import DecoderFacts
 from parity_audit.formulas.components import IN_BLOCK, OUTSIDE, sites_of
-from parity_audit.formulas.place import Batch, Decoder, Place
+from parity_audit.formulas.place import Batch, Decoder, Place, Values
 from parity_audit.formulas.stored import Stored, role_tensor
 
 Given = Callable[[str], Tensor | None]
 
 
-def decoder_of(facts: DecoderFacts, stored: Stored, dtype: torch.dtype) -> Decoder:
-    """The decoder that a spec describes, on the tensors of a checkpoint."""
+def decoder_of(facts: DecoderFacts, stored: Stored, dtype: torch.dtype, values: Values | None = None) -> Decoder:
+    """The decoder that a spec describes, on the tensors of a checkpoint; `values` are used in place of the spec's."""
 
     def weights(layer: int | None, role: str) -> Tensor | None:
         own = facts.outside if layer is None or role in facts.outside else facts.blocks[layer]
         return role_tensor(stored, own, role, tied=facts.tied)
 
-    return Decoder(dims=facts.dims, values=facts.values, weights=weights, dtype=dtype)
+    return Decoder(dims=facts.dims, values=facts.values if values is None else values, weights=weights, dtype=dtype)
 
 
 def nothing(site: str) -> Tensor | None:

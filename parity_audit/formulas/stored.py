@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ class CheckpointTensors:
             return None
         tensor: Tensor = self._holders[name].get_tensor(name)
         return tensor
+
+    def numbers(self) -> int:
+        """How many numbers the checkpoint holds."""
+        return sum(math.prod(holder.get_slice(name).get_shape()) for name, holder in self._holders.items())
 
 
 def role_tensor(stored: Stored, roles: Mapping[str, WeightTap], role: str, *, tied: bool) -> Tensor | None:

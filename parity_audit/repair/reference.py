@@ -27,7 +27,9 @@ from parity_audit.diagnose.limits import Sensitivity
 from parity_audit.diagnose.replay import Replays
 
 JUDGES = "hf"
-"""The backend that can run in true float64."""
+"""The backend that judges a program which cannot run in true float64."""
+FLOAT64_BACKENDS = (JUDGES, "spec")
+"""The backends that can."""
 
 
 @dataclass(frozen=True, kw_only=True)

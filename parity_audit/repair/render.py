@@ -110,7 +110,13 @@ def _scale_code(edit: Edit) -> str:
     return f"{loop}{target}.register_forward_hook(lambda module, args, output: output * {_literal(edit.value)})"
 
 
+def _knob_code(edit: Edit) -> str:
+    """A knob of the backend `spec` is one of its settings."""
+    return f"# -c 'spec,{edit.path}={json.dumps(edit.value)}'"
+
+
 LIVE = {
+    "knob": _knob_code,
     "rotary_tables": _rotary_code,
     "causal_windows": _windows_code,
     "add": _add_code,

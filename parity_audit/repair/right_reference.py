@@ -26,7 +26,7 @@ from parity_audit.core.types import BackendRef, Edit, NotTested
 from parity_audit.diagnose.selfcheck import CHECKED, departures
 from parity_audit.repair.choose import NO_PATCH_KINDS, each_once
 from parity_audit.repair.layers import RELATIVE, on_layers
-from parity_audit.repair.reference import JUDGES, Reference, take_reference
+from parity_audit.repair.reference import FLOAT64_BACKENDS, JUDGES, Reference, take_reference
 from parity_audit.repair.render import render
 from parity_audit.specs.view import edits, knob_values
 
@@ -137,7 +137,7 @@ class RightReferences:
             given.release()
         session = self.make(found.ref)
         session.apply(found.edits)
-        judging = session if session.plan.backend_key == JUDGES else given.judging
+        judging = session if session.plan.backend_key in FLOAT64_BACKENDS else given.judging
         right = take_reference(session, judging, given.probes, folder=self.folder, keep=self.keep)
         if not self.keep:
             right.release()

@@ -11,6 +11,7 @@ from packaging.specifiers import SpecifierSet
 from parity_audit.core.types import Description, Edit, KnobValue, NotVisible, SiteTap, WeightTap
 from parity_audit.formulas.alibi import times_usual
 from parity_audit.formulas.frequencies import attention_factor, kind_of, rope_table
+from parity_audit.specs.as_program import SPEC, own_section
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, RoleEntry, SiteEntry, Spec, WeightEntry
@@ -58,7 +59,9 @@ def _joined(values: list[Any]) -> Any:
 
 def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
     """The backend's section with the variants of this release merged over it."""
-    base = spec.content.backends.get(backend_key, BackendSection())
+    base = (
+        own_section(spec.content) if backend_key == SPEC else spec.content.backends.get(backend_key, BackendSection())
+    )
     parts: dict[str, dict[str, Any]] = {
         name: dict(getattr(base, name)) for name in ("sites", "not_visible", "weights", "knobs", "known")
     }
@@ -278,6 +281,7 @@ def edits(
         "rotaries": rotaries,
         "rotary_of": lambda kind: rotaries()[names["layer_types"].index(kind)],
         "rope_parameters": lambda: _rope_parameters(targets, names["d_head"]),
+        "per_layer": lambda: _dealt(spec, config, knob, value),
         "windows": lambda: _dealt(spec, config, knob, value),
         "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
         "layer_types": lambda: _layer_types(_dealt(spec, config, knob, value)),
