@@ -40,6 +40,7 @@ EXCITED = 100.0
 """Floors that an edit has to move the judge's logits by."""
 READ_ONLY = ("vllm",)
 NO_EFFECT = "the edit has no effect: the hook shows a tensor that nothing reads"
+GUESSED = "it moves the logits otherwise; where this tensor is read was guessed, and the port may compute attention in another way"
 DROWNED = "it moves the logits; whether as it should is hidden by this port's own error"
 
 
@@ -98,8 +99,10 @@ def _changes(sides: EditedSides, probe: Probe) -> Iterator[Change | NotTested]:
         named |= {hook.site} if hook.promises == VALUE else set()
         if layer_of(hook.site) in (None, middle):
             yield _by_name(sides, make, hook)
+    inputs = {tap.site for tap in _taps(sides.candidate) if tap.take.startswith("input")}
     for site in sorted(shared - named, key=site_order):
-        nowhere = local_name(site) == MID and sides.candidate.plan.backend_key == "hf"
+        # The input of the norm is the norm's alone: an edit there is no edit of the residual stream, in no port.
+        nowhere = local_name(site) == MID and site in inputs
         if layer_of(site) in (None, middle) and not nowhere and local_name(site) not in NOT_EDITED:
             yield make.at_site(site)
 
@@ -146,10 +149,17 @@ class _Runs:
             says = ""
         else:
             says = self._says(change, made, judge, rounding)
+        if says and any(self._guessed(site) for site in change.candidate):
+            return _skipped(change.name, GUESSED)
         return HookEdit(
             site=change.name, same=not says, noise_ratio=ratio, reference_effect=effect, candidate_effect=own_effect,
             says=says,
         )  # fmt: skip
+
+    def _guessed(self, site: str) -> bool:
+        """Whether the candidate's tensor stands where attention is written as in the reference, and may be something else."""
+        shown = self.sides.shown
+        return site in shown.sites(self.probe.name) and bool(shown.assumes(self.probe.name, site))
 
     def _says(self, change: Change, made: Tensor, judge: Tensor, rounding: float) -> str:
         """What an edit does instead."""
@@ -180,10 +190,15 @@ class _Runs:
 
     def _taps(self, session: Session, replaced: Mapping[str, Tensor]) -> Sequence[SiteTap]:
         """The logits, and what is replaced: a hook by its name, a site where the spec says."""
-        plan = session.plan
-        every = taps(plan.spec, plan.backend_key, plan.config, session.description().version)
+        every = _taps(session)
         named = [self.by_name[name] for name in replaced if name in self.by_name]
         return [*(tap for tap in every if tap.site == LOGITS or tap.site in replaced), *named]
+
+
+def _taps(session: Session) -> tuple[SiteTap, ...]:
+    """Where the spec says that the sites of this session's release are."""
+    plan = session.plan
+    return taps(plan.spec, plan.backend_key, plan.config, session.description().version)
 
 
 def _rms(value: Tensor) -> float:

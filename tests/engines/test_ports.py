@@ -51,14 +51,17 @@ def test_a_wrong_constant_is_named_with_its_layer_and_mended(report):
 
 def test_edited_hooks_are_told_from_hooks_that_nothing_reads(tmp_path):
     right = f"python:{PORT}:load,sites={SITES}"
-    good, dead, bridge = parity_audit.audit(
-        LLAMA, candidates=(right, f"{right},dead_hook=true", "transformer_lens"), miniature="mini", hooks=True,
+    prescaled = f"python:{PORTS}/routes.py:load,sites={PORTS}/routes_sites.yaml,route=prescaled_q"
+    good, dead, bridge, guessed = parity_audit.audit(
+        LLAMA, candidates=(right, f"{right},dead_hook=true", "transformer_lens", prescaled), miniature="mini", hooks=True,
         out=tmp_path / "out", probes=PROBES,
     ).candidates  # fmt: skip
 
     assert good.verdict in (Verdict.EXACT, Verdict.PARITY)
     assert {edit.site for edit in good.hook_edits} >= {"blocks.1.resid_mid", "blocks.1.pattern", "blocks.1.q", "embed"}
     assert all(edit.same for edit in good.hook_edits)
+    assert guessed.verdict in (Verdict.EXACT, Verdict.PARITY)
+    assert "guessed" in next(gap.why for gap in guessed.not_tested if gap.what == "editing blocks.1.rot_q")
     assert wrong_hooks(dead) == {
         "blocks.1.mlp_out": "the edit has no effect: the hook shows a tensor that nothing reads"
     }
