@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parity_audit.api import audit
+from parity_audit.core.errors import NotJudged
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Candidate, Report, Verdict
 from parity_audit.selftest.corpus import Corpus, Fault
 from parity_audit.selftest.ports import candidate_for
-from parity_audit.selftest.score import Score, score
+from parity_audit.selftest.score import Score, not_judged, score
 from parity_audit.specs.resolve import resolve_model
 
 CLEAN = Fault(id="clean", plant=[], knob="", harmless=True)
@@ -59,10 +60,13 @@ def _run_group(
 ) -> list[Score]:
     spec = resolve_model(model).spec
     ports = [candidate_for(scratch / "ports", f"fault_{number}", fault, spec) for number, fault in enumerate(faults)]
-    report: Report = audit(
-        model, candidates=ports, miniature=synthetic, seed=seed, repair=repair, out=scratch / "out", progress=progress,
-        probes=None if faults[0].long else SHORT_PROBES,
-    )  # fmt: skip
+    try:
+        report: Report = audit(
+            model, candidates=ports, miniature=synthetic, seed=seed, repair=repair, out=scratch / "out", progress=progress,
+            probes=None if faults[0].long else SHORT_PROBES,
+        )  # fmt: skip
+    except NotJudged as error:  # the reference of this model; the other models have theirs
+        return [not_judged(fault, str(error)) for fault in faults]
     return [_timed(fault, candidate) for fault, candidate in zip(faults, report.candidates, strict=True)]
 
 

@@ -69,6 +69,15 @@ def score(fault: Fault, candidate: Candidate) -> Score:
     )  # fmt: skip
 
 
+def not_judged(fault: Fault, error: str) -> Score:
+    """The score of a fault whose audit said nothing: missed, and no clean port is counted as right."""
+    asked = None if fault.harmless else False
+    return Score(
+        id=fault.id, model=fault.model, verdict=Verdict.ERROR.value, detected=False, named=asked,
+        parts=tuple(MISSED for _ in fault.sites), error=error,
+    )  # fmt: skip
+
+
 def _matched(named: Sequence[Finding], fault: Fault) -> list[Finding | None]:
     """The finding of each part of a fault, in the order of `fault.knobs`; a finding counts for one part alone.
 

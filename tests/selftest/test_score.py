@@ -10,7 +10,7 @@ from parity_audit.core.errors import UsageError
 from parity_audit.core.report import Candidate, Finding, Patch, Patched, Proof, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.selftest.corpus import Fault, load_corpus, resolved
-from parity_audit.selftest.score import score, share
+from parity_audit.selftest.score import not_judged, score, share
 from parity_audit.selftest.table import calibration, false_alarms, hit_rows, missed, part_counts
 from parity_audit.specs.resolve import resolve_model
 
@@ -141,6 +141,13 @@ def test_the_parts_of_a_stacked_fault_are_named_listed_or_missed():
     assert part_counts([one, both]) == {
         "parts": 8, "named": 3, "listed as unexplained": 1, "missed": 4, "findings too many": 1,
     }  # fmt: skip
+
+
+def test_a_fault_whose_audit_failed_counts_as_missed():
+    stacked = Fault(id="x", plant=[], knob=["a.b", "c.d"], sites=["a", "b"])
+    lost = not_judged(stacked, "out of memory")
+
+    assert (lost.detected, lost.named, lost.parts, lost.error) == (False, False, ("missed", "missed"), "out of memory")
 
 
 def test_a_finding_counts_for_one_part_of_a_stack():
