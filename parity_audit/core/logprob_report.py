@@ -87,6 +87,16 @@ class TrainingEffect:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Histogram:
+    """Tokens by |d|: `counts` in bins of equal ratio between `low` and `high` in nats, `zeros` are equal to the last bit."""
+
+    low: float
+    high: float
+    zeros: int
+    counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class PairReport:
     """Two legs on the same tokens, in one and the same quantity (`meaning`)."""
 
@@ -102,6 +112,7 @@ class PairReport:
     by_probability: tuple[TokenBin, ...]
     by_position: tuple[TokenBin, ...]
     by_sequence: tuple[TokenBin, ...]
+    histogram: Histogram
     training: TrainingEffect
 
 
@@ -113,6 +124,29 @@ class Flips:
     ties: int
     confident: int
     worst_margin: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstDivergence:
+    """The first token of a greedy completion that is not the judge's likeliest.
+
+    `margin` is the difference of the judge's two largest logits there; `tie`: rounding can turn it.
+    """
+
+    sequence: int
+    position: int
+    token_id: int
+    judge_token_id: int
+    margin: float
+    tie: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """Greedy completions against the judge's choice at every step: those that leave it, the earliest first."""
+
+    sequences: int
+    first: tuple[FirstDivergence, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +265,7 @@ class LogprobReport:
     attribution: Attribution | None = None
     presets: dict[str, tuple[PresetRow, ...]] = field(default_factory=dict)
     flips: Flips | None = None
+    divergence: Divergence | None = None
     worst: tuple[TokenRow, ...] = ()
     notes: tuple[str, ...] = ()
     not_tested: tuple[NotTested, ...] = ()

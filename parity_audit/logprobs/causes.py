@@ -29,6 +29,10 @@ Rescore = Callable[[Sequence[Completion], Variation], Array]
 """The judge's log-probabilities `[token]` of completions under a variation, in the leg's own meaning."""
 
 
+RoundTrip = Callable[[tuple[int, ...]], tuple[int, ...]]
+"""Token ids after decoding to text and encoding again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
     """Ids from the checkpoint's own files; None where they name none."""
@@ -50,7 +54,9 @@ class Hypothesis:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def hypotheses(special: SpecialTokens, completions: Sequence[Completion]) -> list[Hypothesis]:
+def hypotheses(
+    special: SpecialTokens, completions: Sequence[Completion], round_trip: RoundTrip | None = None
+) -> list[Hypothesis]:
     """What can be asked of these tokens: a hypothesis that changes nothing on them is left out."""
     found = [
         Hypothesis(
@@ -77,6 +83,13 @@ def hypotheses(special: SpecialTokens, completions: Sequence[Completion]) -> lis
                     prompt=lambda ids: ids[1:],
                 )
             )  # fmt: skip
+    if round_trip is not None and any(round_trip(one.prompt_ids) != one.prompt_ids for one in completions):
+        found.append(
+            Hypothesis(
+                name="tokens.retokenised", message="it was given the prompts as text, which is cut into other token ids",
+                prompt=round_trip, hint="pass token ids from end to end, never text",
+            )
+        )  # fmt: skip
     seen = {token for one in completions for token in (*one.prompt_ids, *one.token_ids[:-1])}
     hidden = tuple(token for token in special.eos if token in seen)
     if hidden:

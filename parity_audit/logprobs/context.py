@@ -11,7 +11,7 @@ from parity_audit.core.progress import Progress
 from parity_audit.core.rollouts import Completion, Sampling, ScoreRequest, Variation
 from parity_audit.logprobs import legs
 from parity_audit.logprobs.attribution import Target
-from parity_audit.logprobs.causes import SpecialTokens
+from parity_audit.logprobs.causes import RoundTrip, SpecialTokens
 from parity_audit.logprobs.files.rollouts import Rollouts
 from parity_audit.logprobs.meaning import policy
 from parity_audit.logprobs.prompts import Prompts
@@ -22,7 +22,8 @@ class Context:
     """The question and the programs that answer it; without an engine the rollouts of a file are judged.
 
     `base` is how the trainer's side is run, `target` what switches are to explain, None where that is not asked;
-    `asked` names the engine settings that the user chose and wants compared with their other value.
+    `asked` names the engine settings that the user chose and wants compared with their other value;
+    `round_trip` is the checkpoint's tokenizer, there and back, None where it has none.
     """
 
     plan: AuditPlan
@@ -39,6 +40,7 @@ class Context:
     base: Variation = field(default_factory=Variation)
     target: Target | None = None
     asked: tuple[str, ...] = ()
+    round_trip: RoundTrip | None = None
 
     @property
     def temperatures(self) -> tuple[float, ...]:

@@ -42,20 +42,36 @@ class Tested:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One teacher-forced leg: its value of each meaning, its likeliest tokens and their margins, all `[token]`."""
+    """One teacher-forced leg: its value of each meaning, its likeliest tokens and their margins, all `[token]`.
+
+    `facts` records the sizes of batches and chunks finally used: they may change the last bits.
+    """
 
     by_meaning: dict[Meaning, Array]
     top1: tuple[int, ...]
     margin: Array
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
-def checked(completions: Sequence[Completion]) -> tuple[Completion, ...]:
+def checked(completions: Sequence[Completion], vocabulary: int) -> tuple[Completion, ...]:
     """Completions that hold a token.
 
     Raises:
-        NotJudged: too few tokens to say anything.
+        NotJudged: too few tokens to say anything, a completion without a prompt, an id that the model does not have.
     """
     kept = tuple(completion for completion in completions if completion.token_ids)
+    for number, completion in enumerate(kept):
+        if not completion.prompt_ids:
+            raise NotJudged(
+                f"completion {number} has no prompt: its first token has nothing to be scored from", code="no-prompt",
+                hint="every row needs the ids of its prompt, at least one",
+            )  # fmt: skip
+        largest = max((*completion.prompt_ids, *completion.token_ids))
+        if largest >= vocabulary:
+            raise NotJudged(
+                f"completion {number} holds the token id {largest}, the model has {vocabulary}", code="vocabulary",
+                hint="these are ids of another tokenizer, or of a model with more tokens",
+            )  # fmt: skip
     tokens = sum(len(completion.token_ids) for completion in kept)
     if tokens < FEWEST_TOKENS:
         raise NotJudged(
@@ -78,6 +94,7 @@ def scored(reply: ScoreReply, temperatures: Sequence[float], sampling: Sampling)
         by_meaning=columns(temperatures, rows, kept, meanings(sampling)),
         top1=tuple(token for score in reply.scores for token in score.top1),
         margin=flat([score.margin for score in reply.scores]),
+        facts=reply.facts,
     )
 
 

@@ -25,7 +25,7 @@ from parity_audit.logprobs.profiles import PROFILES, profile
 from parity_audit.logprobs.prompts import Prompts, built, generation_defaults, read_prompts, special_tokens
 from parity_audit.logprobs.run import Answer, run
 from parity_audit.logprobs.switches import PREFIX_CACHE, own_steps
-from parity_audit.logprobs.texts import with_text
+from parity_audit.logprobs.texts import round_trip, with_text
 from parity_audit.report import logprob_page
 from parity_audit.report.environment import this_machine
 
@@ -98,6 +98,7 @@ def answer(
                 prompts=chosen, special=special, defaults=generation_defaults(plan.checkpoint), memory_bytes=memory_bytes,
                 presets=names, progress=progress, rollouts=given, base=base, target=target,
                 asked=tuple(asked) if given is None else (),
+                round_trip=round_trip(plan.checkpoint),
             )
         )  # fmt: skip
     finally:

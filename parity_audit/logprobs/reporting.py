@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from parity_audit.core.logprob_report import Flips, PairReport, PresetRow, TokenRow, TokenTable
+from parity_audit.core.logprob_report import (
+    Divergence,
+    FirstDivergence,
+    Flips,
+    PairReport,
+    PresetRow,
+    TokenRow,
+    TokenTable,
+)
 from parity_audit.core.rollouts import Completion
 from parity_audit.logprobs import tails
 from parity_audit.logprobs.intervals import intervals
@@ -27,7 +35,7 @@ def pair_report(pair: Paired, *, rollout: str, train: str, meaning: str) -> Pair
         intervals=intervals(pair), quantiles=tails.quantiles(pair),
         extreme_shares={f"{tau:g}": share for tau, share in tails.extreme_shares(pair).items()},
         by_probability=tails.by_probability(pair), by_position=tails.by_position(pair), by_sequence=tails.by_sequence(pair),
-        training=training_effect(pair),
+        histogram=tails.histogram(pair), training=training_effect(pair),
     )  # fmt: skip
 
 
@@ -85,3 +93,25 @@ def flips(ours: Sequence[int], theirs: Sequence[int], margin: Array, moved: floa
         tokens=int(changed.sum()), ties=int(ties.sum()), confident=int((changed & ~ties).sum()),
         worst_margin=float(margin[changed].max()) if changed.any() else 0.0,
     )  # fmt: skip
+
+
+def divergence(completions: Sequence[Completion], theirs: Sequence[int], margin: Array, moved: float) -> Divergence:
+    """Where greedy completions first leave the judge's likeliest token, given the same tokens before.
+
+    `theirs` and `margin` are the judge's, `[token]`; `moved` is the largest |d| of the legs, and a tie as in `flips`.
+    """
+    found, start = [], 0
+    for sequence, one in enumerate(completions):
+        for position, token in enumerate(one.token_ids):
+            place = start + position
+            if token != theirs[place]:
+                own = float(margin[place])
+                found.append(
+                    FirstDivergence(
+                        sequence=sequence, position=position, token_id=token, judge_token_id=theirs[place], margin=own,
+                        tie=own <= 2.0 * moved,
+                    )
+                )  # fmt: skip
+                break
+        start += len(one.token_ids)
+    return Divergence(sequences=len(completions), first=tuple(sorted(found, key=lambda one: one.position)))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK
-from parity_audit.core.logprob_report import Leg, LogprobFinding, LogprobReport, TokenTable
+from parity_audit.core.logprob_report import Divergence, Leg, LogprobFinding, LogprobReport, TokenTable
 from parity_audit.core.report import Verdict
 from parity_audit.core.rollouts import Completion, Variation
 from parity_audit.core.wire import FLOAT64, NATIVE
@@ -20,7 +20,7 @@ from parity_audit.logprobs.context import Context
 from parity_audit.logprobs.meaning import RAW, Decided, Meaning, decide
 from parity_audit.logprobs.paired import Array, Paired
 from parity_audit.logprobs.switches import steps_of
-from parity_audit.logprobs.tested import given, sampled
+from parity_audit.logprobs.tested import given, sampled, vocabulary
 
 WORST_SEQUENCES = 2
 """Sequences that the layer audit is given: each costs a whole run with every site captured."""
@@ -44,7 +44,7 @@ def run(context: Context) -> Answer:
         NotJudged: a leg failed, or there are too few tokens.
     """
     started = time.perf_counter()
-    tested = sampled(context) if context.rollouts is None else given(context.rollouts)
+    tested = sampled(context) if context.rollouts is None else given(context.rollouts, vocabulary(context))
     context.progress.update("score", "the trainer's side, natively and as the judge")
     native = context.scored(tested.completions, NATIVE, context.base)
     judge = context.scored(tested.completions, FLOAT64, Variation())
@@ -87,11 +87,12 @@ def _legs(
                 noise_ratio=verdict.ratio(values, rounding, truth, dtype), **_program(context),
             )
         )  # fmt: skip
+    used = {**own, "settings": {**settings, **native.facts}}
     scoring = "trainer" if legs.TRAINER not in tested.values else "rounding"
     rest = (
         Leg(
             name=scoring, backend=context.trainer.label, dtype=dtype, meaning=RAW.words, noise_ratio=1.0,
-            rmse_to_judge=verdict.rmse(native.by_meaning[RAW], judge.by_meaning[RAW]), **own,
+            rmse_to_judge=verdict.rmse(native.by_meaning[RAW], judge.by_meaning[RAW]), **used,
         ),
         Leg(name=legs.JUDGE, backend=context.trainer.label, dtype="float64", meaning=RAW.words, **own),
     )  # fmt: skip
@@ -119,7 +120,7 @@ def _explained(
 ) -> list[LogprobFinding]:
     """The cause of each leg that departs; both engine legs with one cause are one finding."""
     findings: dict[str, LogprobFinding] = {}
-    asked = causes.hypotheses(context.special, tested.completions)
+    asked = causes.hypotheses(context.special, tested.completions, context.round_trip)
     for name in verdict.departing(found):
         meaning = decided[name].meaning
         context.progress.update("explain", name)
@@ -153,6 +154,7 @@ def _answer(
             for name, pair in pairs.items()
         ),
         findings=tuple(findings), presets={name: reporting.preset(name, first) for name in context.presets}, flips=flips,
+        divergence=_divergence(context, tested, judge, moved),
         worst=reporting.worst_rows(first, tested.completions, judge.by_meaning[decided[legs.DECODE].meaning]),
         notes=semantics.notes(context.special, tested.completions, context.defaults),
         not_tested=semantics.not_tested(None if context.engine is None else context.engine.description(), decided, tested.facts),
@@ -164,6 +166,13 @@ def _answer(
         completions=tested.completions,
         worst=tuple(tested.completions[number] for number in worst.tolist()),
     )  # fmt: skip
+
+
+def _divergence(context: Context, tested: legs.Tested, judge: legs.Scored, moved: float) -> Divergence | None:
+    """Where greedy decoding left the judge's choice; None for sampled tokens, which are not meant to be the likeliest."""
+    if context.sampling.temperature > 0.0 or context.rollouts is not None:
+        return None
+    return reporting.divergence(tested.completions, judge.top1, judge.margin, moved)
 
 
 def _pairs(tested: legs.Tested, native: legs.Scored, decided: dict[str, Decided]) -> dict[str, Paired]:

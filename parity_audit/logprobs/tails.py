@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from parity_audit.core.logprob_report import TokenBin
+from parity_audit.core.logprob_report import Histogram, TokenBin
 from parity_audit.logprobs.paired import Array, Paired
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 THRESHOLDS = (1.01, 1.05, 1.2, 1.5, 2.0, 5.0)
 DECILES = 10
 POSITION_BINS = 16
+HISTOGRAM_BINS = 24
 
 
 def quantiles(pair: Paired) -> dict[str, float]:
@@ -47,6 +48,18 @@ def by_sequence(pair: Paired) -> tuple[TokenBin, ...]:
     """|d| of each sequence; `low` and `high` are its number."""
     groups = [np.flatnonzero(pair.sequence == number) for number in range(pair.sequences)]
     return tuple(_bin(pair, tokens, float(number), float(number)) for number, tokens in enumerate(groups))
+
+
+def histogram(pair: Paired) -> Histogram:
+    """How many tokens have which |d|, in bins of equal ratio from the smallest that is not zero to the largest."""
+    d = np.abs(pair.difference)
+    some = d[d > 0.0]
+    if not len(some):
+        return Histogram(low=0.0, high=0.0, zeros=len(d))
+    low, high = float(some.min()), float(some.max())
+    edges = np.geomspace(low, max(high, low * (1.0 + 1e-9)), HISTOGRAM_BINS + 1)
+    counts, _ = np.histogram(np.clip(some, edges[0], edges[-1]), edges)
+    return Histogram(low=low, high=high, zeros=int((d == 0.0).sum()), counts=tuple(counts.tolist()))
 
 
 def worst_tokens(pair: Paired, count: int) -> Sequence[int]:

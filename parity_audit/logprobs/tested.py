@@ -20,7 +20,7 @@ def sampled(context: Context) -> legs.Tested:
     settings = engine.description().settings
     if settings.get(PREFIX_CACHE):
         reply = engine.sample(request)  # the first pass filled the cache
-    completions = legs.checked(reply.completions)
+    completions = legs.checked(reply.completions, vocabulary(context))
     if any(len(one.logprobs) != len(one.token_ids) for one in completions):
         raise NotJudged("the engine returned tokens without log-probabilities", code="no-logprobs")
     prefill = engine.score(ScoreRequest(completions=completions))
@@ -33,11 +33,16 @@ def sampled(context: Context) -> legs.Tested:
     return legs.Tested(completions=completions, values=values, prefill_top1=top1, facts=reply.facts, settings=settings)
 
 
-def given(rollouts: Rollouts) -> legs.Tested:
-    """The legs of a rollout file, each refused where a number is missing."""
-    completions = legs.checked(rollouts.completions)
+def given(rollouts: Rollouts, tokens: int) -> legs.Tested:
+    """The legs of a rollout file for a model of so many tokens, each refused where a number is missing."""
+    completions = legs.checked(rollouts.completions, tokens)
     values = {legs.DECODE: legs.flat([one.logprobs for one in completions])}
     if rollouts.has_train:
         values[legs.TRAINER] = legs.flat(rollouts.train)
         legs.pair(completions, values[legs.DECODE], values[legs.TRAINER], "rollout and trainer of the file")
     return legs.Tested(completions=completions, values=values)
+
+
+def vocabulary(context: Context) -> int:
+    """How many token ids the model has."""
+    return int(context.plan.config["vocab_size"])

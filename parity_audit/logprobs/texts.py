@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,8 @@ def tokenizer_of(checkpoint: Checkpoint) -> Any:
 
 def with_text(report: LogprobReport, completions: Sequence[Completion], checkpoint: Checkpoint) -> LogprobReport:
     """The report with its worst tokens in context; unchanged where the checkpoint has no tokenizer."""
-    if not any((Path(checkpoint.path) / name).is_file() for name in FILES):
-        return report
-    try:
-        tokenizer = tokenizer_of(checkpoint)
-    except UsageError:
+    tokenizer = _any_tokenizer(checkpoint)
+    if tokenizer is None:
         return report
     return replace(report, worst=tuple(_told(row, completions[row.sequence], tokenizer) for row in report.worst))
 
@@ -51,3 +48,20 @@ def _told(row: TokenRow, completion: Completion, tokenizer: Any) -> TokenRow:
     parts = (ids[max(0, place - BEFORE) : place], ids[place : place + 1], ids[place + 1 : place + 1 + AFTER])
     before, text, after = (str(tokenizer.decode(part)) for part in parts)
     return replace(row, before=before, text=text, after=after)
+
+
+def round_trip(checkpoint: Checkpoint) -> Callable[[tuple[int, ...]], tuple[int, ...]] | None:
+    """Token ids to text and back by the checkpoint's tokenizer; None where it has none. Ids that give no text stay."""
+    tokenizer = _any_tokenizer(checkpoint)
+    if tokenizer is None:
+        return None
+    return lambda ids: tuple(tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"]) or ids
+
+
+def _any_tokenizer(checkpoint: Checkpoint) -> Any:
+    if not any((Path(checkpoint.path) / name).is_file() for name in FILES):
+        return None
+    try:
+        return tokenizer_of(checkpoint)
+    except UsageError:
+        return None

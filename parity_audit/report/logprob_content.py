@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from parity_audit.core.logprob_report import EngineMode, LogprobFinding, LogprobReport, PairReport, TokenRow, Verified
+from parity_audit.core.limits import PARITY_RATIO
+from parity_audit.core.logprob_report import (
+    Divergence,
+    EngineMode,
+    LogprobFinding,
+    LogprobReport,
+    PairReport,
+    TokenRow,
+    Verified,
+)
 from parity_audit.core.report import Verdict
 from parity_audit.report.attribution_content import attribution_content
 from parity_audit.report.blocks import BAD, BOLD, GOOD, SPACE, UNSURE, Block, columns, heading, pairs, paragraph, styled
@@ -33,6 +42,7 @@ def logprob_content(report: LogprobReport, *, where: str = "") -> list[Block]:
         styled((headline(report), STYLES.get(report.verdict, UNSURE)), level=1),
         SPACE,
         _legs(report),
+        *_distances(report),
     ]
     for finding in report.findings:
         blocks += [SPACE, styled((finding.name, BAD), (f"  in {finding.leg}", BOLD), level=3), _finding(finding)]
@@ -67,6 +77,20 @@ def _legs(report: LogprobReport) -> Block:
     ]
     titles = ("leg", "program", "dtype", "RMSE to judge", "ratio", "what its numbers are")
     return columns(titles, rows, right=(3, 4))
+
+
+def _distances(report: LogprobReport) -> list[Block]:
+    """Each tested leg's distance to the judge against the trainer's, in a sentence."""
+    own = next(
+        (leg.rmse_to_judge for leg in report.legs if leg.name in ("trainer", "rounding") and leg.noise_ratio == 1.0),
+        None,
+    )
+    told = [leg for leg in report.legs if leg.noise_ratio is not None and leg.rmse_to_judge != own]
+    words = "; ".join(
+        f"{leg.name} is {number(leg.rmse_to_judge)} nats from the judge, {ratio(leg.noise_ratio)} the trainer's {number(own)}"
+        for leg in told
+    )
+    return [paragraph(f"{words} (limit {ratio(PARITY_RATIO)})", 2)] if words and own is not None else []
 
 
 def _finding(finding: LogprobFinding) -> Block:
@@ -105,9 +129,12 @@ def _numbers(pair: PairReport) -> Block:
         rows.append((name, number(pair.metrics[name]), "" if low is None else f"{number(low)} to {number(high)}"))
     rows += [(f"|d| {name}", number(value), "") for name, value in pair.quantiles.items()]
     rows += [(f"ratios beyond {tau}", f"{share:.3%}", "") for tau, share in pair.extreme_shares.items() if share]
-    rows.append(
-        ("|d| by probability", sparkline([group.mean for group in pair.by_probability]), "unlikely tokens first")
-    )
+    shape = pair.histogram
+    if shape.counts:
+        reach = f"tokens with |d| from {number(shape.low)} to {number(shape.high)}, on a log scale; {shape.zeros} equal"
+        rows.append(("histogram of |d|", sparkline(shape.counts), reach))
+    means = sparkline([group.mean for group in pair.by_probability])
+    rows.append(("|d| by probability", means, "unlikely tokens first"))
     return columns(("metric", "value", "95 % interval"), rows, right=(1,))
 
 
@@ -161,7 +188,21 @@ def _rest(report: LogprobReport) -> list[tuple[str, str]]:
     if flips is not None and flips.tokens:
         kinds = f"{flips.ties} ties, {flips.confident} confident (largest margin {number(flips.worst_margin)})"
         rows.append(("another likeliest token", f"{flips.tokens} tokens: {kinds}"))
+    if report.divergence is not None:
+        rows.append(("greedy decoding", _greedy(report.divergence)))
     return rows + [(f"not tested: {gap.what}", gap.why) for gap in report.not_tested]
+
+
+def _greedy(found: Divergence) -> str:
+    """The first divergent generated token, if there is one."""
+    if not found.first:
+        return f"all {found.sequences} completions take the judge's likeliest token at every step"
+    one = found.first[0]
+    ties = sum(other.tie for other in found.first)
+    return (
+        f"{len(found.first)} of {found.sequences} completions leave the judge's choice ({ties} at a tie); first in sequence "
+        f"{one.sequence} at token {one.position}: {one.token_id} for {one.judge_token_id}, margin {number(one.margin)}"
+    )
 
 
 def sparkline(values: Sequence[float]) -> str:

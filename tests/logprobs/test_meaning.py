@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from parity_audit.core.rollouts import Sampling
+from parity_audit.core.rollouts import Completion, Sampling
 from parity_audit.logprobs.meaning import RAW, Meaning, columns, decide, meanings, policy
+from parity_audit.logprobs.reporting import divergence
 
 HOT = Sampling(temperature=0.7, top_p=0.9)
 
@@ -53,3 +54,16 @@ def test_truncation_needs_the_kept_share():
         RAW,
         Meaning(temperature=0.7),
     }
+
+
+def test_greedy_completions_are_held_against_the_judges_choice():
+    """One leaves it at a tie (margin 0.01 for a largest |d| of 0.02), one where rounding cannot turn it."""
+    completions = [Completion(prompt_ids=(1,), token_ids=ids) for ids in ((5, 6, 7), (5, 6, 7), (5, 6, 7))]
+    theirs = (5, 6, 7, 5, 9, 7, 5, 6, 8)
+    margin = np.array([1.0, 1.0, 1.0, 1.0, 0.01, 1.0, 1.0, 1.0, 0.5])
+    found = divergence(completions, theirs, margin, moved=0.02)
+
+    assert found.sequences == 3
+    assert [(one.sequence, one.position, one.token_id, one.judge_token_id, one.tie) for one in found.first] == [
+        (1, 1, 6, 9, True), (2, 2, 7, 8, False),
+    ]  # fmt: skip

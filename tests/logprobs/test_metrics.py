@@ -10,7 +10,7 @@ from parity_audit.logprobs.intervals import intervals
 from parity_audit.logprobs.metrics import METRICS, all_metrics
 from parity_audit.logprobs.paired import paired
 from parity_audit.logprobs.profiles import PROFILES, profile
-from parity_audit.logprobs.tails import by_position, by_probability, extreme_shares, quantiles, worst_tokens
+from parity_audit.logprobs.tails import by_position, by_probability, extreme_shares, histogram, quantiles, worst_tokens
 from parity_audit.logprobs.training import training_effect
 
 EXAMPLE = paired([[-1.0, -2.0, -3.0]], [[-1.1, -1.9, -3.2]])
@@ -168,3 +168,14 @@ def test_clipping_and_effective_sample_size_of_a_batch():
     assert effect.ess_per_batch == pytest.approx(0.9, abs=1e-12)
     assert effect.clipped == 0.5
     assert effect.truncated <= 0.5
+
+
+def test_the_histogram_counts_every_token_once():
+    """|d| of 1, 10, 100, 1000 and 1000 millionths in 24 bins of equal ratio, eight to a decade; two tokens are equal."""
+    sizes = [0.0, 0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-3]
+    found = histogram(paired([[-1.0] * 7], [[-1.0 - size for size in sizes]]))
+
+    assert (found.zeros, sum(found.counts), len(found.counts)) == (2, 5, 24)
+    assert (found.low, found.high) == pytest.approx((1e-6, 1e-3), rel=1e-6)
+    assert [index for index, count in enumerate(found.counts) if count] == pytest.approx([0, 8, 16, 23], abs=1)
+    assert histogram(paired([[-1.0, -2.0]], [[-1.0, -2.0]])).counts == ()

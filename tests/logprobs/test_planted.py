@@ -17,6 +17,7 @@ import transformers
 
 import parity_audit
 from parity_audit.backends import hf_scores
+from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Verdict
 from parity_audit.core.rollouts import Completion, Sampling, ScoreRequest, Variation
 
@@ -101,6 +102,33 @@ def test_a_second_bos_that_only_the_engine_saw(model, completions, tmp_path):
     report = _report(_file(tmp_path / "a.jsonl", completions, wrong))
 
     assert [finding.name for finding in report.findings] == ["tokens.bos_twice"]
+
+
+def test_prompts_that_took_the_way_over_text(model, llama, completions, tmp_path):
+    """The engine was given the prompt's text, and its tokenizer cut that into other ids."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(llama.path)
+    drifted = [
+        replace(
+            one, prompt_ids=tuple(tokenizer(tokenizer.decode(one.prompt_ids), add_special_tokens=False)["input_ids"])
+        )
+        for one in completions
+    ]
+    assert any(a.prompt_ids != b.prompt_ids for a, b in zip(drifted, completions, strict=True))
+    report = _report(_file(tmp_path / "a.jsonl", completions, _logprobs(model, drifted)))
+
+    assert [(finding.name, finding.leg) for finding in report.findings] == [("tokens.retokenised", "engine-decode")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "code"),
+    [((BOS, 5), (10**6,) * 40, "vocabulary"), ((10**6,), (5,) * 40, "vocabulary"), ((), (5,) * 40, "no-prompt")],
+)
+def test_rollouts_of_another_model_are_refused_before_any_leg_runs(prompt, tokens, code, tmp_path):
+    path = _file(tmp_path / "a.jsonl", [Completion(prompt_ids=prompt, token_ids=tokens)], [[-1.0] * 40])
+    with pytest.raises(NotJudged) as caught:
+        _report(path)
+
+    assert caught.value.code == code
 
 
 def test_raw_numbers_of_tokens_drawn_at_another_temperature(model, completions, tmp_path):
