@@ -131,7 +131,8 @@ def _z(at: Place) -> Tensor:
     v = at.site("v")
     if at.is_given("pattern") or at.is_given("attn_scores"):
         return attention.weighted_values(at.site("pattern"), v)
-    parts = torch.split(torch.arange(v.shape[1], device=v.device), QUERY_ROWS)
+    queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries
+    parts = torch.split(queries, QUERY_ROWS)
     return torch.cat([attention.weighted_values(_pattern(at, _scores(at, rows)), v) for rows in parts], 1)
 
 

@@ -43,14 +43,16 @@ class Run:
     """One batch through a decoder. Sites are computed when they are asked for, and kept until `forget`.
 
     `given(site)` is a tensor that takes the place of the computed one for whatever comes after it. `shown`: the sites that
-    the caller will ask for; attention matrices that are not among them are computed for some queries at a time. `asked`:
-    the knobs that were asked for so far.
+    the caller will ask for; attention matrices that are not among them are computed for some queries at a time. `queries`:
+    the only queries whose attention is computed; what follows from it then has these positions alone. `asked`: the knobs
+    that were asked for so far.
     """
 
     decoder: Decoder
     batch: Batch
     given: Given = nothing
     shown: frozenset[str] = frozenset()
+    queries: Tensor | None = None
     asked: set[str] = field(default_factory=set)
     _computed: dict[str, Tensor] = field(default_factory=dict)
     _going_on: dict[str, Tensor] = field(default_factory=dict)
@@ -96,7 +98,7 @@ class Run:
     def _place(self, layer: int | None) -> Place:
         return Place(
             layer=layer, decoder=self.decoder, batch=self.batch, site=partial(self._site, layer),
-            is_given=partial(self._is_given, layer), asked=self.asked,
+            is_given=partial(self._is_given, layer), asked=self.asked, queries=self.queries,
         )  # fmt: skip
 
     def _site(self, layer: int | None, site: str) -> Tensor:

@@ -62,6 +62,8 @@ class Place:
     """Whether a site's tensor is there already, or will be asked for whole."""
     asked: set[str]
     """The knobs that were asked for."""
+    queries: Tensor | None = None
+    """The places of the queries whose attention is computed, None for all of them."""
 
     def knob(self, name: str) -> Any:
         """A knob's value here."""

@@ -17,6 +17,8 @@ from parity_audit.envs.build import default_candidates
 from parity_audit.envs.recipes import backend_key, recipe_for
 from parity_audit.selftest.corpus import load_corpus
 from parity_audit.selftest.run import run_corpus
+from parity_audit.speccheck.constants import contradictions
+from parity_audit.speccheck.judged import judged_components
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import cannot, section
 
@@ -44,7 +46,11 @@ class PairCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecCheck:
-    """One spec: its pairs, the constants whose change no probe of the miniature shows, and planted errors that were missed."""
+    """One spec: its pairs, the constants whose change no probe of the miniature shows, and planted errors that were missed.
+
+    `components`: how many components of the reference were held against the spec's formulas. `contradicted`: constants that
+    the reference does not have, in words.
+    """
 
     spec: str
     architecture: str
@@ -53,12 +59,16 @@ class SpecCheck:
     not_excited: tuple[str, ...] = ()
     planted: int = 0
     missed: tuple[str, ...] = ()
+    components: int = 0
+    contradicted: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Every pair that ran agrees or errs as the spec says, at least one ran, and every planted error was named."""
+        """Every pair that ran agrees or errs as the spec says, at least one ran, every planted error was named, and the
+        spec's formulas reproduce every component of the reference."""
         ran = [pair for pair in self.pairs if pair.status != NOT_RUN]
-        return bool(ran) and all(pair.status in (OK, KNOWN) for pair in ran) and not self.missed
+        agree = bool(ran) and all(pair.status in (OK, KNOWN) for pair in ran)
+        return agree and not self.missed and self.components > 0 and not self.contradicted
 
 
 def check_spec(
@@ -89,10 +99,12 @@ def check_spec(
         PairCheck(architecture=spec.architecture, model=model, backend=name, version="", status=NOT_RUN, why=why)
         for name, why in barred.items()
     ]
+    compared, contradicted = _proved(spec, seed, progress)
     planted, missed = _planted(model, seed, progress) if faults else (0, ())
     return SpecCheck(
         spec=spec.name, architecture=spec.architecture, model=model, pairs=tuple(pairs),
         not_excited=_not_excited(report), planted=planted, missed=missed,
+        components=compared, contradicted=contradicted,
     )  # fmt: skip
 
 
@@ -157,6 +169,13 @@ def _not_excited(report: Report) -> tuple[str, ...]:
     gaps = [gap for found in report.candidates for gap in found.not_tested]
     return tuple(sorted({gap.what.removeprefix(UNSEEN) for gap in gaps
                          if gap.what.startswith(UNSEEN) and gap.why.startswith("not excited")}))  # fmt: skip
+
+
+def _proved(spec: Spec, seed: int, progress: Progress) -> tuple[int, tuple[str, ...]]:
+    """How many components were held against the formulas, and what the reference contradicts."""
+    with judged_components(spec, seed, progress) as (residuals, components):
+        found = contradictions(residuals, components, residuals.facts.values)
+    return len(components), tuple(map(str, found))
 
 
 def _planted(model: str, seed: int, progress: Progress) -> tuple[int, tuple[str, ...]]:

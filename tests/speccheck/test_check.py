@@ -181,3 +181,21 @@ def test_what_a_draft_cannot_see_is_marked():
 def test_a_model_type_that_transformers_does_not_have_is_an_error():
     with pytest.raises(UsageError, match="cannot build model type"):
         draft_spec("somebody/x", {"architectures": ["X"], "model_type": "no_such"})
+
+
+@pytest.mark.engine
+def test_every_changed_constant_of_a_spec_is_contradicted_by_name(tmp_path):
+    out = tmp_path / "mutated.json"
+    done = CliRunner().invoke(app, ["spec", "check", "llama", "--mutate", "-q", "--out", str(out)])
+    found = json.loads(out.read_text())["llama"]
+
+    assert done.exit_code == 0, done.output
+    assert len(found) >= 15
+    assert [one for one in found if not one["named"]] == []
+    assert {one["knob"] for one in found} >= {
+        "attention.scale",
+        "norm.eps",
+        "rope.theta",
+        "rope.scaling",
+        "mlp.activation",
+    }

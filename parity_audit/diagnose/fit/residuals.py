@@ -1,0 +1,147 @@
+"""What a component's formula leaves of a capture, under given knob values.
+
+    residual = rms(formula(captured inputs) - captured) / rms(captured)        over real tokens
+
+In float64, with a float64 capture, the right values leave rounding (about 1e-15) and every other value leaves more. On probes
+that hold the residual stream alone, attention is computed from the stream for the last few queries of the text: they see
+the whole window, and the longest distances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
+from parity_audit.core.types import DecoderFacts, Probe
+from parity_audit.formulas.decoder import Run, decoder_of
+from parity_audit.formulas.place import Batch
+from parity_audit.formulas.positions import counted
+from parity_audit.formulas.stored import Stored
+
+LAST_QUERIES = 8
+"""Queries of a long text whose attention is computed: enough to tell values, and 500 times cheaper than all of 4160."""
+KEPT = ("rot_q", "rot_k", "v")
+"""What the attention of a long text is computed from: a search for a window does not make them again."""
+Captured = Callable[[str, str], Tensor | None]
+Values = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One site of one probe, and the knobs that its formula asks for."""
+
+    probe: Probe
+    site: str
+    knobs: frozenset[str] = frozenset()
+
+    @property
+    def layer(self) -> int | None:
+        """Its block, None outside the blocks."""
+        return layer_of(self.site)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """A site of a long text under some values, kept while the knobs that it asks for stay as they are."""
+
+    asked: frozenset[str]
+    values: str
+    tensor: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residuals:
+    """A capture beside the formulas. `captured(probe, site)` is a tensor in float64, None where the capture has none."""
+
+    facts: DecoderFacts
+    stored: Stored
+    captured: Captured
+    batches: dict[str, Batch] = field(default_factory=dict)
+    kept: dict[tuple[str, str], _Kept] = field(default_factory=dict)
+
+    def difference(self, component: Component, values: Values) -> Tensor | None:
+        """Formula minus capture at real tokens, flat, over the capture's norm; None where shapes or hidden keys differ."""
+        made, _ = self._made(component, values)
+        seen = self.captured(component.probe.name, component.site)
+        assert seen is not None
+        if made is None:
+            return None
+        real = self._batch(component.probe).mask.bool()
+        if self._long(component.probe):
+            seen, real = (t[:, -LAST_QUERIES:] for t in (seen, real))
+        if made.shape != seen.shape:
+            return None
+        if component.site.endswith(ATTENTION_SITES):
+            made, seen = made.transpose(1, 2), seen.transpose(1, 2)
+        made, seen = made[real], seen[real]
+        if not torch.equal(made.isneginf(), seen.isneginf()):
+            return None
+        shown = seen.isfinite()
+        size: Tensor = seen[shown].norm()
+        return (made[shown] - seen[shown]) / size.clamp_min(1e-300)
+
+    def residual(self, component: Component, values: Values) -> float:
+        """The norm of `difference`, infinite where there is none."""
+        off = self.difference(component, values)
+        return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
+
+    def asked(self, component: Component, values: Values) -> frozenset[str]:
+        """The knobs that this component's formula asks for."""
+        return frozenset(self._made(component, values)[1])
+
+    def _made(self, component: Component, values: Values) -> tuple[Tensor | None, set[str]]:
+        probe = component.probe
+        decoder = decoder_of(self.facts, self.stored, torch.float64, values=values)
+        rows = None
+        if self._long(probe):
+            rows = torch.arange(probe.shape[1] - LAST_QUERIES, probe.shape[1])
+        run = Run(
+            decoder=decoder, batch=self._batch(probe), given=lambda site: self.captured(probe.name, site), queries=rows
+        )
+        if rows is not None:
+            run.given = lambda site: self._long_input(run, probe, site, values)
+        try:
+            with torch.no_grad():
+                return run.computed(component.site), run.asked
+        except (ValueError, RuntimeError, ArithmeticError, KeyError):  # values that this decoder cannot have
+            return None, run.asked
+
+    def _long_input(self, run: Run, probe: Probe, site: str, values: Values) -> Tensor | None:
+        """A captured input of a long text, or its rotated queries and keys and its values, which are made once."""
+        found = self.captured(probe.name, site)
+        if found is not None or local_name(site) not in KEPT:
+            return found
+        kept = self.kept.get((probe.name, site))
+        if kept is None or kept.values != _said(kept.asked, values):
+            own = Run(decoder=run.decoder, batch=run.batch, given=lambda name: self.captured(probe.name, name))
+            made = own.computed(site)
+            asked = frozenset(own.asked)
+            kept = self.kept[probe.name, site] = _Kept(asked=asked, values=_said(asked, values), tensor=made)
+        run.asked.update(kept.asked)
+        return kept.tensor
+
+    def _batch(self, probe: Probe) -> Batch:
+        if probe.name not in self.batches:
+            mask = torch.tensor(probe.mask)
+            self.batches[probe.name] = Batch(tokens=torch.tensor(probe.token_ids), mask=mask, positions=counted(mask))
+        return self.batches[probe.name]
+
+    @staticmethod
+    def _long(probe: Probe) -> bool:
+        return probe.sites != "all"
+
+
+def _said(knobs: Iterable[str], values: Values) -> str:
+    """Everything that is said of some knobs."""
+    return repr([(knob, values.get(knob)) for knob in sorted(knobs)])
+
+
+def changed(values: Values, knob: str, value: Any, layers: Sequence[int], count: int, before: Any = None) -> Values:
+    """The values with one knob's changed in some layers; `before` is its value where nothing was said."""
+    own = list(values.get(knob, [before] * count))
+    return {**values, knob: [value if layer in layers else old for layer, old in enumerate(own)]}

@@ -1,0 +1,160 @@
+"""The value of one knob that leaves least of a component.
+
+Choices and flags are enumerated, whole numbers searched on a grid that is narrowed, real numbers by Gauss-Newton (in the
+logarithm where the knob is positive) from the value that is given and, where that does not lead to rounding, from the
+best point of a coarse grid. The parts of a dictionary are searched one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, STRUCTURE, Knob
+
+ROUNDING = 1e-10
+"""What float64 rounding may leave of a component: measured 1e-15 to 1e-14; a number rounded to float32 leaves 1e-8."""
+STEPS, STEP, HALVINGS = 20, 1e-6, 6
+"""Gauss-Newton: at most so many steps, the relative step of the numeric derivative, and halvings of a step that leads uphill."""
+GRID, NARROWINGS, FEW = 13, 12, 64
+"""Points of a grid, how often it is narrowed, and how many whole numbers are enumerated rather than searched."""
+
+Difference = Callable[[Any], "Tensor | None"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A value and what it leaves."""
+
+    value: Any
+    left: float
+
+
+def fitted(row: Knob, difference: Difference, start: Any, limit: int) -> Fitted:
+    """The value of a knob that leaves least.
+
+    Args:
+        row: the knob.
+        difference: formula minus capture for a value of the knob, None where the value is impossible.
+        start: the value that is held to be right.
+        limit: the largest whole number that the knob can be in this model.
+    """
+    tried = [_at(difference, value) for value in _enumerated(row, start, limit)]
+    if row.kind == STRUCTURE:
+        tried += [_part(difference, start, path) for path in number_paths(start)]
+    elif row.kind == COUNT and limit > FEW:
+        tried.append(_narrowed(difference, 1, limit))
+    elif row.span is not None and row.kind != COUNT:
+        tried.append(_real(difference, start, row.span))
+    return min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
+
+
+def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
+    if row.kind in (CHOICE, FLAG) or row.choices:
+        yield from (choice for choice in row.choices if choice != start)
+    if row.optional and start is not None:
+        yield None
+    if row.kind == COUNT and limit <= FEW:
+        yield from (count for count in range(limit + 1) if count != start)
+
+
+def _at(difference: Difference, value: Any) -> Fitted:
+    off = difference(value)
+    bad = off is None or not bool(off.isfinite().all())
+    return Fitted(value=value, left=math.inf if bad or off is None else float(off.norm()))
+
+
+def _narrowed(difference: Difference, low: int, high: int) -> Fitted:
+    """A whole number on a geometric grid that is narrowed round the best point."""
+    best = Fitted(value=low, left=math.inf)
+    for _ in range(NARROWINGS):
+        points = sorted({round(low * (high / low) ** (k / (GRID - 1))) for k in range(GRID)})
+        found = [_at(difference, point) for point in points]
+        at = min(range(len(points)), key=lambda k: found[k].left)
+        best = min(best, found[at], key=lambda one: one.left)
+        low, high = points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)]
+        if high - low <= 1 or best.left <= ROUNDING:
+            break
+    return best
+
+
+def _real(difference: Difference, start: Any, span: tuple[float, float]) -> Fitted:
+    """A real number within a span."""
+    low, high = span
+    given = float(start) if isinstance(start, (int, float)) and not isinstance(start, bool) else None
+    found = Fitted(value=start, left=math.inf)
+    if given is not None and (given > 0 or low < 0):
+        found = _gauss_newton(difference, given, positive=low > 0)
+    if found.left <= ROUNDING:
+        return found
+    grid = torch.linspace(0, 1, 2 * GRID - 1, dtype=torch.float64).tolist()
+    points = [low * (high / low) ** t if low > 0 else low + (high - low) * t for t in grid]
+    best = min((_at(difference, point) for point in points), key=lambda one: one.left)
+    if math.isinf(best.left):
+        return found
+    return min(found, _gauss_newton(difference, best.value, positive=low > 0), key=lambda one: one.left)
+
+
+def _gauss_newton(difference: Difference, start: float, *, positive: bool) -> Fitted:
+    """The nearest minimum in one number; a step that leads uphill is halved."""
+
+    def at(u: float) -> Tensor | None:
+        return difference(math.exp(u) if positive else u)
+
+    u = math.log(start) if positive else start
+    off = at(u)
+    for _ in range(STEPS):
+        beside = at(u + STEP)
+        if off is None or beside is None or off.shape != beside.shape:
+            break
+        slope = (beside - off) / STEP
+        step = float(slope @ off) / max(float(slope @ slope), 1e-300)
+        for _ in range(HALVINGS):
+            trial = at(u - step) if abs(step) < 50 else None
+            if trial is not None and trial.shape == off.shape and float(trial.norm()) < float(off.norm()):
+                break
+            step /= 2
+        else:
+            break
+        u, off = u - step, trial
+    value = math.exp(u) if positive else u
+    left = math.inf if off is None or not bool(off.isfinite().all()) else float(off.norm())
+    return Fitted(value=value, left=left)
+
+
+def number_paths(value: Any) -> list[tuple[str, int | None]]:
+    """Where the numbers of a dictionary stand: a key, and for a list each of its places."""
+    found: list[tuple[str, int | None]] = []
+    for key, item in value.items() if isinstance(value, dict) else ():
+        if isinstance(item, list):
+            found += [(key, place) for place in range(len(item))]
+        elif isinstance(item, (int, float)) and not isinstance(item, bool) and item > 0:
+            found.append((key, None))
+    return found
+
+
+def with_number(value: dict[str, Any], path: tuple[str, int | None], number: float) -> dict[str, Any]:
+    """The dictionary with one number replaced."""
+    key, place = path
+    if place is None:
+        return {**value, key: number}
+    return {**value, key: [number if k == place else old for k, old in enumerate(value[key])]}
+
+
+def number_at(value: dict[str, Any], path: tuple[str, int | None]) -> float:
+    """One number of a dictionary."""
+    key, place = path
+    return float(value[key] if place is None else value[key][place])
+
+
+def _part(difference: Difference, start: dict[str, Any], path: tuple[str, int | None]) -> Fitted:
+    """One number of a dictionary, the others as they are."""
+    found = _gauss_newton(
+        lambda number: difference(with_number(start, path, number)), number_at(start, path), positive=True
+    )
+    return Fitted(value=with_number(start, path, found.value), left=found.left)

@@ -1,0 +1,89 @@
+"""The judge's run of a spec's own miniature, beside the spec's formulas: taken once, asked many times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from torch import Tensor
+
+from parity_audit.cache.root import cache_root
+from parity_audit.capture.plan import AuditPlan, plan_audit, side_plan
+from parity_audit.capture.session import Session
+from parity_audit.capture.store import Capture
+from parity_audit.capture.take import take_capture, wanted
+from parity_audit.core.progress import Progress
+from parity_audit.core.sites import AFTER_BLOCKS
+from parity_audit.core.types import BackendRef, Probe, SiteTap
+from parity_audit.core.wire import FLOAT64
+from parity_audit.diagnose.fit.residuals import Component, Residuals
+from parity_audit.formulas.stored import CheckpointTensors
+from parity_audit.specs.facts import decoder_facts
+from parity_audit.specs.schema import Spec
+
+PROBES = ("left_padded", "long")
+"""Every site of a padded batch, and a text past the window and the original context where the model has them."""
+LONG_SITES = ("resid_pre", "attn_out")
+HELD = 256
+"""Tensors of the capture that are kept in memory; those of one block of the largest probe are far fewer."""
+
+
+@contextmanager
+def judged_components(spec: Spec, seed: int, progress: Progress) -> Iterator[tuple[Residuals, list[Component]]]:
+    """The residuals of a spec's first model on its miniature, and every component that was captured.
+
+    Raises:
+        NotJudged: transformers does not run the miniature.
+    """
+    model = next(iter(spec.content.models))
+    with TemporaryDirectory() as folder:
+        plan = plan_audit(
+            model,
+            synthetic="mini",
+            seed=seed,
+            weights=None,
+            probes=None,
+            dtype="float32",
+            device="cpu",
+            cache=cache_root(),
+        )
+        probes = tuple(probe for probe in plan.probes if probe.name in PROBES)
+        taken = _taken(plan, probes, Path(folder), progress)
+        facts = decoder_facts(spec, plan.config)
+
+        @lru_cache(HELD)
+        def captured(probe: str, site: str) -> Tensor | None:
+            return taken.tensor(probe, site) if site in taken.sites(probe) else None
+
+        residuals = Residuals(facts=facts, stored=CheckpointTensors(Path(plan.checkpoint.path)), captured=captured)
+        yield residuals, _components(residuals, taken)
+
+
+def _taken(plan: AuditPlan, probes: tuple[Probe, ...], folder: Path, progress: Progress) -> Capture:
+    side = side_plan(plan, BackendRef(name="hf"), install=False, progress=progress)
+    session = Session(plan=side, log=folder / "judge.log", progress=progress)
+    try:
+        return take_capture(session, probes, folder / "judge", precision=FLOAT64, choose=_chosen)
+    finally:
+        session.release()
+
+
+def _chosen(tap: SiteTap, probe: Probe) -> bool:
+    """Of a long text only what its attention is read off."""
+    return wanted(tap, probe) and (probe.sites == "all" or tap.site.endswith(LONG_SITES))
+
+
+def _components(residuals: Residuals, taken: Capture) -> list[Component]:
+    """Every captured site that has a formula, with the knobs that it asks for."""
+    found = []
+    for probe in taken.probes:
+        sites = (site for site in taken.sites(probe.name) if site not in AFTER_BLOCKS[2:])
+        if probe.sites != "all":
+            sites = (site for site in sites if site.endswith("attn_out"))
+        for site in sites:
+            bare = Component(probe=probe, site=site)
+            found.append(Component(probe=probe, site=site, knobs=residuals.asked(bare, residuals.facts.values)))
+    return found

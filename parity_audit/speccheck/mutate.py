@@ -1,0 +1,128 @@
+"""Every constant of a spec changed, one at a time: does the reference contradict it by name?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parity_audit.core.progress import Progress
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values
+from parity_audit.diagnose.fit.search import number_at, number_paths, with_number
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, STRUCTURE, Knob
+from parity_audit.speccheck.constants import contradictions, shown
+from parity_audit.speccheck.judged import judged_components
+from parity_audit.specs.schema import Spec
+
+MORE, MUCH_MORE = 1.1, 0.1
+"""A number is made a tenth larger; what is 0 is made 0.1."""
+WHEN_ABSENT: dict[str, Any] = {
+    "attention.softcap": 30.0, "logits.softcap": 30.0, "attention.window": 24, "attention.alibi": 1.0, "rope.partial": 16,
+    "rope.theta": 10000.0, "rope.scaling": {"rope_type": "linear", "factor": 2.0},
+}  # fmt: skip
+"""What a constant that a spec says is absent is changed to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """One changed constant. `named`: it was contradicted by its name; `why`: what happened instead."""
+
+    knob: str
+    change: str
+    named: bool
+    fitted: str = ""
+    why: str = ""
+
+
+NAMED_SHARE = 0.98
+"""Of all changed constants, what has to be contradicted by name."""
+
+
+def mutated(spec: Spec, *, seed: int, progress: Progress) -> list[Mutation]:
+    """Every constant of one spec changed, on captures that are taken once.
+
+    Raises:
+        NotJudged: transformers does not run the spec's miniature.
+    """
+    with judged_components(spec, seed, progress) as (residuals, components):
+        return list(mutations(residuals, components))
+
+
+def mutations(residuals: Residuals, components: Sequence[Component]) -> Iterator[Mutation]:
+    """Each constant of the spec changed, and what the check says of it."""
+    for knob in residuals.facts.values:
+        for change, values in changes(residuals, knob):
+            yield _judged(residuals, components, knob, change, values)
+
+
+def _judged(residuals: Residuals, components: Sequence[Component], knob: str, change: str, values: Values) -> Mutation:
+    asking = [component for component in components if knob in component.knobs or f"qk_{knob}" in component.knobs]
+    found = contradictions(residuals, asking, values, first_only=True)
+    if not found:
+        why = "no component asks for it" if not asking else "every component is reproduced: no probe shows it"
+        return Mutation(knob=knob, change=change, named=False, why=why)
+    first = found[0]
+    named = first.knob in (knob, f"qk_{knob}")
+    return Mutation(
+        knob=knob,
+        change=change,
+        named=named,
+        fitted=shown(first.fitted),
+        why="" if named else f"contradicted as: {first}",
+    )
+
+
+def changes(residuals: Residuals, knob: str) -> Iterator[tuple[str, Values]]:
+    """(in words, all values) of each way to change one constant."""
+    values, own, row = residuals.facts.values, list(residuals.facts.values[knob]), KNOBS[knob]
+    for value in _distinct(own):
+        for change, other in _others(row, value, residuals):
+            new = [other if old == value else old for old in own]
+            yield f"{shown(value)} -> {change}", {**values, knob: new}
+    if len(_distinct(own)) > 1:
+        yield "one layer later", {**values, knob: [own[-1], *own[:-1]]}
+
+
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        found += [] if value in found else [value]
+    return found
+
+
+def _others(row: Knob, value: Any, residuals: Residuals) -> Iterator[tuple[str, Any]]:
+    """Other values of a knob, in words."""
+    if value is None:
+        if row.name in WHEN_ABSENT:
+            yield shown(WHEN_ABSENT[row.name]), WHEN_ABSENT[row.name]
+        return
+    if row.kind in (CHOICE, FLAG):
+        other = next(choice for choice in row.choices if choice != value and _function(choice) != _function(value))
+        yield shown(other), other
+    elif row.kind == STRUCTURE:
+        for path in number_paths(value):
+            if path[1] in (None, 1):
+                yield f"{path[0]} a tenth larger", with_number(value, path, number_at(value, path) * MORE)
+    elif row.kind == COUNT:
+        other = _count(row, value, residuals)
+        yield shown(other), other
+    elif isinstance(value, (int, float)):
+        other = float(value) * MORE if value else MUCH_MORE
+        yield shown(other), other
+    if row.optional:
+        yield "none", None
+
+
+def _function(choice: Any) -> Any:
+    """What tells choices apart: `false` and nothing are one for a flag."""
+    return choice or None
+
+
+def _count(row: Knob, value: int, residuals: Residuals) -> int:
+    """The next whole number that the model could have."""
+    dims = residuals.facts.dims
+    if row.name == "n_kv_heads":
+        return next(count for count in range(dims["n_heads"], 0, -1) if dims["n_heads"] % count == 0 and count != value)
+    if row.name == "rope.partial":
+        return value - 2
+    return value - 1 if value == dims.get("n_experts") else value + 1

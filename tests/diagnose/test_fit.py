@@ -1,0 +1,128 @@
+"""The search for one knob on functions whose answer is known, and on the judge of a miniature."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "specs"))
+from architectures import Architecture
+
+from parity_audit.diagnose.fit.residuals import Component, Residuals, changed
+from parity_audit.diagnose.fit.search import ROUNDING, fitted
+from parity_audit.formulas.knobs import KNOBS
+from parity_audit.formulas.stored import CheckpointTensors
+from parity_audit.speccheck.constants import contradictions
+from parity_audit.specs.facts import decoder_facts
+from parity_audit.specs.resolve import resolve_model
+
+X = torch.linspace(-3, 3, 41, dtype=torch.float64)
+
+
+def cap(value):
+    return X if value is None else value * torch.tanh(X / value)
+
+
+@pytest.mark.parametrize(("knob", "truth", "start"), [
+    ("attention.softcap", 2.5, 50.0), ("attention.softcap", None, 5.0), ("attention.softcap", 2.5, None),
+])  # fmt: skip
+def test_a_cap_is_found_from_another_and_from_none(knob, truth, start):
+    found = fitted(KNOBS[knob], lambda value: cap(value) - cap(truth), start, 0)
+
+    assert found.left < ROUNDING
+    assert found.value == truth if truth is None else math.isclose(found.value, truth, rel_tol=1e-9)
+
+
+def test_a_shift_may_be_negative():
+    found = fitted(KNOBS["norm.offset"], lambda value: (value + 1.25) * X, 0.0, 0)
+
+    assert math.isclose(found.value, -1.25, rel_tol=1e-9)
+
+
+def test_a_whole_number_beyond_enumeration_is_narrowed_down():
+    found = fitted(
+        KNOBS["attention.window"],
+        lambda value: None if value is None else torch.tensor([abs(value - 1023) / 4096.0]),
+        900,
+        4160,
+    )
+
+    assert found.value == 1023
+
+
+def test_one_number_of_a_dictionary_is_found():
+    truth, start = {"factor": 8.0, "low": [1.0, 2.0]}, {"factor": 8.0, "low": [1.0, 3.0]}
+
+    def off(value):
+        return (
+            None
+            if value is None
+            else torch.tensor([value["factor"] - 8.0, value["low"][0] - 1.0, value["low"][1] - 2.0]).double()
+        )
+
+    found = fitted(KNOBS["rope.scaling"], off, start, 0)
+
+    assert found.value["factor"] == truth["factor"]
+    assert found.value["low"] == pytest.approx(truth["low"], rel=1e-9)
+
+
+def test_what_no_value_explains_is_left():
+    found = fitted(KNOBS["embed.scale"], lambda value: torch.ones(3, dtype=torch.float64) + 0 * X[:3], 1.0, 0)
+
+    assert found.left > 1
+
+
+@pytest.fixture(scope="module")
+def evidence(cache, tmp_path_factory):
+    """Gemma-2's judge on one probe, and its components."""
+    transformers.logging.set_verbosity_error()
+    made = Architecture(resolve_model("gemma-2-2b-it"), cache, tmp_path_factory.mktemp("gemma2"))
+    made.probe = made.probes["left_padded"]
+    sites = made.judge.sites
+    residuals = Residuals(
+        facts=decoder_facts(made.model.spec, made.config), stored=CheckpointTensors(Path(made.checkpoint.path)),
+        captured=lambda probe, site: sites.get(site),
+    )  # fmt: skip
+    bare = [Component(probe=made.probe, site=site) for site in sites]
+    asked = [
+        Component(probe=made.probe, site=one.site, knobs=residuals.asked(one, residuals.facts.values)) for one in bare
+    ]
+    return residuals, asked
+
+
+def test_the_spec_is_not_contradicted(evidence):
+    residuals, components = evidence
+
+    assert contradictions(residuals, components, residuals.facts.values) == []
+
+
+@pytest.mark.parametrize(("knob", "wrong", "right"), [
+    ("attention.scale", 224**0.5, 16.0), ("attention.softcap", None, 50.0), ("logits.softcap", 20.0, 30.0),
+    ("norm.offset", 0.0, 1.0), ("rope.theta", 500000.0, 10000.0), ("mlp.activation", "gelu", "gelu_pytorch_tanh"),
+])  # fmt: skip
+def test_a_wrong_constant_is_contradicted_with_the_value_of_the_reference(evidence, knob, wrong, right):
+    residuals, components = evidence
+    count = residuals.facts.dims["n_layers"]
+    values = changed(residuals.facts.values, knob, wrong, range(count), count)
+
+    found = contradictions(residuals, components, values)
+
+    assert [one.knob for one in found] == [knob]
+    assert found[0].fitted == (right if isinstance(right, str) else pytest.approx(right, rel=1e-8))
+    assert found[0].layers == (() if knob.startswith("logits") else tuple(range(count)))
+
+
+def test_two_wrong_constants_and_one_layer_alone(evidence):
+    residuals, components = evidence
+    count = residuals.facts.dims["n_layers"]
+    values = changed(residuals.facts.values, "norm.eps", 1e-5, [2], count)
+    values = changed(values, "embed.scale", 1.0, range(count), count)
+
+    found = {one.knob: one for one in contradictions(residuals, components, values)}
+
+    assert set(found) == {"embed.scale", "norm.eps"}
+    assert found["norm.eps"].layers == (2,)
+    assert found["norm.eps"].fitted == pytest.approx(1e-6, rel=1e-6)
