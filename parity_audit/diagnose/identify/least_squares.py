@@ -72,7 +72,10 @@ def squares_of(model: Model, theta: Tensor) -> float:
 
 
 def gauss_newton(model: Model, start: Tensor) -> Estimate | None:
-    """Minimise the residual sum of squares from `start`; None when the data do not move with a parameter."""
+    """Minimise the residual sum of squares from `start`.
+
+    None when the data do not move with a parameter, and when the search has not converged: nothing is claimed then.
+    """
     theta, sums, damping = start.clone(), _sums(model, start), 1e-6
     for _ in range(STEPS):
         if not _usable(sums):
@@ -90,6 +93,8 @@ def gauss_newton(model: Model, start: Tensor) -> Estimate | None:
             break
         else:
             damping *= 10.0
+    else:
+        return None
     return _estimate(theta, sums)
 
 

@@ -106,6 +106,8 @@ def fit_norm(
         return [order, *missing(ALL, f"{norm.site} is a norm {place[0]}")]
     if shape.left > EXPLAINED:
         return missing(ALL, f"neither norm explains {norm.site}: {shape.left:.2g} left")
+    if not shape.settled:
+        return missing(ALL, f"the fit of {norm.site} has not converged: nothing is claimed ({shape.left:.2g} left)")
     outcomes: list[Outcome] = [_say(evidence, norm, "order", USUAL_PLACE, shape)] if norm.site in PLACES else []
     if told:
         outcomes.append(_say(evidence, norm, "kind", shape.kind, shape))
