@@ -51,7 +51,16 @@ BackendLike = str | BackendRef
 PathLike = str | Path
 
 
-@accepting(weights=path, out=path, dtype=torch_name, device=torch_name, candidates=several, probes=several)
+@accepting(
+    weights=path,
+    out=path,
+    dtype=torch_name,
+    device=torch_name,
+    candidates=several,
+    probes=several,
+    prompt=several,
+    prompts=path,
+)
 @with_bar
 def audit(
     model: str,
@@ -64,6 +73,9 @@ def audit(
     dtype: object = "float32",
     device: object = "cpu",
     probes: Sequence[str] | str | None = None,
+    prompt: Sequence[str] | str | None = None,
+    prompts: PathLike | None = None,
+    chat: bool = False,
     target: float = 1e-5,
     repair: bool = True,
     hooks: bool = False,
@@ -83,6 +95,8 @@ def audit(
         reference: the backend that is believed.
         miniature: "mini", "small" or "full" for seeded weights with the architecture's real constants.
         dtype: float32, bfloat16 or float16, or that dtype of torch.
+        prompt: texts of your own, run beside the probes; `prompts` is a .txt or .jsonl file of texts, chat messages or token ids.
+        chat: put prompts that are text through the checkpoint's chat template.
         hooks: also edit every hook, and compare with the same edit in the reference.
         target: max-abs logit difference that a repaired candidate should reach.
         install: allow creating environments.
@@ -102,7 +116,17 @@ def audit(
         believed, refs = _ref(reference), _candidates(candidates, device, install)
         recipe_for(believed, device)
         workspace, plan = opened(
-            out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
+            out,
+            model,
+            synthetic=miniature,
+            seed=seed,
+            weights=weights,
+            probes=probes,
+            dtype=dtype,
+            device=device,
+            texts=prompt or (),
+            prompts=prompts,
+            chat=chat,
         )
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
@@ -113,7 +137,7 @@ def audit(
         return run_audit(context, believed, refs, accept_patched=accept_patched)
 
 
-@accepting(weights=path, out=path, dtype=torch_name, device=torch_name, probes=several)
+@accepting(weights=path, out=path, dtype=torch_name, device=torch_name, probes=several, prompt=several, prompts=path)
 @with_bar
 def capture(
     model: str,
@@ -126,6 +150,9 @@ def capture(
     dtype: object = "float32",
     device: object = "cpu",
     probes: Sequence[str] | str | None = None,
+    prompt: Sequence[str] | str | None = None,
+    prompts: PathLike | None = None,
+    chat: bool = False,
     install: bool = True,
     tf32: bool = False,
     judge: bool = False,
@@ -146,7 +173,17 @@ def capture(
     recipe_for(ref, device)
     require_replaceable(out)
     workspace, plan = opened(
-        out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device
+        out,
+        model,
+        synthetic=miniature,
+        seed=seed,
+        weights=weights,
+        probes=probes,
+        dtype=dtype,
+        device=device,
+        texts=prompt or (),
+        prompts=prompts,
+        chat=chat,
     )
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, hooks=False,

@@ -74,7 +74,7 @@ class HfBackend:
             backend="hf", package="transformers", version=transformers.__version__, versions=versions("transformers"),
             settings=settings, not_run=not_run("hf", settings),
             effective=effective(self.model, self.request.reads),
-            tokenization=tokenization(self.request.checkpoint, self.request.tokenize),
+            tokenization=tokenization(self.request, self.model),
             max_positions=getattr(config, "max_position_embeddings", None),
             numerics=numerics(next(self.model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),

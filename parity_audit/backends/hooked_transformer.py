@@ -22,7 +22,7 @@ from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.hook_points import named_hooks
-from parity_audit.backends.loading import load_name
+from parity_audit.backends.loading import chat_tokens, load_name
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_hooked_transformer
@@ -81,7 +81,7 @@ class HookedTransformerBackend:
         return Description(
             backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),
             versions=versions("transformer-lens", "transformers"), settings=self.request.settings,
-            effective=effective(model, self.request.reads), tokenization=tokenization(model, self.request.tokenize),
+            effective=effective(model, self.request.reads), tokenization=tokenization(model, self.request),
             max_positions=model.cfg.n_ctx, sizes_replaced=self.replaced,
             numerics=numerics(next(model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in model.parameters()), processing=of_hooked_transformer(model),
@@ -165,11 +165,12 @@ def official_name(name: str) -> str:
     return name
 
 
-def tokenization(model: Any, texts: tuple[str, ...]) -> dict[str, list[int]]:
-    """Ids as the port's own `to_tokens` makes them, BOS habits included."""
+def tokenization(model: Any, request: LoadRequest) -> dict[str, list[int]]:
+    """Ids as the port's own `to_tokens` makes them, BOS habits included; chats by its tokenizer's template."""
     if model.tokenizer is None:
         return {}
-    return {text: model.to_tokens(text)[0].tolist() for text in texts}
+    made = {text: model.to_tokens(text)[0].tolist() for text in request.tokenize}
+    return made | chat_tokens(model.tokenizer, request.chats)
 
 
 def load_hf_model(path: str, dtype: str) -> nn.Module:

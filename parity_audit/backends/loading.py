@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from parity_audit.core.types import Checkpoint
+from parity_audit.core.wire import LoadRequest
 
 
 def load_name(checkpoint: Checkpoint) -> str:
@@ -10,12 +14,29 @@ def load_name(checkpoint: Checkpoint) -> str:
     return checkpoint.repo_id if checkpoint.by_name else checkpoint.path
 
 
-def tokenization(checkpoint: Checkpoint, texts: tuple[str, ...]) -> dict[str, list[int]]:
-    """Token ids of each text by the checkpoint's own tokenizer; empty when it has none."""
+def tokenization(request: LoadRequest, model: Any = None) -> dict[str, list[int]]:
+    """Token ids of each text, and of each chat (messages as JSON); empty where there is no tokenizer.
+
+    The tokenizer is the one that a port hangs on its model as `tokenizer`, else the checkpoint's own.
+    """
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(load_name(checkpoint))
-    except (OSError, ValueError):
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(load_name(request.checkpoint))
+        except (OSError, ValueError):
+            return {}
+    return {text: list(tokenizer(text)["input_ids"]) for text in request.tokenize} | chat_tokens(
+        tokenizer, request.chats
+    )
+
+
+def chat_tokens(tokenizer: Any, chats: tuple[str, ...]) -> dict[str, list[int]]:
+    """Token ids of each chat (messages as JSON) by the tokenizer's template; empty where it has none."""
+    if not getattr(tokenizer, "chat_template", None):
         return {}
-    return {text: list(tokenizer(text)["input_ids"]) for text in texts}
+    return {
+        chat: list(tokenizer.apply_chat_template(json.loads(chat), add_generation_prompt=True, return_dict=False))
+        for chat in chats
+    }

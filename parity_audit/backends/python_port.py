@@ -20,6 +20,7 @@ from torch import nn
 
 from parity_audit.backends.base import Tell
 from parity_audit.backends.facts import use_exact_float32
+from parity_audit.backends.wrappers import unwrapped
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -53,7 +54,7 @@ class PythonPort:
         with ExitStack() as stack:
             if request.checkpoint.synthetic is not None and "transformer_lens" in Path(file).read_text():
                 stack.enter_context(_sizes_replaced(request, replaced))
-            model = _called(_function(Path(file), name), request)
+            model = unwrapped(_called(_function(Path(file), name), request))
         self.section = kind_of(model)
         self.inner = _runner(self.section)
         own = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}

@@ -70,7 +70,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
             backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),
             versions=versions("transformer-lens", "transformers"),
             settings=settings, not_run=not_run("transformer_bridge", settings),
-            effective=effective(model, self.request.reads), tokenization=tokenization(model, self.request.tokenize),
+            effective=effective(model, self.request.reads), tokenization=tokenization(model, self.request),
             max_positions=getattr(hf_config, "max_position_embeddings", None),
             numerics=numerics(next(model.original_model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in model.original_model.parameters()),

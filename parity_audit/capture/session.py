@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from parity_audit.cache.locks import Lock
 from parity_audit.cache.root import cache_root
+from parity_audit.capture.prompts import Prompt
 from parity_audit.core.errors import NotJudged, WorkerDied
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
@@ -50,11 +51,17 @@ class SidePlan:
     max_positions: int
     section: str = ""
     install: bool = True
+    prompts: tuple[Prompt, ...] = ()
 
     @property
     def backend_key(self) -> str:
         """The spec's section: hf, hooked_transformer, transformer_bridge, vllm, or what a loaded port turned out to be."""
         return self.section or self.environment.backend_key
+
+
+def _texts(plan: SidePlan) -> tuple[str, ...]:
+    """What every side tokenises for itself: the user's own texts, or one of ours."""
+    return tuple(prompt.text for prompt in plan.prompts if prompt.text is not None) or TOKENIZE
 
 
 @dataclass
@@ -207,7 +214,8 @@ class Session:
             checkpoint=plan.checkpoint, dtype=plan.dtype, device=plan.device,
             settings=merged(settings, self.load_settings), architecture=plan.spec.architecture,
             sizes=dims(plan.spec, plan.config),
-            reads=reads(plan.spec, plan.backend_key, plan.environment.version), tokenize=TOKENIZE,
+            reads=reads(plan.spec, plan.backend_key, plan.environment.version), tokenize=_texts(plan),
+            chats=tuple(prompt.chat for prompt in plan.prompts if prompt.chat is not None),
             decoder=decoder_facts(plan.spec, plan.config) if plan.backend_key == SPEC else None,
             target=plan.ref.target, reads_by_section=self._reads_by_section() if plan.ref.target else {},
         )  # fmt: skip

@@ -101,6 +101,11 @@ Probes = Annotated[
     list[str] | None,
     typer.Option("--probe", help="Run only these probes. Repeatable.", autocompletion=completion.probes),
 ]
+Prompt = Annotated[list[str] | None, typer.Option("--prompt", help="A text of your own, run too. Repeatable.")]
+Prompts = Annotated[
+    Path | None, typer.Option(help="Texts of your own: .txt, or .jsonl with text, messages or token_ids.")
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Put prompts that are text through the chat template.")]
 Target = Annotated[float, typer.Option(help="Max-abs logit difference that a repair should reach.")]
 NoRepair = Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")]
 Hooks = Annotated[
@@ -138,6 +143,9 @@ def audit(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     probe: Probes = None,
+    prompt: Prompt = None,
+    prompts: Prompts = None,
+    chat: Chat = False,
     sites: Sites = None,
     target: Target = 1e-5,
     no_repair: NoRepair = False,
@@ -160,7 +168,8 @@ def audit(
     with progress_for(quiet=quiet or json) as progress:
         report = api.audit(
             model, candidates=_with_sites(candidate, sites), reference=reference, miniature=_size(miniature, synthetic), seed=seed,
-            weights=weights, dtype=dtype, device=device, probes=probe, target=target, repair=not no_repair, hooks=hooks, out=out,
+            weights=weights, dtype=dtype, device=device, probes=probe, prompt=prompt, prompts=prompts, chat=chat,
+            target=target, repair=not no_repair, hooks=hooks, out=out,
             install=not no_install, tf32=tf32, accept_patched=accept_patched, match_reference=match_reference,
             timeout=timeout, progress=progress,
         )  # fmt: skip
@@ -182,6 +191,9 @@ def capture(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     probe: Probes = None,
+    prompt: Prompt = None,
+    prompts: Prompts = None,
+    chat: Chat = False,
     no_install: NoInstall = False,
     tf32: Tf32 = False,
     timeout: Timeout = TIMEOUT,
@@ -193,7 +205,8 @@ def capture(
     with progress_for(quiet=quiet) as progress:
         taken = api.capture(
             model, backend, out=out, miniature=_size(miniature, synthetic), seed=seed, weights=weights, dtype=dtype,
-            device=device, probes=probe, install=not no_install, tf32=tf32, judge=judge, timeout=timeout, progress=progress,
+            device=device, probes=probe, prompt=prompt, prompts=prompts, chat=chat,
+            install=not no_install, tf32=tf32, judge=judge, timeout=timeout, progress=progress,
         )  # fmt: skip
     Console(stderr=True).print(f"captured into {taken}", markup=False, highlight=False)
     return 0

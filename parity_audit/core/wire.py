@@ -40,6 +40,7 @@ class LoadRequest:
     sizes: dict[str, int] = field(default_factory=dict)
     reads: dict[str, str] = field(default_factory=dict)
     tokenize: tuple[str, ...] = ()
+    chats: tuple[str, ...] = ()
     target: str | None = None
     reads_by_section: dict[str, dict[str, str]] = field(default_factory=dict)
     decoder: DecoderFacts | None = None

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
+from parity_audit.diagnose.token_ids import how_ids_differ
 
 SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
 
-def token_findings(reference: Description, candidate: Description) -> tuple[list[str], list[NotTested]]:
+def token_findings(
+    reference: Description, candidate: Description, *, bos: object = None
+) -> tuple[list[str], list[NotTested]]:
     """Warnings where the two sides turn the same text into different ids, and texts only one side tokenized.
 
     The probes are token ids, so a difference does not spoil the audit; it would spoil the user's own runs.
@@ -23,7 +26,10 @@ def token_findings(reference: Description, candidate: Description) -> tuple[list
         if other is None:
             gaps.append(NotTested(what="tokenization", why=f"{candidate.backend} shows no tokenizer here"))
         elif other != ids:
-            warnings.append(f"token ids differ for {text!r}: reference {ids[:8]}, candidate {other[:8]}")
+            warnings.append(
+                f"{candidate.backend} tokenises {text!r:.60} otherwise: {how_ids_differ(ids, other, bos)}; "
+                f"reference {ids[:8]}, candidate {other[:8]}"
+            )
     return warnings, gaps
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from parity_audit.capture.plan import AuditPlan, opened, side_plan
+from parity_audit.capture.prompts import read_prompts
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import NotJudged, UsageError
@@ -22,7 +23,7 @@ from parity_audit.logprobs.files.export import check_exports, export
 from parity_audit.logprobs.files.rollouts import Rollouts, read_rollouts
 from parity_audit.logprobs.files.writing import write_tokens
 from parity_audit.logprobs.profiles import PROFILES, profile
-from parity_audit.logprobs.prompts import Prompts, built, generation_defaults, read_prompts, special_tokens
+from parity_audit.logprobs.prompts import Prompts, built, generation_defaults, special_tokens
 from parity_audit.logprobs.run import Answer, run
 from parity_audit.logprobs.switches import PREFIX_CACHE, own_steps
 from parity_audit.logprobs.texts import round_trip, with_text

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from parity_audit.capture.prompts import tokenizer_of
 from parity_audit.core.errors import UsageError
 from parity_audit.core.logprob_report import LogprobReport, TokenRow
 from parity_audit.core.rollouts import Completion
@@ -15,23 +16,6 @@ from parity_audit.core.types import Checkpoint
 BEFORE, AFTER = 12, 4
 """Tokens of context: enough to recognise the place, few enough for a table."""
 FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-
-
-def tokenizer_of(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's own tokenizer.
-
-    Raises:
-        UsageError: it has none.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(checkpoint.path)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"the checkpoint has no tokenizer: {error}", code="prompts", where=checkpoint.path,
-            hint="give prompts as token ids",
-        ) from None  # fmt: skip
 
 
 def with_text(report: LogprobReport, completions: Sequence[Completion], checkpoint: Checkpoint) -> LogprobReport:

@@ -26,7 +26,7 @@ def first_look(
 ) -> Candidate:  # fmt: skip
     """The verdict on the outputs, with everything that can be said without another run."""
     plan, about = session.plan, session.description()
-    warnings, gaps = token_findings(reference.session.description(), about)
+    warnings, gaps = token_findings(reference.session.description(), about, bos=plan.config.get("bos_token_id"))
     gaps = [*gaps, *about.not_run, *_not_decoded(reference)]
     weights, unseen = _weights(reference, capture, plan.dtype, allowed)
     gaps.append(length_gap(capture, about))

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from parity_audit.capture.prompts import read_prompts
 from parity_audit.core.errors import UsageError
 from parity_audit.core.logprob_report import Leg, LogprobReport, TokenRow
 from parity_audit.core.report import Verdict
@@ -18,7 +19,6 @@ from parity_audit.core.types import Checkpoint
 from parity_audit.logprobs.files import writing
 from parity_audit.logprobs.files.export import NEEDS, check_exports, export
 from parity_audit.logprobs.paired import paired
-from parity_audit.logprobs.prompts import read_prompts
 from parity_audit.logprobs.reporting import pair_report, token_table
 from parity_audit.logprobs.texts import with_text
 from parity_audit.specs import miniature

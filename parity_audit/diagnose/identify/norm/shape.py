@@ -120,8 +120,9 @@ def _gauss_newton(unit: Tensor, weight: Tensor, rest: Tensor, with_bias: bool) -
     pull = (moved * rearrange(rest, "t b c -> b t c")).sum(-1, keepdim=True)
     size = torch.diagonal(curvature, dim1=-2, dim2=-1).mean(-1).clamp_min(1e-300)
     damped = curvature + DAMPING * size[:, None, None] * torch.eye(unit.shape[0], dtype=unit.dtype)
-    step = rearrange(torch.linalg.lstsq(damped, pull).solution, "b t one -> t b one")
-    return step - step.mean(0)  # a common factor of all gains is W's
+    step: Tensor = rearrange(torch.linalg.lstsq(damped, pull).solution, "b t one -> t b one")
+    step -= step.mean(0)  # a common factor of all gains is W's
+    return step
 
 
 def _downhill(

@@ -1,0 +1,27 @@
+"""The model inside what wraps it: compiled, parallel, with adapters, or traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "OptimizedModule": lambda wrapper: wrapper._orig_mod,  # torch.compile
+    "DataParallel": lambda wrapper: wrapper.module,
+    "DistributedDataParallel": lambda wrapper: wrapper.module,
+    "PeftModel": lambda wrapper: wrapper.get_base_model(),  # the adapters stay in the layers
+    "NNsight": lambda wrapper: wrapper._model,
+}
+"""How to reach the model, by the name of a wrapper's class or of one of its bases. The libraries need not be installed."""
+DEEPEST = 8
+
+
+def unwrapped(model: Any) -> Any:
+    """The innermost model; a model that nothing wraps is returned as it is."""
+    for _ in range(DEEPEST):
+        names = [parent.__name__ for parent in type(model).__mro__]
+        reach = next((WRAPPERS[name] for name in names if name in WRAPPERS), None)
+        if reach is None:
+            break
+        model = reach(model)
+    return model

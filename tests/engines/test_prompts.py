@@ -1,0 +1,51 @@
+"""Fifty texts of a user's own: the model is compared on them, and what is wrong with a port's tokenizer is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import parity_audit
+from parity_audit.core.report import Verdict
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+PORTS = Path(__file__).parents[1] / "ports" / "own_tokenizers.py"
+SAID = {
+    "right": "",
+    "double_bos": "BOS (2) stands twice at the start",
+    "missing_bos": "BOS (2) is missing at the start",
+    "shifted": "are shifted by +1 (added tokens at other ids)",
+    "templated": "the chat template adds 3 tokens before and 1 behind the same text",
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prompts")
+    (folder / "texts.txt").write_text(
+        "\n".join(f"Token {n} of the quick brown fox, position {n * n}" for n in range(50))
+    )
+    report = parity_audit.audit(
+        "meta-llama/Llama-3.2-1B", candidates=[f"python:{PORTS}:{name}" for name in SAID], miniature="mini",
+        probes=["short"], prompts=folder / "texts.txt", repair=False, out=folder / "out",
+    )  # fmt: skip
+    return report, dict(zip(SAID, report.candidates, strict=True))
+
+
+def test_every_text_is_a_row_of_a_probe(found):
+    report, _ = found
+    rows = [probe for probe in report.probes if str(probe["name"]).startswith("prompts")]
+
+    assert len(rows) == 7
+    assert sum(probe["shape"][0] for probe in rows) == 50
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_wrong_tokenizer_is_named_and_the_model_is_not_accused(found, name):
+    candidate = found[1][name]
+    told = [line for line in candidate.warnings if "tokenises" in line]
+
+    assert candidate.verdict is Verdict.EXACT
+    assert len(told) == (0 if name == "right" else 50)
+    assert all(SAID[name] in line for line in told)
