@@ -102,6 +102,9 @@ def answer(
                 round_trip=round_trip(plan.checkpoint),
             )
         )  # fmt: skip
+        # The backends' copy of the checkpoint, with its tokenizer, goes with the working files.
+        in_text = with_text(found.report, found.completions, plan.checkpoint)
+        found = dataclasses.replace(found, report=in_text)
     finally:
         for session in sessions:
             session.release()
@@ -110,8 +113,7 @@ def answer(
         deeper = layers(workspace.out / LAYERS, found.worst)
         report = dataclasses.replace(found.report, findings=merged(found.report.findings, deeper))
         found = dataclasses.replace(found, report=report)
-    in_text = with_text(found.report, found.completions, plan.checkpoint)
-    return _written(dataclasses.replace(found, report=in_text), workspace.out, kinds)
+    return _written(found, workspace.out, kinds)
 
 
 def merged(first: Sequence[LogprobFinding], deeper: Sequence[LogprobFinding]) -> tuple[LogprobFinding, ...]:

@@ -70,6 +70,8 @@ def test_clean_rollouts_are_at_parity_and_every_file_is_written(model, completio
         "logprobs.json", "logprobs.html", "tokens.jsonl", "tokens.csv",
     }  # fmt: skip
     assert json.loads((tmp_path / "out" / "logprobs.json").read_text())["verdict"] == "parity"
+    assert all(row.before for row in report.worst)
+    assert any(row.text for row in report.worst)
 
 
 @pytest.mark.parametrize(
