@@ -19,10 +19,13 @@ from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, STRUCTURE, Knob
 
 ROUNDING = 1e-10
 """What float64 rounding may leave of a component: measured 1e-15 to 1e-14; a number rounded to float32 leaves 1e-8."""
-STEPS, STEP, HALVINGS = 20, 1e-6, 6
+STEPS, STEP, HALVINGS = 20, 1e-5, 6
 """Gauss-Newton: at most so many steps, the relative step of the numeric derivative, and halvings of a step that leads uphill."""
 GRID, NARROWINGS, FEW = 13, 12, 64
 """Points of a grid, how often it is narrowed, and how many whole numbers are enumerated rather than searched."""
+
+DIGITS = (2, 3, 4, 5, 6, 7, 8)
+"""A constant in a config has few digits. A table that is computed in float32 is only reproduced by the very constant."""
 
 Difference = Callable[[Any], "Tensor | None"]
 
@@ -123,8 +126,9 @@ def _gauss_newton(difference: Difference, start: float, *, positive: bool) -> Fi
             break
         u, off = u - step, trial
     value = math.exp(u) if positive else u
-    left = math.inf if off is None or not bool(off.isfinite().all()) else float(off.norm())
-    return Fitted(value=value, left=left)
+    exact = _at(difference, value)
+    short = (_at(difference, float(f"{value:.{digits}g}")) for digits in DIGITS)
+    return min(exact, *short, key=lambda one: one.left)
 
 
 def number_paths(value: Any) -> list[tuple[str, int | None]]:
