@@ -30,7 +30,13 @@ MODELS = {
     "qwen3": ("Qwen/Qwen3-0.6B", {"head_dim": 32}),
     "mixtral": ("mixtral-8x7b", {"num_local_experts": 4}),
 }
-USUAL = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}
+USUAL = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 """Sizes where an architecture calls them so."""
 VOCAB, LENGTH, BATCH, RATE = 512, 128, 16, 3e-3
 SOURCES = 120
@@ -51,7 +57,9 @@ def train(name: str, folder: Path, *, steps: int, seed: int = 0) -> float:
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder, VOCAB)
     tokens = encoded(folder)
-    model = transformers.AutoModelForCausalLM.from_config(config(name), dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(
+        config(name), dtype=torch.float32, attn_implementation="eager"
+    )
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=steps, pct_start=0.1)
     losses = []
@@ -104,7 +112,10 @@ def main() -> None:
     for name in asked.model or MODELS:
         started = time.perf_counter()
         loss = train(name, asked.out / name, steps=asked.steps)
-        print(f"{name}: {loss:.2f} nats per token after {asked.steps} steps, {time.perf_counter() - started:.0f} s", flush=True)
+        print(
+            f"{name}: {loss:.2f} nats per token after {asked.steps} steps, {time.perf_counter() - started:.0f} s",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -23,20 +23,20 @@ CONFIG_TEXTS = {
     "deep object": '{"a":' * 100_000, "binary": "\x00\x01", "long integer": '{"vocab_size": ' + "9" * 10_000 + "}",
     "17 MiB": '{"a": "' + "x" * (17 << 20) + '"}', "empty object": "{}",
 }  # fmt: skip
-CONFIG_KEYS: list[tuple[str, Any, str]] = [  # key, value, error code; Ellipsis takes the key away
+CONFIG_KEYS: list[tuple[str, Any, str]] = [  # key, value, error code; Ellipsis takes the key away, and the default of transformers then says another size
     ("architectures", ..., "bad-config"), ("architectures", [], "bad-config"), ("architectures", "LlamaForCausalLM", "bad-config"),
     ("architectures", [3], "bad-config"), ("architectures", {}, "bad-config"), ("architectures", ["Nothing"], "unknown-architecture"),
-    ("hidden_size", ..., "bad-config"), ("hidden_size", "128", "bad-config"), ("hidden_size", 0, "bad-config"),
+    ("hidden_size", ..., "missing-tensors"), ("hidden_size", "128", "bad-config"), ("hidden_size", 0, "bad-config"),
     ("hidden_size", -128, "bad-config"), ("hidden_size", 1.5, "bad-config"), ("hidden_size", 10**12, "bad-config"),
     ("hidden_size", None, "bad-config"), ("hidden_size", [128], "bad-config"), ("hidden_size", True, "bad-config"),
     ("hidden_size", float("nan"), "bad-config"), ("hidden_size", float("inf"), "bad-config"),
-    ("num_hidden_layers", ..., "bad-config"), ("num_hidden_layers", 10**9, "bad-config"), ("num_hidden_layers", 0, "bad-config"),
-    ("num_hidden_layers", "four", "bad-config"), ("num_attention_heads", 0, "bad-config"), ("num_attention_heads", ..., "bad-config"),
+    ("num_hidden_layers", ..., "missing-tensors"), ("num_hidden_layers", 10**9, "bad-config"), ("num_hidden_layers", 0, "bad-config"),
+    ("num_hidden_layers", "four", "bad-config"), ("num_attention_heads", 0, "bad-config"), ("num_attention_heads", ..., "missing-tensors"),
     ("num_key_value_heads", -1, "bad-config"), ("num_key_value_heads", {}, "bad-config"), ("head_dim", "big", "bad-config"),
-    ("head_dim", 10**10, "bad-config"), ("intermediate_size", ..., "bad-config"), ("intermediate_size", 1e300, "bad-config"),
-    ("vocab_size", ..., "bad-config"), ("vocab_size", 0, "bad-config"), ("vocab_size", 10**11, "bad-config"),
+    ("head_dim", 10**10, "bad-config"), ("intermediate_size", ..., "missing-tensors"), ("intermediate_size", 1e300, "bad-config"),
+    ("vocab_size", ..., "missing-tensors"), ("vocab_size", 0, "bad-config"), ("vocab_size", 10**11, "bad-config"),
     ("vocab_size", "many", "bad-config"), ("bos_token_id", 10**9, "bad-config"), ("bos_token_id", -1, "bad-config"),
-    ("bos_token_id", "x", "bad-config"), ("bos_token_id", [1], "bad-config"), ("rms_norm_eps", ..., "bad-config"),
+    ("bos_token_id", "x", "bad-config"), ("bos_token_id", [1], "bad-config"), ("rope_parameters", 3, "bad-config"),
     ("rms_norm_eps", "1e-5", "bad-config"), ("rms_norm_eps", float("nan"), "bad-config"), ("rms_norm_eps", [], "bad-config"),
     ("rope_theta", "x", "bad-config"), ("rope_theta", float("inf"), "bad-config"), ("rope_theta", {}, "bad-config"),
     ("rope_scaling", "linear", "bad-config"), ("rope_scaling", [1], "bad-config"), ("rope_scaling", 3, "bad-config"),
@@ -107,7 +107,8 @@ def cases() -> Iterator[Case]:
         yield Case(group="config.json", name=name, args=_config(lambda _, text=text: text), exit=2, says="bad-config")
     for key, value, says in CONFIG_KEYS:
         shown = "missing" if value is ... else json.dumps(value)
-        yield Case(group="config.json", name=f"{key}: {shown}", args=_config(_changed(key, value)), exit=2, says=says)
+        code = 2 if says in ("bad-config", "unknown-architecture") else 3
+        yield Case(group="config.json", name=f"{key}: {shown}", args=_config(_changed(key, value)), exit=code, says=says)
     for name, content in HEADERS.items():
         yield Case(
             group="safetensors", name=name, args=_weights({"model.safetensors": content}), exit=3, says="bad-weights"

@@ -15,6 +15,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.sites import BLOCK_ORDER, LOGITS, RETURNED, layer_of, local_name
 from parity_audit.core.types import Edit, KnobValue
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS
+from parity_audit.diagnose.identify.rotary.scalings import as_setting
 from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, whole_value
 from parity_audit.repair.layers import on_layers
 from parity_audit.specs.view import dims, edits, roles
@@ -69,8 +70,8 @@ def _way(finding: Finding, whole: Mapping[str, Finding], reference: Session) -> 
 
 
 def imposed_value(finding: Finding) -> KnobValue:
-    """The candidate's value; the spec's own number where the fit agrees with it."""
-    return nearest(finding.candidate_value, finding.spec_value)
+    """The candidate's value as a setting; the spec's own number where the fit agrees with it."""
+    return as_setting(nearest(finding.candidate_value, finding.spec_value), finding.spec_value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,13 @@ from parity_audit.capture.take import take_capture
 from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.source import Without
 from parity_audit.compare.verdict import judge_comparison, judge_rest
+from parity_audit.core.errors import BackendFailed
 from parity_audit.core.report import Finding, Imposed, LogitsDelta, Proof, Verdict
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import FLOAT64, NATIVE
 from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import shown
-from parity_audit.repair.choose import ENGINE_EDITS, NO_PATCH_KINDS, each_once
+from parity_audit.repair.choose import ENGINE_EDITS, NO_PATCH_KINDS, each_once, nearest
 from parity_audit.repair.impose import SetAside, Way, imposed_value, places, set_aside, ways_of
 
 GOOD = (Verdict.EXACT, Verdict.PARITY)
@@ -65,7 +66,21 @@ def prove(trial: Trial, findings: Sequence[Finding], unpatched: Sequence[str]) -
     ways = [way for way in ways if way.finding.knob not in on_candidate]
     if not ways:
         return NotTested(what=WHAT, why="the candidate's patches leave nothing to impose on the reference")
-    return _proof(trial, capture, ways, unpatched)
+    try:
+        return _proof(trial, capture, ways, unpatched)
+    except BackendFailed:
+        return _proof(trial, capture, [accepted(way, trial.reference) for way in ways], unpatched)
+
+
+def accepted(way: Way, reference: Session) -> Way:
+    """The way itself, or why the reference cannot be given it: its own code fails on the value."""
+    try:
+        reference.apply(way.edits)
+    except BackendFailed as error:
+        return Way(finding=way.finding, why=f"the reference fails with it: {error.message}")
+    finally:
+        reference.apply(())
+    return way
 
 
 def _causes(findings: Sequence[Finding]) -> list[Finding]:
@@ -137,7 +152,7 @@ def statement(
 
 
 def _value(finding: Finding) -> str:
-    value = imposed_value(finding)
+    value = nearest(finding.candidate_value, finding.spec_value)
     if isinstance(value, dict) and value.keys() == {"by_layer"}:
         return "/".join(shown(item) for item in value["by_layer"].values())
     spec = " (the spec's value)" if finding.departs_from_spec == "reference" else ""

@@ -64,8 +64,8 @@ class Fault(BaseModel):
 
     @property
     def patchable(self) -> bool:
-        """Whether every plant is a setting that the live model still reads; the others are in its code."""
-        return all(
+        """Whether every plant is a setting that the live model still reads; the others are in its code, as is a release's own."""
+        return bool(self.plant) and all(
             step["op"] in SETTINGS or (step["op"] == "norm" and step.keys() <= NORM_SETTINGS) for step in self.plant
         )
 

@@ -4,9 +4,11 @@ import dataclasses
 
 import pytest
 
+from parity_audit.core.errors import BackendFailed
 from parity_audit.core.report import Finding, Verdict
+from parity_audit.core.types import Edit
 from parity_audit.repair.impose import Way, imposed_value
-from parity_audit.repair.prove import statement, wants_proof
+from parity_audit.repair.prove import accepted, statement, wants_proof
 
 SCALE = Finding(
     knob="attention.scale", kind="constant", layers=None, site="blocks.0.attn_scores", reference_value=16.0,
@@ -39,6 +41,43 @@ def test_a_proof_is_wanted_where_no_patch_has_said_it_all(findings, patched, exp
 def test_a_fit_that_agrees_with_the_spec_imposes_the_spec():
     assert imposed_value(CAP) == 50.0
     assert imposed_value(SCALE) == 14.96663
+
+
+def test_one_list_of_longrope_at_every_length_is_imposed_as_both_lists():
+    spec = {
+        "rope_type": "longrope",
+        "short_factor": [1.0, 1.1],
+        "long_factor": [2.0, 3.0],
+        "original_max_position_embeddings": 8,
+    }
+    said = {"rope_type": "longrope", "factors": "long at every length"}
+    long = dataclasses.replace(SCALE, knob="rope.scaling", candidate_value=said, spec_value=spec)
+
+    assert imposed_value(long) == {**spec, "short_factor": [2.0, 3.0]}
+    assert "long at every length" in statement([long], True, [])
+
+
+class Picky:
+    """A reference that fails on one path and is put back each time."""
+
+    def __init__(self):
+        self.applied = []
+
+    def apply(self, edits):
+        self.applied.append(edits)
+        if any(edit.path == "bad" for edit in edits):
+            raise BackendFailed("hf failed during `load`: KeyError: 'x'")
+
+
+def test_a_value_that_the_reference_fails_on_is_not_imposed_and_why():
+    reference = Picky()
+    bad, good = (Way(finding=SCALE, edits=(Edit(op="set", path=path, value=1),)) for path in ("bad", "good"))
+
+    assert accepted(bad, reference) == Way(
+        finding=SCALE, why="the reference fails with it: hf failed during `load`: KeyError: 'x'"
+    )
+    assert accepted(good, reference) is good
+    assert reference.applied[1::2] == [(), ()]
 
 
 def test_the_words():

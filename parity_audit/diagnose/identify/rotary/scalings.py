@@ -17,8 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parity_audit.core.types import KnobValue
 from parity_audit.formulas.frequencies import kind_of, rope_table
 
+FACTORS = "factors"
+"""Says in a finding which of longrope's two lists a port takes, where it never looks at the length."""
 LLAMA3_THRESHOLDS = (1.0, 4.0, 8192.0)
 YARN_ORIGINAL = 4096.0
 LEAST_THRESHOLD = 0.01
@@ -112,10 +115,18 @@ def _of_the_spec(theta: float | None, scaling: Any, pairs: int, lengths: Sequenc
         return out
     original = int(scaling["original_max_position_embeddings"])
     for which, other in (("short", 1), ("long", original + 1)):
-        said = {"rope_type": "longrope", "factors": f"{which} at every length"}
+        said = {"rope_type": "longrope", FACTORS: f"{which} at every length"}
         out.append(_hypothesis(f"longrope, {which} factors", [math.log(theta)], lambda _: scaling, length=other,
                                shown=lambda _, said=said: said))  # type: ignore[misc]  # fmt: skip
     return out
+
+
+def as_setting(value: KnobValue, spec: KnobValue) -> KnobValue:
+    """A scaling as a model takes it: longrope with one kind of factors at every length has these twice in its table."""
+    if not isinstance(value, dict) or not isinstance(spec, dict) or FACTORS not in value:
+        return value
+    same = spec[f"{str(value[FACTORS]).partition(' ')[0]}_factor"]
+    return {**spec, "short_factor": same, "long_factor": same}
 
 
 def thresholds_of(scaling: Any) -> tuple[float, float, float]:
