@@ -108,7 +108,9 @@ def cases() -> Iterator[Case]:
     for key, value, says in CONFIG_KEYS:
         shown = "missing" if value is ... else json.dumps(value)
         code = 2 if says in ("bad-config", "unknown-architecture") else 3
-        yield Case(group="config.json", name=f"{key}: {shown}", args=_config(_changed(key, value)), exit=code, says=says)
+        yield Case(
+            group="config.json", name=f"{key}: {shown}", args=_config(_changed(key, value)), exit=code, says=says
+        )
     for name, content in HEADERS.items():
         yield Case(
             group="safetensors", name=name, args=_weights({"model.safetensors": content}), exit=3, says="bad-weights"
