@@ -15,11 +15,11 @@ from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Diagnosis
 from parity_audit.diagnose.localise import with_introduced
-from parity_audit.diagnose.repeat import DETERMINISM, UNREPEATABLE, repeat_finding
+from parity_audit.diagnose.repeat import DETERMINISM, STATE, UNREPEATABLE, repeat_finding
 from parity_audit.diagnose.weights import grouped
 from parity_audit.repair.choose import no_patch
 from parity_audit.repair.first_look import first_look, with_limits
-from parity_audit.repair.hooks import AGREE, only_hooks, read_by_name, with_edits, with_names
+from parity_audit.repair.hooks import AGREE, not_read, only_hooks, read_by_name, with_edits, with_names
 from parity_audit.repair.peel import Audited, State, diagnosed, own_causes, peel, with_repair
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.repair.reference import Reference
@@ -42,6 +42,8 @@ def audit_candidate(
         session, capture, reference, comparison, allowed, seek_causes=not hooks_alone, target=target, repair=repair,
         out=out, rights=rights,
     )  # fmt: skip
+    if any(finding.knob in (DETERMINISM, STATE) for finding in result.findings):
+        named = not_read("runs of this model differ, so that no hook can be held against an earlier run")
     agree = hooks_alone or result.verdict in AGREE
     if hooks:
         result = with_edits(result, named, session, capture, reference, out / "hooks", agree=agree)

@@ -28,7 +28,7 @@ def read_by_name(session: Session, capture: Capture, reference: Reference, out: 
     if session.plan.backend_key not in WITH_HOOKS:
         return NamedHooks(hooks=(), says={}, not_tested=())
     if reference.judge is None or session.description().processing:
-        return _not_read("they need a float64 judge and weights that are not processed")
+        return not_read("they need a float64 judge and weights that are not processed")
     sides = Sides(
         candidate=session, shown=capture, reference=reference.capture, judge=reference.judge,
         definition=reference.definition, dtype=reference.dtype, out=out,
@@ -36,10 +36,11 @@ def read_by_name(session: Session, capture: Capture, reference: Reference, out: 
     try:
         return named_hooks(sides)
     except NotJudged as error:
-        return _not_read(f"the run with every hook set failed: {error.message}")
+        return not_read(f"the run with every hook set failed: {error.message}")
 
 
-def _not_read(why: str) -> NamedHooks:
+def not_read(why: str) -> NamedHooks:
+    """No hook, and why."""
     return NamedHooks(hooks=(), says={}, not_tested=(NotTested(what=WHAT, why=why),))
 
 
