@@ -128,7 +128,8 @@ def _gauss_newton(difference: Difference, start: float, *, positive: bool) -> Fi
     value = math.exp(u) if positive else u
     exact = _at(difference, value)
     short = (_at(difference, float(f"{value:.{digits}g}")) for digits in DIGITS)
-    return min(exact, *short, key=lambda one: one.left)
+    # Float32 tables are the same for all values very near the constant; what leaves rounding alike is told by its few digits.
+    return min(*short, exact, key=lambda one: max(one.left, ROUNDING))
 
 
 def number_paths(value: Any) -> list[tuple[str, int | None]]:
