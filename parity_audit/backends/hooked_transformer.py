@@ -22,7 +22,7 @@ from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.hook_points import named_hooks
-from parity_audit.backends.loading import chat_tokens, load_name
+from parity_audit.backends.loading import chat_tokens, load_name, own_tokenizer
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_hooked_transformer
@@ -68,7 +68,7 @@ class HookedTransformerBackend:
         weights = load_name(request.checkpoint)
         if weights != name:
             settings["hf_model"] = load_hf_model(weights, request.dtype)
-            settings["tokenizer"] = own_tokenizer(weights)
+            settings["tokenizer"] = own_tokenizer(weights)  # where it is None the release takes that of the name
         with real_sizes(request, self.replaced):
             self.model = transformer_lens.HookedTransformer.from_pretrained_no_processing(
                 name, device=request.device, dtype=getattr(torch, request.dtype), **settings
@@ -178,16 +178,6 @@ def load_hf_model(path: str, dtype: str) -> nn.Module:
 
     model: nn.Module = AutoModelForCausalLM.from_pretrained(path, torch_dtype=getattr(torch, dtype))
     return model
-
-
-def own_tokenizer(path: str) -> Any:
-    """The checkpoint's tokenizer; None where it has none, and the release then takes that of the official name."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError):
-        return None
 
 
 @contextmanager

@@ -14,19 +14,26 @@ def load_name(checkpoint: Checkpoint) -> str:
     return checkpoint.repo_id if checkpoint.by_name else checkpoint.path
 
 
+def own_tokenizer(name: str) -> Any:
+    """The tokenizer of a checkpoint by its hub id or directory; None where it has none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError):
+        return None
+
+
 def tokenization(request: LoadRequest, model: Any = None) -> dict[str, list[int]]:
     """Token ids of each text, and of each chat (messages as JSON); empty where there is no tokenizer.
 
     The tokenizer is the one that a port hangs on its model as `tokenizer`, else the checkpoint's own.
     """
-    from transformers import AutoTokenizer
-
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(load_name(request.checkpoint))
-        except (OSError, ValueError):
-            return {}
+        tokenizer = own_tokenizer(load_name(request.checkpoint))
+    if tokenizer is None:
+        return {}
     return {text: list(tokenizer(text)["input_ids"]) for text in request.tokenize} | chat_tokens(
         tokenizer, request.chats
     )

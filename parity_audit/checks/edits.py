@@ -40,7 +40,7 @@ EXCITED = 100.0
 """Floors that an edit has to move the judge's logits by."""
 READ_ONLY = ("vllm",)
 NO_EFFECT = "the edit has no effect: the hook shows a tensor that nothing reads"
-GUESSED = "it moves the logits otherwise; where this tensor is read was guessed, and the port may compute attention in another way"
+GUESSED = "not as in the reference; but where this tensor is read was guessed, and the port may compute attention in another way"
 DROWNED = "it moves the logits; whether as it should is hidden by this port's own error"
 
 
