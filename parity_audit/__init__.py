@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from parity_audit.core.version import __version__
 
 _PLACES = {
-    "api": ("audit", "capture", "diff", "logprobs"),
+    "api": ("audit", "capture", "diff", "invariance", "logprobs"),
+    "core.invariance_report": ("InvarianceReport",),
     "core.logprob_report": ("LogprobReport",),
     "core.rollouts": ("Sampling",),
     "core.report": (
@@ -39,6 +40,7 @@ __all__ = [
     "EnvFailed",
     "Finding",
     "HookEdit",
+    "InvarianceReport",
     "LogitsDelta",
     "LogprobReport",
     "NotJudged",
@@ -60,11 +62,12 @@ __all__ = [
     "audit",
     "capture",
     "diff",
+    "invariance",
     "logprobs",
 ]
 
 if TYPE_CHECKING:
-    from parity_audit.api import audit, capture, diff, logprobs
+    from parity_audit.api import audit, capture, diff, invariance, logprobs
     from parity_audit.core.errors import (
         BackendFailed,
         CannotRun,
@@ -76,6 +79,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkerDied,
     )
+    from parity_audit.core.invariance_report import InvarianceReport
     from parity_audit.core.logprob_report import LogprobReport
     from parity_audit.core.report import (
         Candidate,

@@ -22,6 +22,7 @@ from parity_audit.compare.divergence_check import Checked
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import UsageError
 from parity_audit.core.inputs import accepting, path, several, torch_name
+from parity_audit.core.invariance_report import InvarianceReport
 from parity_audit.core.logprob_report import LogprobFinding, LogprobReport
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Report
@@ -32,6 +33,8 @@ from parity_audit.envs.build import default_candidates, list_envs, python_for
 from parity_audit.envs.build import remove_env as remove_env
 from parity_audit.envs.health import health
 from parity_audit.envs.recipes import recipe_for, table
+from parity_audit.invariance.question import Options
+from parity_audit.invariance.question import answer as invariance_answer
 from parity_audit.logprobs.attribution import parse_target
 from parity_audit.logprobs.question import answer
 from parity_audit.logprobs.switches import engine_modes
@@ -288,6 +291,49 @@ def logprobs(
         progress=progress, question=question, layers=layers if explain else None,
         target=None if target is None and not attribute else parse_target(target),
         asked=tuple(modes), exports=exports, chat=chat,
+    )  # fmt: skip
+
+
+@accepting(weights=path, out=path, dtype=torch_name, device=torch_name, candidates=several)
+@with_bar
+def invariance(
+    model: str,
+    *,
+    candidates: Sequence[BackendLike] | BackendLike | None = None,
+    reference: BackendLike = "hf",
+    quick: bool = False,
+    max_batch: int | None = None,
+    completions: int | None = None,
+    new_tokens: int | None = None,
+    miniature: str | None = None,
+    seed: int = 0,
+    weights: PathLike | None = None,
+    dtype: object = "float32",
+    device: object = "cpu",
+    out: PathLike | None = None,
+    install: bool = True,
+    timeout: float = TIMEOUT,
+    progress: Progress = SILENT,
+) -> InvarianceReport:
+    """Does an engine's answer depend on its batch, its cache, its chunks or its threads, and by how much?
+
+    Args:
+        candidates: one or several BACKEND strings; every candidate that can run here when None.
+        reference: the backend whose run in true float64 measures the noise floor (`hf`).
+        quick: batches of up to 9, few completions, no second process.
+        max_batch: sequences of the largest batch.
+        completions: greedy completions under changing load, `new_tokens` tokens each.
+
+    Raises:
+        UsageError: the question is malformed.
+        NotJudged: the noise floor could not be measured.
+    """
+    check_options(dtype=str(dtype), device=str(device), seed=seed, timeout=timeout)
+    options = Options(quick=quick, bound=max_batch, completions=completions, new_tokens=new_tokens)
+    believed, refs = _ref(reference), _candidates(candidates, str(device), install)
+    return invariance_answer(
+        model, candidates=refs, reference=believed, out=out, install=install, timeout=timeout, progress=progress,
+        question={"synthetic": miniature, "seed": seed, "weights": weights, "dtype": dtype, "device": device}, options=options,
     )  # fmt: skip
 
 

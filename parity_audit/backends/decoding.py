@@ -1,4 +1,4 @@
-"""Cached decoding: the prompt at once, then one token at a time, seen as if it were one run.
+"""Cached decoding: the prompt at once or in chunks, then one token at a time, seen as if it were one run.
 
 What a site shows in each step is joined along the positions, so that it can be compared with a whole run. Programs that
 hand over every cached key in every step are asked for those of the new tokens only.
@@ -32,9 +32,9 @@ class StepRecorder(Recorder):
     seen: set[str] = field(default_factory=set)
 
     def steps(self) -> Iterator[Probe]:
-        """The tokens of each step: the prompt, then one column at a time."""
+        """The tokens of each step: the prompt, whole or in chunks, then one column at a time."""
         whole = self.request
-        stops = range(whole.probe.decode_from or 0, whole.probe.shape[1] + 1)
+        stops = stops_of(whole)
         for start, stop in zip((0, *stops), stops, strict=False):
             self.request = replace(whole, probe=whole.probe.columns(start, stop))
             self.seen.clear()
@@ -55,6 +55,14 @@ class StepRecorder(Recorder):
         for site, parts in self.parts.items():
             self.write(site, torch.cat(parts, dim=1))
         return super().reply()
+
+
+def stops_of(request: RunRequest) -> list[int]:
+    """Where each step ends, in positions."""
+    length = request.probe.shape[1]
+    prompt = request.probe.decode_from if request.cached and request.probe.decode_from is not None else length
+    chunks = range(request.chunk, prompt, request.chunk) if request.chunk else ()
+    return [*chunks, *range(prompt, length + 1)]
 
 
 def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> RunReply:

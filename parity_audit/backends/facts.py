@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +35,19 @@ def numerics(dtype: torch.dtype) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
     }
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[int]:
+    """Run with this number of threads, where one is asked for; gives the number that torch says it has."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        if count is not None:
+            torch.set_num_threads(before)
 
 
 def versions(*packages: str) -> dict[str, str]:

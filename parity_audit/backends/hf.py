@@ -19,13 +19,14 @@ from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.float64 import promoted
+from parity_audit.backends.generation import greedy
 from parity_audit.backends.loading import load_name, tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.errors import BackendFailed
-from parity_audit.core.rollouts import ScoreReply, ScoreRequest
+from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -86,7 +87,7 @@ class HfBackend:
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass, natively or as the judge, or one per token where the cache is asked for."""
-        if request.cached:
+        if request.in_steps:
             return decode(request, self.model, self._cached(), self.request.device)
         recorder = Recorder(request)
         with ExitStack() as stack:
@@ -111,6 +112,10 @@ class HfBackend:
     def score(self, request: ScoreRequest, tell: Tell) -> ScoreReply:
         """Log-probabilities of given tokens, natively or as the judge."""
         return hf_scores.score(self.model, request, self.request.device, tell)
+
+    def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
+        """Greedy completions of one batch."""
+        return greedy(request, self._cached(), self.request.device)
 
     def _cached(self) -> Step:
         """Goes on from the cache that the model made itself."""

@@ -21,6 +21,7 @@ from parity_audit.backends.base import Tell
 from parity_audit.backends.decoding import Step, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
+from parity_audit.backends.generation import greedy
 from parity_audit.backends.hook_points import named_hooks
 from parity_audit.backends.loading import chat_tokens, load_name, own_tokenizer
 from parity_audit.backends.modes import not_run
@@ -29,6 +30,7 @@ from parity_audit.backends.processing import of_hooked_transformer
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.errors import BackendFailed
+from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -94,7 +96,7 @@ class HookedTransformerBackend:
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass over as many positions as the port takes, or one per token where the cache is asked for."""
-        if request.cached:
+        if request.in_steps:
             return decode(request, self.model, self._cached(), self.request.device)
         return run_as_far_as_it_goes(request, self.model.cfg.n_ctx, self._whole)
 
@@ -114,6 +116,10 @@ class HookedTransformerBackend:
                 side = "left" if bool(mask[:, -1].all()) else "right"
                 recorder.returns(self.model(tokens, return_type="logits", padding_side=side, attention_mask=mask))
         return recorder.reply()
+
+    def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
+        """Greedy completions of one batch."""
+        return greedy(request, self._cached(), self.request.device)
 
     def _cached(self) -> Step:
         """Goes on from a cache of the release's own kind."""

@@ -50,7 +50,7 @@ class PlainModule:
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass. A padded batch is not run by a module that cannot be told of the padding."""
-        if request.cached:
+        if request.in_steps:
             return not_decoded(request.probe, "no cache is known of a plain module")
         recorder = Recorder(request)
         device = self.request.device

@@ -21,6 +21,7 @@ from torch import nn
 from parity_audit.backends.base import Tell
 from parity_audit.backends.facts import use_exact_float32
 from parity_audit.backends.wrappers import unwrapped
+from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -88,6 +89,14 @@ class PythonPort:
         """One forward pass with sites replaced."""
         reply: RunReply = self.inner.replay(request, tell)
         return reply
+
+    def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
+        """Greedy completions. Raises NotImplementedError for a plain module, of which no cache is known."""
+        ask = getattr(self.inner, "sample", None)
+        if ask is None:
+            raise NotImplementedError("no cache is known of a plain module, so it does not generate")
+        drawn: SampleReply = ask(request, tell)
+        return drawn
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits, through the same knobs as the backend that the port is made of."""

@@ -14,12 +14,14 @@ import os
 import signal
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from parity_audit.backends.base import REGISTRY
 from parity_audit.core.errors import ParityError, is_out_of_memory
 from parity_audit.core.jsonio import dumps, from_plain, to_plain
+from parity_audit.core.operations import OperationsRequest
 from parity_audit.core.rollouts import SampleRequest, ScoreRequest
 from parity_audit.core.wire import (
     PROTOCOL,
@@ -120,11 +122,27 @@ class _Server:
             return list(self.backend.weights(from_plain(WeightsRequest, args)))
         if op == "apply":
             return self.backend.apply(from_plain(ApplyRequest, args))
+        if op == "operations":
+            return self.operations(from_plain(OperationsRequest, args), tell)
         if op in ROLLOUT_OPS:
             return self.rollouts(op, args, tell)
         if op in ("run", "replay"):
-            return getattr(self.backend, op)(from_plain(RunRequest, args), tell)
+            return self.run(op, from_plain(RunRequest, args), tell)
         raise ValueError(f"unknown operation `{op}`")
+
+    def run(self, op: str, request: RunRequest, tell: Any) -> Any:
+        """One run, with its own number of threads where it asks for one; the reply says how many there were."""
+        from parity_audit.backends.facts import threads  # imports torch, which an engine may want to do itself
+
+        with threads(request.threads) as count:
+            reply = getattr(self.backend, op)(request, tell)
+        return replace(reply, facts={**reply.facts, "threads": count})
+
+    def operations(self, request: OperationsRequest, tell: Any) -> Any:
+        """The operations of the loaded model, each on rows of its own input."""
+        from parity_audit.backends.operations import operations
+
+        return operations(self.backend, request, tell)
 
     def rollouts(self, op: str, args: dict[str, Any], tell: Any) -> Any:
         """Draw or score completions, where the backend can."""

@@ -84,7 +84,7 @@ class SpecBackend:
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """The formulas from token ids on, block by block; a replay's tensors take the place of computed ones."""
-        if request.cached:
+        if request.in_steps:
             return not_decoded(request.probe, "formulas keep no cache: every token is computed anew")
         recorder = Recorder(request)
         taps = {tap.site: tap for tap in request.taps}

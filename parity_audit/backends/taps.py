@@ -57,12 +57,16 @@ class Recorder:
         except EinopsError:
             self.misses(tap, f"it holds {list(native.shape)} here, which is not `{tap.layout.partition(' -> ')[0]}`")
             return None
-        self.keep(tap.site, canonical)
+        self.keep(tap.site, self._rows(canonical))
         path = self.request.inputs.get(tap.site)
         if path is None:
             return None
         given = self._only_real(tap.site, read_input(path).to(canonical), canonical)
         return from_canonical(given, native, tap)
+
+    def _rows(self, canonical: Tensor) -> Tensor:
+        """The rows of the batch that the request wants written."""
+        return canonical if self.request.rows is None else canonical[list(self.request.rows)]
 
     def misses(self, tap: SiteTap, why: str) -> None:
         """A port that computes or lays out a site in another way keeps its other sites."""
@@ -107,7 +111,7 @@ class Recorder:
                 "logits [batch, pos, d_vocab], or an object that has them as `.logits`"
             )
         with torch._C.DisableTorchFunction():
-            self.keep(RETURNED, found.detach())
+            self.keep(RETURNED, self._rows(found.detach()))
 
     def _only_real(self, site: str, given: Tensor, computed: Tensor) -> Tensor:
         """Padded positions keep what this model computed: what others leave there has no meaning."""

@@ -84,7 +84,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass, or one per token where the cache is asked for."""
-        if request.cached:
+        if request.in_steps:
             return decode(request, self.model, self._cached(), self.request.device)
         recorder = Recorder(request)
         device = self.request.device

@@ -19,6 +19,7 @@ from parity_audit.cache.root import cache_root
 from parity_audit.capture.prompts import Prompt
 from parity_audit.core.errors import NotJudged, WorkerDied
 from parity_audit.core.progress import SILENT, Progress
+from parity_audit.core.operations import OperationsReply, OperationsRequest
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -117,6 +118,10 @@ class Session:
     def sample(self, request: SampleRequest) -> SampleReply:
         """Draw completions, where the backend generates text."""
         return self._loaded().sample(request, on_progress=self._relay("sample"))
+
+    def operations(self, request: OperationsRequest) -> OperationsReply:
+        """Run each operation of the loaded model on rows of its own input."""
+        return self._asked(lambda worker: worker.operations(request, on_progress=self._relay("operations")))
 
     def score(self, request: ScoreRequest) -> ScoreReply:
         """Log-probabilities of the tokens of given completions."""

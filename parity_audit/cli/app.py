@@ -13,6 +13,7 @@ from parity_audit.cli import completion
 from parity_audit.cli.cache import cache
 from parity_audit.cli.divergence import check_divergence
 from parity_audit.cli.errors import guarded, run_app
+from parity_audit.cli.invariance import invariance
 from parity_audit.cli.logprobs import logprobs
 from parity_audit.cli.mistyped import refuse_mistyped
 from parity_audit.cli.progress import progress_for
@@ -235,6 +236,7 @@ def diff(
 
 app.command()(selftest)
 app.command()(logprobs)
+app.command()(invariance)
 app.command(name="check-divergence")(check_divergence)
 
 

@@ -56,6 +56,10 @@ class RunRequest:
     recorded tensor is what this model makes of that capture's own immediate inputs: the error that a
     component introduces, free of what it inherits. `cached`: from `probe.decode_from` on, one token at a time.
     `returned`: also write what the call itself returned, as the site of that name.
+
+    How the probe is run: `rows` are the rows of the batch that are written (all where it is None). `chunk` tokens of the
+    prompt at a time go through the cache. `threads` is the number of threads for this run. `keep_cache` leaves what an
+    engine's prefix cache holds; otherwise it is emptied first.
     """
 
     probe: Probe
@@ -65,17 +69,30 @@ class RunRequest:
     inputs: dict[str, str] = field(default_factory=dict)
     cached: bool = False
     returned: bool = False
+    rows: tuple[int, ...] | None = None
+    chunk: int | None = None
+    threads: int | None = None
+    keep_cache: bool = False
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether the probe goes through the cache in more than one step."""
+        return self.cached or self.chunk is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReply:
-    """What a run wrote, and what it could not show. `positions`: how many of the probe's it ran, None for all."""
+    """What a run wrote, and what it could not show. `positions`: how many of the probe's it ran, None for all.
+
+    `facts` is what the program itself counted: threads, requests and tokens of each step, tokens out of a prefix cache.
+    """
 
     entries: tuple[Entry, ...]
     not_visible: tuple[NotVisible, ...] = ()
     not_tested: tuple[NotTested, ...] = ()
     seconds: float = 0.0
     positions: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from parity_audit.core.errors import LESS_MEMORY, BackendFailed, EnvFailed, WorkerDied
 from parity_audit.core.jsonio import from_plain
+from parity_audit.core.operations import OperationsReply, OperationsRequest
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import (
@@ -125,6 +126,10 @@ class Worker:
     def sample(self, request: SampleRequest, on_progress: OnProgress | None = None) -> SampleReply:
         """Draw completions."""
         return self._asked(SampleReply, "sample", request, on_progress)
+
+    def operations(self, request: OperationsRequest, on_progress: OnProgress | None = None) -> OperationsReply:
+        """Run each operation of the loaded model on rows of its own input."""
+        return self._asked(OperationsReply, "operations", request, on_progress)
 
     def score(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreReply:
         """Score given completions."""

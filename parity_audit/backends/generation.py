@@ -1,0 +1,35 @@
+"""Greedy decoding with a model's own cache: a batch of prompts of one length, one token at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from parity_audit.backends.decoding import Step
+from parity_audit.backends.taps import returned_logits
+from parity_audit.core.rollouts import Completion, SampleReply, SampleRequest
+
+
+def greedy(request: SampleRequest, step: Step, device: str) -> SampleReply:
+    """The likeliest next token, `max_new_tokens` times, for all prompts as one batch; nothing ends a completion early.
+
+    Raises:
+        NotImplementedError: prompts of several lengths, several samples, or a temperature.
+        ValueError: the model returned no logits.
+    """
+    own = request.sampling
+    if len({len(ids) for ids in request.prompts}) != 1 or own.samples != 1 or own.temperature != 0.0:
+        raise NotImplementedError("greedy decoding of one batch takes prompts of one length, one sample and temperature 0")
+    tokens, drawn = torch.tensor(request.prompts, dtype=torch.long, device=device), []
+    with torch.no_grad():
+        for _ in range(own.max_new_tokens):
+            logits = returned_logits(step(tokens))
+            if logits is None:
+                raise ValueError("the model returned no logits to choose a token from")
+            tokens = logits[:, -1].argmax(-1, keepdim=True)
+            drawn.append(tokens)
+    chosen = torch.cat(drawn, dim=1).tolist()
+    return SampleReply(
+        completions=tuple(
+            Completion(prompt_ids=ids, token_ids=tuple(row)) for ids, row in zip(request.prompts, chosen, strict=True)
+        )
+    )

@@ -1,0 +1,188 @@
+"""The operations of a loaded model, each run again on more or fewer rows of its own input.
+
+One run of one sequence records what every module with weights of its own is given, what the attention's matrix products and
+softmax are given, and the logits. Each operation is then run at every size, with one row followed: its last token's, which
+stands first. Kernels are chosen by the number of rows, so the bits of that row fall into classes of sizes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parity_audit.backends.attention_calls import AttentionCalls, attention_cases
+from parity_audit.backends.base import Tell
+from parity_audit.backends.operation_case import Case
+from parity_audit.backends.taps import returned_logits
+from parity_audit.core.operations import ROWS, Operation, OperationsReply, OperationsRequest
+from parity_audit.core.types import NotTested
+from parity_audit.core.wire import RunRequest
+
+NO_ROW_OPERATION = 1e-2
+"""A module whose result for a row moves by more than this share when other rows leave mixes its rows (attention as a whole):
+its number of rows is not a matter of kernels. bfloat16 rounds to 4e-3, float32 to 6e-8."""
+
+
+@dataclass
+class _Recorded:
+    """What modules were given at first, in the order of their first calls, and the last thing the model returned."""
+
+    tokens: int
+    calls: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+    returned: Any = None
+
+    def keep(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if name not in self.calls and given and given[0].is_floating_point() and rows_axis(given[0], self.tokens) is not None:
+            self.calls[name] = (module, _map(args, _copied), _map(kwargs, _copied))
+
+
+def operations(backend: Any, request: OperationsRequest, tell: Tell) -> OperationsReply:
+    """Run every operation at every size. What cannot be run alone is left out, and said."""
+    inner = getattr(backend, "inner", backend)
+    model = inner.model
+    recorded, attention = _recorded(inner, model, request, tell)
+    found, gaps = [], list(attention.not_tested())
+    cases = [*_modules(recorded, request), *attention_cases(attention.calls, request), *_outputs(model, recorded, request)]
+    for case in cases:
+        try:
+            with torch.no_grad():
+                operation = _measured(case)
+        except Exception as error:
+            gaps.append(NotTested(what=f"operation {case.name}", why=f"{type(error).__name__}: {str(error)[:200]}"))
+            continue
+        if operation.relative <= NO_ROW_OPERATION:
+            found.append(operation)
+    return OperationsReply(operations=tuple(found), not_tested=tuple(gaps))
+
+
+def _recorded(
+    backend: Any, model: Any, request: OperationsRequest, tell: Tell
+) -> tuple[_Recorded, AttentionCalls]:
+    """One ordinary run of the probe, watched."""
+    recorded, attention = _Recorded(tokens=request.probe.shape[1]), AttentionCalls()
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if next(module.parameters(recurse=False), None) is not None and not isinstance(module, nn.Embedding):
+                stack.callback(module.register_forward_pre_hook(_keeper(recorded, name), with_kwargs=True).remove)
+        stack.callback(model.register_forward_hook(_returner(recorded)).remove)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-audit-operations-"))
+        stack.enter_context(attention)
+        backend.run(RunRequest(probe=request.probe, taps=(), out=folder), tell)
+    return recorded, attention
+
+
+def _keeper(recorded: _Recorded, name: str) -> Callable[..., None]:
+    return lambda module, args, kwargs: recorded.keep(name, module, args, kwargs)
+
+
+def _returner(recorded: _Recorded) -> Callable[..., None]:
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        recorded.returned = output
+
+    return keep
+
+
+def _modules(recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
+    """One case per class of module and shapes; the others of that kind run the same kernels."""
+    groups: dict[tuple[Any, ...], Case] = {}
+    for name, (module, args, kwargs) in recorded.calls.items():
+        shapes = tuple(tuple(one.shape) for one in module.parameters(recurse=False))
+        key = (type(module).__name__, shapes)
+        if key in groups:
+            groups[key] = replace(groups[key], like_it=groups[key].like_it + 1)
+        else:
+            groups[key] = Case(
+                name, type(module).__name__, " ".join("x".join(map(str, shape)) for shape in shapes), ROWS, request.sizes,
+                _at(module, args, kwargs, recorded.tokens),
+            )  # fmt: skip
+    yield from groups.values()
+
+
+def _at(call: Callable[..., Any], args: Any, kwargs: Any, tokens: int) -> Callable[[int], Tensor]:
+    """The first row of what `call` returns when it is given `size` rows."""
+
+    def at(size: int) -> Tensor:
+        def sized(value: Any) -> Any:
+            return resized(value, size, tokens) if isinstance(value, Tensor) else value
+
+        out = call(*_map(args, sized), **_map(kwargs, sized))
+        while isinstance(out, (tuple, list)):
+            out = out[0]
+        axis = rows_axis(out, size)
+        if axis is None:
+            raise ValueError(f"its result {list(out.shape)} has no axis of {size} rows")
+        row: Tensor = out.select(axis, 0)
+        return row
+
+    return at
+
+
+def _outputs(model: Any, recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
+    """The head of an engine that applies it outside the model, and log-softmax of the logits."""
+    value = returned_logits(recorded.returned)
+    if value is None or rows_axis(value, recorded.tokens) is None:
+        return
+    head = getattr(model, "compute_logits", None)
+    if head is not None:
+        shape = f"{value.shape[-1]} in"
+        yield Case("compute_logits", "head", shape, ROWS, request.sizes, _at(head, (value,), {}, recorded.tokens))
+        with torch.no_grad():
+            value = head(value)
+    yield Case(
+        "log_softmax", "torch", f"{value.shape[-1]}", ROWS, request.sizes,
+        _at(lambda logits: F.log_softmax(logits, dim=-1), (value.detach(),), {}, recorded.tokens),
+    )  # fmt: skip
+
+
+def rows_axis(value: Tensor, rows: int) -> int | None:
+    """The axis of the tokens: of `[rows, ...]` the first, of `[1, rows, ...]` the second; None where it has neither."""
+    if value.ndim >= 2 and value.shape[0] == rows and not (rows == 1 and value.ndim >= 3):
+        return 0
+    return 1 if value.ndim >= 3 and tuple(value.shape[:2]) == (1, rows) else None
+
+
+def resized(value: Tensor, size: int, tokens: int) -> Tensor:
+    """`size` rows of a tensor with `tokens`, the last one first and the others after it, over and over."""
+    axis = rows_axis(value, tokens)
+    if axis is None:
+        return value.clone()
+    return value.index_select(axis, (torch.arange(size, device=value.device) - 1) % tokens)
+
+
+def _measured(case: Case) -> Operation:
+    hashes, relative = [], 0.0
+    first: Tensor | None = None
+    for size in case.sizes:
+        row = case.at(size).detach().contiguous().cpu()
+        hashes.append(digest(row))
+        first = row.double() if first is None else first
+        top = float(first.abs().max()) or 1.0
+        relative = max(relative, float((row.double() - first).abs().max()) / top)
+    return Operation(
+        name=case.name, kind=case.kind, shape=case.shape, varied=case.varied, sizes=case.sizes, hashes=tuple(hashes),
+        relative=relative, like_it=case.like_it,
+    )  # fmt: skip
+
+
+def digest(value: Tensor) -> str:
+    """A hash of the bits of a contiguous tensor on the CPU."""
+    return hashlib.sha256(value.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _map(values: Any, change: Callable[[Any], Any]) -> Any:
+    items: Iterable[Any] = values.values() if isinstance(values, dict) else values
+    changed = [change(value) for value in items]
+    return dict(zip(values, changed, strict=True)) if isinstance(values, dict) else tuple(changed)

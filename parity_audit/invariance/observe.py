@@ -1,0 +1,93 @@
+"""Run a condition in a worker and read what the subject's row showed."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from parity_audit.capture.session import Session
+from parity_audit.core.errors import BackendFailed
+from parity_audit.core.manifest import Entry
+from parity_audit.core.sites import ATTENTION_SITES
+from parity_audit.core.types import SiteTap
+from parity_audit.core.wire import NATIVE, RunRequest
+from parity_audit.invariance.conditions import Condition
+from parity_audit.specs.view import taps
+
+TENSOR = "x"
+CACHED_TOKENS = "cached_prompt_tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What the subject showed: sites `[pos, ...]` at its own tokens, what the program counted, or why there is nothing.
+
+    `start` is the first position that this run computed: what came out of a cache is not shown.
+    """
+
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    start: int = 0
+    gap: str = ""
+    non_finite: tuple[str, ...] = ()
+
+
+def visible(session: Session) -> tuple[SiteTap, ...]:
+    """Taps of what a module shows `[batch, pos, ...]`. Matrices of attention have other shapes in every step, and taps that
+    guess how a port computes would compare the guesses."""
+    about, plan = session.description(), session.plan
+    every = taps(plan.spec, plan.backend_key, plan.config, about.version)
+    return tuple(tap for tap in every if not tap.assumes and not tap.site.endswith(ATTENTION_SITES))
+
+
+def observe(
+    session: Session, condition: Condition, out: Path, *, precision: str = NATIVE, keep_cache: bool = False
+) -> Seen:
+    """Run one condition. A run that the backend refuses is a gap of this condition only.
+
+    Raises:
+        WorkerDied: the process is gone.
+    """
+    request = RunRequest(
+        probe=condition.probe, taps=visible(session), out=str(out), precision=precision, cached=condition.cached,
+        returned=True, rows=(condition.row,), chunk=condition.chunk, threads=condition.threads, keep_cache=keep_cache,
+    )  # fmt: skip
+    try:
+        reply = session.run(request)
+    except BackendFailed as error:
+        return Seen(gap=error.message)
+    finally:
+        files = out / condition.probe.name
+    if not reply.entries:
+        return Seen(gap="; ".join(gap.why for gap in reply.not_tested) or "the run showed no site", facts=reply.facts)
+    mask = torch.tensor(condition.probe.mask[condition.row], dtype=torch.bool)
+    read = {entry.site: _subject(out, entry, mask) for entry in reply.entries}
+    shutil.rmtree(files, ignore_errors=True)
+    values = {site: value for site, value in read.items() if value is not None}
+    start = int(reply.facts.get(CACHED_TOKENS) or 0)
+    bad = tuple(site for site, value in values.items() if not bool(value[start:].isfinite().all()))
+    return Seen(values=values, facts=reply.facts, start=start, non_finite=bad)
+
+
+def _subject(out: Path, entry: Entry, mask: Tensor) -> Tensor | None:
+    """The subject's own tokens of a site; None for what has no axis of positions."""
+    value = load_file(out / entry.file)[TENSOR]
+    return value[0][mask] if value.ndim >= 3 and value.shape[1] == len(mask) else None
+
+
+def positions_of(seen: Seen) -> int:
+    """Tokens of the subject that a run shows."""
+    return max((len(value) for value in seen.values.values()), default=0)
+
+
+def renamed(condition: Condition, name: str) -> Condition:
+    """The same run under another name of its files."""
+    return dataclasses.replace(condition, probe=dataclasses.replace(condition.probe, name=name))

@@ -1,0 +1,37 @@
+"""Which operation depends on how many rows it is given, and from how many on its kernel is another one."""
+
+from __future__ import annotations
+
+from parity_audit.capture.session import Session
+from parity_audit.compare.floor import dtype_eps
+from parity_audit.core.errors import BackendFailed
+from parity_audit.core.invariance_report import OperationClasses
+from parity_audit.core.operations import Operation, OperationsRequest
+from parity_audit.core.types import NotTested
+from parity_audit.invariance.classes import classes_of, size_words, switches
+from parity_audit.invariance.conditions import Condition
+
+
+def operation_classes(
+    session: Session, alone: Condition, sizes: tuple[int, ...], dtype: str
+) -> tuple[tuple[OperationClasses, ...], tuple[NotTested, ...]]:
+    """Every operation of the model on the subject's own activations, in the order in which the model runs them."""
+    try:
+        reply = session.operations(OperationsRequest(probe=alone.probe, sizes=sizes))
+    except BackendFailed as error:
+        return (), (NotTested(what="operations", why=error.message),)
+    return tuple(_classes(one, dtype) for one in reply.operations), reply.not_tested
+
+
+def _classes(operation: Operation, dtype: str) -> OperationClasses:
+    names = [str(size) for size in operation.sizes]
+    return OperationClasses(
+        name=operation.name, kind=operation.kind, shape=operation.shape, varied=operation.varied,
+        words=size_words(classes_of(names, operation.hashes)), switches=switches(operation.sizes, operation.hashes),
+        ulp=operation.relative / dtype_eps(dtype), like_it=operation.like_it,
+    )  # fmt: skip
+
+
+def first_that_switches(operations: tuple[OperationClasses, ...]) -> OperationClasses | None:
+    """The first operation, in the order of the data, with more than one class."""
+    return next((one for one in operations if one.switches), None)

@@ -1,0 +1,163 @@
+"""The question as a user asks it: a model and backends; opened, answered and cleaned up."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from parity_audit.capture.plan import AuditPlan, opened, side_plan
+from parity_audit.capture.session import Session
+from parity_audit.capture.workspace import Workspace
+from parity_audit.core.errors import EXIT_INTERRUPTED, NotJudged, ParityError, UsageError
+from parity_audit.core.invariance_report import CandidateInvariance, Invariance, InvarianceReport
+from parity_audit.core.jsonio import dumps
+from parity_audit.core.progress import Progress
+from parity_audit.core.types import BackendRef
+from parity_audit.invariance.conditions import LONG, SUBJECT, Ids
+from parity_audit.invariance.distances import Floor
+from parity_audit.invariance.run import Question, audit_candidate, measured_floor
+from parity_audit.invariance.verdict import exit_code
+from parity_audit.report import invariance_page
+from parity_audit.report.environment import this_machine
+
+REPORT_NAME = "invariance.json"
+BOUND, QUICK_BOUND = 64, 9
+RUNS, QUICK_RUNS = 16, 4
+NEW_TOKENS, QUICK_NEW_TOKENS = 32, 8
+LARGEST_BOUND = 512
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How much is run; None takes what `quick` says."""
+
+    quick: bool = False
+    bound: int | None = None
+    completions: int | None = None
+    new_tokens: int | None = None
+
+    def chosen(self) -> tuple[int, int, int]:
+        """Largest batch, completions, tokens of each.
+
+        Raises:
+            UsageError: a number that nothing can be learned from.
+        """
+        usual = (QUICK_BOUND, QUICK_RUNS, QUICK_NEW_TOKENS) if self.quick else (BOUND, RUNS, NEW_TOKENS)
+        given = (self.bound, self.completions, self.new_tokens)
+        bound, runs, tokens = (own if one is None else one for own, one in zip(usual, given, strict=True))
+        if not 2 <= bound <= LARGEST_BOUND or runs < 2 or tokens < 1:
+            raise UsageError(
+                "sizes out of range", code="invariance-sizes", found=f"{bound} sequences, {runs} completions, {tokens} tokens",
+                expected=f"2 to {LARGEST_BOUND} sequences, at least 2 completions of at least 1 token",
+            )  # fmt: skip
+        return bound, runs, tokens
+
+
+def answer(
+    model: str, *, candidates: Sequence[BackendRef], reference: BackendRef, out: Path | None, install: bool, timeout: float,
+    progress: Progress, question: Mapping[str, object], options: Options,
+) -> InvarianceReport:  # fmt: skip
+    """Run the subject under every condition in every candidate, and say what its answer depends on.
+
+    Writes invariance.json and invariance.html into the report's directory. `question` holds what `plan_audit` takes.
+
+    Raises:
+        UsageError: the question is malformed.
+        NotJudged: the noise floor could not be measured.
+    """
+    started = time.perf_counter()
+    bound, runs, tokens = options.chosen()
+    workspace, plan = opened(out, model, probes=["short"], **question)  # type: ignore[arg-type]
+    sessions: dict[str, Session] = {}
+
+    def session(ref: BackendRef) -> Session:
+        if str(ref) not in sessions:
+            sessions[str(ref)] = _session(plan, ref, workspace, install, timeout, progress)
+        return sessions[str(ref)]
+
+    try:
+        asked = Question(
+            subject=subject_of(plan, int(str(question["seed"]))), vocab=int(plan.config["vocab_size"]),
+            bos=plan.config.get("bos_token_id"), seed=int(str(question["seed"])), dtype=plan.dtype, bound=bound,
+            threads=thread_counts(), completions=runs, new_tokens=tokens, quick=options.quick,
+            folder=workspace.working / "invariance", progress=progress,
+        )  # fmt: skip
+        progress.update("judge", f"noise floor of {reference}")
+        floor = measured_floor(session(reference), asked)
+        found = []
+        for ref in candidates:
+            for other in sessions.values():
+                if other.label != str(ref):
+                    other.release()  # one model in memory at a time
+            found.append(_candidate(session, ref, asked, floor))
+            session_of = sessions.get(str(ref))
+            if session_of is not None:
+                session_of.release()
+    finally:
+        for one in sessions.values():
+            one.release()
+        workspace.drop_working()
+    report = InvarianceReport(
+        model=plan.model.repo_id, dtype=plan.dtype, device=plan.device, reference=str(reference),
+        weights={"fingerprint": plan.checkpoint.fingerprint, "synthetic": plan.checkpoint.synthetic},
+        subject={"tokens": len(asked.subject), "token_ids": list(asked.subject), "seed": asked.seed, "largest_batch": bound},
+        candidates=tuple(found), seconds={"total": time.perf_counter() - started}, exit_code=exit_code(found),
+    )  # fmt: skip
+    return _written(report, workspace.out)
+
+
+def subject_of(plan: AuditPlan, seed: int) -> Ids:
+    """The sequence whose result is followed: the beginning of the first probe, behind BOS where the model has one."""
+    row = plan.probes[0].token_ids[0]
+    draw = random.Random(seed)
+    more = (draw.choice(row[1:] or row) for _ in range(SUBJECT))
+    return (*row, *more)[:SUBJECT]
+
+
+def thread_counts() -> tuple[int, ...]:
+    """One thread, two, and all that this machine has."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return tuple(sorted({1, min(2, available), available}))
+
+
+def _candidate(session: object, ref: BackendRef, asked: Question, floor: Mapping[str, Floor]) -> CandidateInvariance:
+    """One candidate; what makes it fail is its own error."""
+    try:
+        return audit_candidate(session(ref), asked, floor)  # type: ignore[operator]
+    except UsageError:
+        raise
+    except ParityError as error:
+        if error.exit_code == EXIT_INTERRUPTED:
+            raise
+        return CandidateInvariance(
+            backend=str(ref), package="", version="", settings=dict(ref.settings), verdict=Invariance.ERROR,
+            why=error.message, error=str(error),
+        )
+
+
+def _session(
+    plan: AuditPlan, ref: BackendRef, workspace: Workspace, install: bool, timeout: float, progress: Progress
+) -> Session:
+    side = side_plan(plan, ref, install=install, progress=progress)
+    return Session(
+        plan=dataclasses.replace(side, max_positions=max(side.max_positions, 4 * LONG)), log=workspace.log(f"{ref}"),
+        timeout=timeout, home=workspace.home(), progress=progress,
+    )  # fmt: skip
+
+
+def _written(report: InvarianceReport, out: Path) -> InvarianceReport:
+    """The report with the path it was written to; a disk that does not take it is an error of its own."""
+    path = out / REPORT_NAME
+    report = dataclasses.replace(report, environment={**this_machine(), "report": str(path)})
+    try:
+        path.write_text(dumps(report, indent=1))
+        path.with_suffix(".html").write_text(invariance_page.render(report))
+    except OSError as error:
+        raise NotJudged(
+            f"cannot write the report: {error.strerror or error}", code="disk", where=str(out), hint="--out elsewhere"
+        ) from error
+    return report

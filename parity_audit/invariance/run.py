@@ -1,0 +1,209 @@
+"""One backend under every condition, from its bases to its verdict."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parity_audit.capture.session import Session
+from parity_audit.core.errors import NotJudged
+from parity_audit.core.invariance_report import AxisResult, CandidateInvariance, ConditionResult, Control, Invariance
+from parity_audit.core.progress import Progress
+from parity_audit.core.types import NotTested
+from parity_audit.core.wire import FLOAT64
+from parity_audit.invariance import conditions
+from parity_audit.invariance.completions import completions
+from parity_audit.invariance.conditions import RUN_TO_RUN, Condition, Ids, Planner
+from parity_audit.invariance.distances import Floor, floors
+from parity_audit.invariance.observe import Seen, observe, renamed
+from parity_audit.invariance.operations import first_that_switches, operation_classes
+from parity_audit.invariance.verdict import axis, judged, worst
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of every backend."""
+
+    subject: Ids
+    vocab: int
+    bos: int | None
+    seed: int
+    dtype: str
+    bound: int
+    threads: tuple[int, ...]
+    completions: int
+    new_tokens: int
+    quick: bool
+    folder: Path
+    progress: Progress
+
+    def planner(self) -> Planner:
+        """A fresh source of neighbours, the same for every backend."""
+        return Planner(subject=self.subject, vocab=self.vocab, bos=self.bos, draw=random.Random(self.seed))
+
+
+@dataclass
+class Runs:
+    """What one backend has shown so far."""
+
+    session: Session
+    question: Question
+    floor: Mapping[str, Floor]
+    plan: Planner
+    bases: dict[str, Seen] = field(default_factory=dict)
+    done: list[tuple[Condition, Seen, ConditionResult]] = field(default_factory=list)
+
+    def see(self, condition: Condition, *, keep_cache: bool = False) -> Seen:
+        """Run a condition once."""
+        return observe(self.session, condition, self.question.folder, keep_cache=keep_cache)
+
+    def test(self, condition: Condition, seen: Seen | None = None) -> ConditionResult:
+        """Run a condition, and, where its bits differ, another one of the same shape."""
+        own = self.see(condition) if seen is None else seen
+        base = self.bases[condition.base]
+        result = judged(condition, own, base, again=None, floor=self.floor, dtype=self.question.dtype)
+        if result.changed and seen is None:
+            again = self.see(conditions.twin(condition, self.plan))
+            result = judged(condition, own, base, again=again, floor=self.floor, dtype=self.question.dtype)
+        self.done.append((condition, own, result))
+        return result
+
+
+def measured_floor(session: Session, question: Question) -> dict[str, Floor]:
+    """The noise floor of every site, from the reference alone and its run in true float64.
+
+    Raises:
+        NotJudged: one of the runs shows nothing.
+    """
+    whole, _ = conditions.alone(question.subject)
+    seen = {
+        "native": observe(session, renamed(whole, "native"), question.folder),
+        "judge": observe(session, renamed(whole, "judge"), question.folder, precision=FLOAT64),
+    }
+    for name, one in seen.items():
+        if one.gap or one.non_finite:
+            why = one.gap or f"not finite at {one.non_finite[0]}"
+            raise NotJudged(f"the noise floor was not measured: {name} run of {session.label}: {why}", code="no-floor")
+    found = floors(seen["native"].values, seen["judge"].values)
+    if not found:
+        raise NotJudged("the noise floor was not measured: the two runs of the reference share no site", code="no-floor")
+    return found
+
+
+def audit_candidate(session: Session, question: Question, floor: Mapping[str, Floor]) -> CandidateInvariance:
+    """Every condition of one backend.
+
+    Raises:
+        NotJudged: the backend does not run, or the subject alone shows nothing.
+    """
+    started = time.perf_counter()
+    runs = Runs(session=session, question=question, floor=floor, plan=question.planner())
+    _bases(runs)
+    planned = _planned(runs)
+    for number, condition in enumerate(planned):
+        question.progress.update("run", f"{session.label}: {condition.axis}, {condition.name}", number, len(planned))
+        runs.test(condition)
+    alone = conditions.alone(question.subject)[0]
+    question.progress.update("operations", session.label)
+    operations, gaps = operation_classes(session, alone, conditions.batch_sizes(question.bound), question.dtype)
+    moved = max((result.logits_max_abs for _, _, result in runs.done), default=0.0)
+    drawn, more = completions(
+        session, runs.plan, question.completions, question.new_tokens, moved, question.folder
+    )
+    _fresh_process(runs)
+    axes = _axes(runs)
+    batch, run_to_run = ([one for one in axes if (one.name in RUN_TO_RUN) is own] for own in (False, True))
+    first = first_that_switches(operations)
+    control = _control(batch)
+    verdict = worst(one.verdict for one in axes)
+    if verdict is None:
+        raise NotJudged(f"no condition of {session.label} could be run", code="no-condition")
+    about = session.description()
+    return CandidateInvariance(
+        backend=session.label, package=about.package, version=about.version, settings=about.settings, verdict=verdict,
+        why=_why(verdict, axes, control), axes=tuple(batch), run_to_run=tuple(run_to_run), operations=operations,
+        first_operation=None if first is None else first.name, first_site=_first_site(axes), control=control,
+        completions=drawn, not_tested=(*_gaps(runs), *gaps, *more), seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _bases(runs: Runs) -> None:
+    """The subject alone, at once and decoded. Without the second, what is measured against it is a gap."""
+    for base in conditions.alone(runs.question.subject):
+        seen = runs.see(base)
+        if base.name == conditions.ALONE and (seen.gap or seen.non_finite):
+            why = seen.gap or f"not finite at {seen.non_finite[0]}"
+            raise NotJudged(f"{runs.session.label} does not run the subject alone: {why}", code="no-base")
+        runs.bases[base.name] = seen
+
+
+def _planned(runs: Runs) -> list[Condition]:
+    question, plan = runs.question, runs.plan
+    whole, _ = conditions.alone(question.subject)
+    return [
+        *conditions.again(whole, question.threads),
+        *conditions.batches(plan, conditions.batch_sizes(question.bound)),
+        *conditions.places(plan),
+        *conditions.neighbours(plan),
+        *conditions.paddings(plan),
+        *conditions.steps(plan, None),
+    ]
+
+
+def _fresh_process(runs: Runs) -> None:
+    """The subject alone once more, after the backend was loaded again."""
+    if runs.question.quick:
+        return
+    runs.session.release()
+    whole, _ = conditions.alone(runs.question.subject)
+    runs.test(Condition(axis=conditions.PROCESS, name="fresh process", probe=renamed(whole, "fresh").probe, group="1"))
+
+
+def _axes(runs: Runs) -> list[AxisResult]:
+    names = dict.fromkeys(condition.axis for condition, _, _ in runs.done)
+    return [
+        axis(name, [one for one in runs.done if one[0].axis == name], runs.bases) for name in conditions.QUESTIONS
+        if name in names
+    ]  # fmt: skip
+
+
+def _gaps(runs: Runs) -> Iterable[NotTested]:
+    """Conditions that were not run; several of one question for one reason are one gap."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for condition, _, result in runs.done:
+        if result.verdict is None:
+            reasons.setdefault((condition.axis, result.gap), []).append(condition.name)
+    for (name, why), which in reasons.items():
+        yield NotTested(what=f"{name}: {', '.join(which)}", why=why)
+    if runs.question.quick:
+        yield NotTested(what=conditions.PROCESS, why="--quick loads each backend once")
+
+
+def _control(batch: Sequence[AxisResult]) -> Control:
+    """Something has to differ, or equal bits may only mean that the probe sees no difference."""
+    moved = [one for axis_ in batch for one in axis_.conditions if one.changed]
+    if not moved:
+        return Control(fired=False, where="")
+    top = max(moved, key=lambda one: one.logits_max_abs)
+    return Control(fired=True, where=f"{len(moved)} conditions differ, most at the logits: {top.axis}, {top.name}")
+
+
+def _first_site(axes: Sequence[AxisResult]) -> str | None:
+    """The earliest site that any condition changes."""
+    from parity_audit.core.sites import site_order
+
+    found = [one.first_site for axis_ in axes for one in axis_.conditions if one.first_site is not None]
+    return min(found, key=site_order, default=None)
+
+
+def _why(verdict: Invariance, axes: Sequence[AxisResult], control: Control) -> str:
+    if verdict is Invariance.BITWISE:
+        weak = "" if control.fired else "; nothing differed anywhere, so this probe may be too weak to see a difference"
+        return f"the same bits in every condition{weak}"
+    named = [f"{axis_.name}: {one.name}" for axis_ in axes for one in axis_.conditions if one.verdict is verdict]
+    reason = next(one.why for axis_ in axes for one in axis_.conditions if one.verdict is verdict)
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return f"{', '.join(named[:3])}{more} ({reason})"

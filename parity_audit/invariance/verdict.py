@@ -1,0 +1,116 @@
+"""What a condition's bits and distances mean, and the worst of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK
+from parity_audit.core.invariance_report import AxisResult, CandidateInvariance, ConditionResult, Invariance, SiteChange
+from parity_audit.core.limits import PARITY_RATIO, limit_of
+from parity_audit.invariance import distances
+from parity_audit.invariance.classes import classes_of, name_words, size_words
+from parity_audit.invariance.conditions import ALONE, DECODED, QUESTIONS, Condition
+from parity_audit.invariance.distances import Floor
+from parity_audit.invariance.observe import Seen
+
+ORDER = (Invariance.BITWISE, Invariance.CLASS_ONLY, Invariance.NUMERIC, Invariance.BROKEN, Invariance.ERROR)
+
+
+def compared_sites(seen: Seen, base: Seen) -> list[str]:
+    """Sites that both runs show for the same tokens."""
+    both = seen.values.keys() & base.values.keys()
+    return sorted(site for site in both if seen.values[site].shape == base.values[site].shape)
+
+
+def judged(
+    condition: Condition, seen: Seen, base: Seen, *, again: Seen | None, floor: Mapping[str, Floor], dtype: str
+) -> ConditionResult:
+    """One condition against its base; `again` is a second run of the same shape, None where nothing differed."""
+    sites = [] if seen.gap else compared_sites(seen, base)
+    start = max(condition.start, seen.start)
+    shared = {"axis": condition.axis, "name": condition.name, "base": condition.base, "facts": dict(seen.facts)}
+    if not sites or start >= max(len(seen.values[site]) for site in sites):
+        return ConditionResult(verdict=None, gap=seen.gap or "it shows no token that the base shows", **shared)
+    own, theirs = distances.bits(seen.values, start), distances.bits(base.values, start)
+    moved = [site for site in sites if own[site] != theirs[site]]
+    changed = distances.changes(seen.values, base.values, moved, start, floor, dtype) if not seen.non_finite else ()
+    verdict, why = _decided(seen, changed, own, sites, start, again)
+    logits, before = distances.returned(seen.values), distances.returned(base.values)
+    finite = logits is not None and before is not None and not seen.non_finite
+    return ConditionResult(
+        verdict=verdict, why=why, bits=distances.joint(own, sites), sites=len(sites), changed=changed,
+        first_site=changed[0].site if changed else None,
+        logits_max_abs=float((logits[start:] - before[start:]).abs().max()) if finite else 0.0,  # type: ignore[index]
+        nats=distances.nats(logits[start:], before[start:]) if finite else 0.0,  # type: ignore[index]
+        repeatable=None if again is None else _same(again, own, sites, start), **shared,
+    )  # fmt: skip
+
+
+def _decided(
+    seen: Seen, changed: Sequence[SiteChange], own: Mapping[str, str], sites: Sequence[str], start: int, again: Seen | None
+) -> tuple[Invariance, str]:
+    if seen.non_finite:
+        return Invariance.BROKEN, f"not finite at {seen.non_finite[0]}"
+    if not changed:
+        return Invariance.BITWISE, f"the same bits at {len(sites)} sites"
+    worst = worst_change(changed)
+    if worst is not None and worst.ratio is not None and worst.ratio > PARITY_RATIO:
+        return Invariance.BROKEN, (
+            f"{worst.ratio:.3g}x the noise floor at {worst.site}, position {worst.position} (limit {PARITY_RATIO:g}x)"
+        )
+    near = f"at most {worst.ratio:.2g}x the noise floor (at {worst.site})" if worst is not None else "no floor is known"
+    if again is not None and _same(again, own, sites, start):
+        return Invariance.CLASS_ONLY, f"{near}; the same bits with other content of the same shape"
+    return Invariance.NUMERIC, f"{near}; other bits with other content of the same shape"
+
+
+def worst_change(changed: Sequence[SiteChange]) -> SiteChange | None:
+    """The deciding site that moved most: what the model returns, and the residual stream."""
+    deciding = [one for one in changed if one.ratio is not None and limit_of(one.site) == PARITY_RATIO]
+    return max(deciding, key=lambda one: one.ratio or 0.0, default=None)
+
+
+def _same(again: Seen, own: Mapping[str, str], sites: Sequence[str], start: int) -> bool:
+    theirs = distances.bits(again.values, start)
+    return all(theirs.get(site) == own[site] for site in sites)
+
+
+def axis(name: str, done: Sequence[tuple[Condition, Seen, ConditionResult]], bases: Mapping[str, Seen]) -> AxisResult:
+    """The conditions of one question; classes of those with one base are taken at the positions that all of them show."""
+    results = tuple(result for _, _, result in done)
+    ran = [(condition, seen) for condition, seen, result in done if result.verdict is not None]
+    groups: list[tuple[str, ...]] = []
+    words: list[str] = []
+    for base in dict.fromkeys(condition.base for condition, _ in ran):
+        own = [(condition, seen) for condition, seen in ran if condition.base == base]
+        sizes = all(condition.name.isdigit() and condition.size > 1 for condition, _ in own)
+        found = _classes(own, bases[base], "1" if sizes and base in (ALONE, DECODED) else base)
+        groups += found
+        words.append(size_words(found) if sizes else name_words(found))
+    return AxisResult(
+        name=name, question=QUESTIONS[name], verdict=worst(result.verdict for result in results), classes=tuple(groups),
+        words="; ".join(words), conditions=results,
+    )  # fmt: skip
+
+
+def _classes(own: Sequence[tuple[Condition, Seen]], base: Seen, base_name: str) -> tuple[tuple[str, ...], ...]:
+    start = max(max(condition.start, seen.start) for condition, seen in own)
+    sites = sorted(set.intersection(*(set(compared_sites(seen, base)) for _, seen in own)))
+    every = [(base_name, base), *((condition.name, seen) for condition, seen in own)]
+    return classes_of(
+        [name for name, _ in every],
+        [distances.joint(distances.bits({site: seen.values[site] for site in sites}, start), sites) for _, seen in every],
+    )
+
+
+def worst(verdicts: Iterable[Invariance | None]) -> Invariance | None:
+    """The worst of those that there are."""
+    return max((one for one in verdicts if one is not None), key=ORDER.index, default=None)
+
+
+def exit_code(candidates: Sequence[CandidateInvariance]) -> int:
+    """1 where one is broken, 3 where one could not be judged, 0 where all were and none is broken."""
+    verdicts = {one.verdict for one in candidates}
+    if Invariance.BROKEN in verdicts:
+        return EXIT_MISMATCH
+    return EXIT_NOT_JUDGED if Invariance.ERROR in verdicts or not verdicts else EXIT_OK
