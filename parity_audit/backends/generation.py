@@ -18,7 +18,9 @@ def greedy(request: SampleRequest, step: Step, device: str) -> SampleReply:
     """
     own = request.sampling
     if len({len(ids) for ids in request.prompts}) != 1 or own.samples != 1 or own.temperature != 0.0:
-        raise NotImplementedError("greedy decoding of one batch takes prompts of one length, one sample and temperature 0")
+        raise NotImplementedError(
+            "greedy decoding of one batch takes prompts of one length, one sample and temperature 0"
+        )
     tokens, drawn = torch.tensor(request.prompts, dtype=torch.long, device=device), []
     with torch.no_grad():
         for _ in range(own.max_new_tokens):

@@ -22,6 +22,7 @@ from parity_audit.backends.attention_calls import AttentionCalls, attention_case
 from parity_audit.backends.base import Tell
 from parity_audit.backends.operation_case import Case
 from parity_audit.backends.taps import returned_logits
+from parity_audit.backends.wrappers import BRIDGE_PART
 from parity_audit.core.operations import ROWS, Operation, OperationsReply, OperationsRequest
 from parity_audit.core.types import NotTested
 from parity_audit.core.wire import RunRequest
@@ -41,7 +42,12 @@ class _Recorded:
 
     def keep(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if name not in self.calls and given and given[0].is_floating_point() and rows_axis(given[0], self.tokens) is not None:
+        if (
+            name not in self.calls
+            and given
+            and given[0].is_floating_point()
+            and rows_axis(given[0], self.tokens) is not None
+        ):
             self.calls[name] = (module, _map(args, _copied), _map(kwargs, _copied))
 
 
@@ -51,7 +57,11 @@ def operations(backend: Any, request: OperationsRequest, tell: Tell) -> Operatio
     model = inner.model
     recorded, attention = _recorded(inner, model, request, tell)
     found, gaps = [], list(attention.not_tested())
-    cases = [*_modules(recorded, request), *attention_cases(attention.calls, request), *_outputs(model, recorded, request)]
+    cases = [
+        *_modules(recorded, request),
+        *attention_cases(attention.calls, request),
+        *_outputs(model, recorded, request),
+    ]
     for case in cases:
         try:
             with torch.no_grad():
@@ -64,9 +74,7 @@ def operations(backend: Any, request: OperationsRequest, tell: Tell) -> Operatio
     return OperationsReply(operations=tuple(found), not_tested=tuple(gaps))
 
 
-def _recorded(
-    backend: Any, model: Any, request: OperationsRequest, tell: Tell
-) -> tuple[_Recorded, AttentionCalls]:
+def _recorded(backend: Any, model: Any, request: OperationsRequest, tell: Tell) -> tuple[_Recorded, AttentionCalls]:
     """One ordinary run of the probe, watched."""
     recorded, attention = _Recorded(tokens=request.probe.shape[1]), AttentionCalls()
     with ExitStack() as stack:
@@ -100,10 +108,10 @@ def _modules(recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
         if key in groups:
             groups[key] = replace(groups[key], like_it=groups[key].like_it + 1)
         else:
-            groups[key] = Case(
-                name, type(module).__name__, " ".join("x".join(map(str, shape)) for shape in shapes), ROWS, request.sizes,
-                _at(module, args, kwargs, recorded.tokens),
-            )  # fmt: skip
+            words = " ".join("x".join(map(str, shape)) for shape in shapes)
+            at = _at(module, args, kwargs, recorded.tokens)
+            path = name.replace(BRIDGE_PART, "")
+            groups[key] = Case(path, type(module).__name__, words, ROWS, request.sizes, at)
     yield from groups.values()
 
 

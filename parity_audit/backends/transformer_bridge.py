@@ -26,10 +26,9 @@ from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_bridge
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.wrappers import BRIDGE_PART
 from parity_audit.core.types import Description, WeightPrint
 from parity_audit.core.wire import LoadRequest, RunReply, RunRequest, WeightsRequest
-
-WRAPPER = "._original_component"
 
 
 class TransformerBridgeBackend(HookedTransformerBackend):
@@ -80,7 +79,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprints under the names transformers gives them: the bridge's wrappers are left out of the path."""
         named = self.model.original_model.named_parameters(remove_duplicate=False)
-        return fingerprints({name.replace(WRAPPER, ""): value for name, value in named}, request)
+        return fingerprints({name.replace(BRIDGE_PART, ""): value for name, value in named}, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass, or one per token where the cache is asked for."""

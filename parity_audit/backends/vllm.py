@@ -111,10 +111,12 @@ class VllmBackend:
             stack.callback(hook.remove)
             stack.enter_context(hooked(self.model, gatherer))
             stack.enter_context(gatherer.sampler_seen(self.model, forced=request.cached))
-            self._generate(gatherer.rows, request.probe.decode_from if request.cached else None)
+            stack.enter_context(vllm_engine.tokens_per_step(self.llm, request.chunk))
+            cached = self._generate(request, gatherer.rows)
         with torch.no_grad():
             gatherer.finish(self.model)
-        return recorder.reply()
+        facts = {**gatherer.largest, "cached_prompt_tokens": cached}
+        return replace(recorder.reply(), facts=facts)
 
     replay = run
 
@@ -134,14 +136,20 @@ class VllmBackend:
         recorder.not_visible += [NotVisible(site=tap.site, why=COMPILED) for tap in inside]
         return replace(request, taps=tuple(tap for tap in request.taps if not tap.module))
 
-    def _generate(self, rows: list[list[int]], prompt: int | None) -> None:
-        """Run the rows as prompts; of a decoded probe the first `prompt` tokens, and then token by token."""
+    def _generate(self, request: RunRequest, rows: list[list[int]]) -> int | None:
+        """Run the rows as prompts; of a decoded probe its prompt, and then token by token.
+
+        Returns the prompt tokens that came out of the prefix cache, by the engine's own counter.
+        """
         from vllm import SamplingParams
 
-        self.llm.reset_prefix_cache()
+        prompt = request.probe.decode_from if request.cached else None
+        if not request.keep_cache:
+            self.llm.reset_prefix_cache()
         more = 1 if prompt is None else len(rows[0]) - prompt + 1
         sampling = SamplingParams(max_tokens=more, temperature=0.0, detokenize=False, ignore_eos=True)
-        self.llm.generate([{"prompt_token_ids": row[:prompt]} for row in rows], sampling, use_tqdm=False)
+        outputs = self.llm.generate([{"prompt_token_ids": row[:prompt]} for row in rows], sampling, use_tqdm=False)
+        return vllm_rollouts.cached_tokens(outputs)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits; `load` edits (`hf_overrides`) need a fresh engine, which the parent starts."""

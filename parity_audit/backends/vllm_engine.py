@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +82,29 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
     }
     if request.device == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         # An explicit size also skips the profiling run.
-        chosen["kv_cache_memory_bytes"] = cache_bytes(config, length, str(given.get("dtype", request.dtype)))
+        rows, block = int(given.get("max_num_seqs", ROWS)), int(given.get("block_size", BLOCK))
+        chosen["kv_cache_memory_bytes"] = cache_bytes(
+            config, length, str(given.get("dtype", request.dtype)), rows, block
+        )
     if request.settings.get(FORCED_DECODING):
         chosen["logits_processors"] = [forced_decoding()]
         given["logprobs_mode"] = "raw_logprobs"
     return chosen | given
+
+
+@contextmanager
+def tokens_per_step(llm: Any, most: int | None) -> Iterator[None]:
+    """Let the engine's scheduler run at most so many tokens in a step, so that it cuts longer prompts into chunks."""
+    if most is None:
+        yield
+        return
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    before = scheduler.max_num_scheduled_tokens
+    scheduler.max_num_scheduled_tokens = most
+    try:
+        yield
+    finally:
+        scheduler.max_num_scheduled_tokens = before
 
 
 def typed(overrides: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -99,13 +119,14 @@ def _like(value: Any, old: Any) -> Any:
     return type(old)(value)
 
 
-def cache_bytes(config: Any, length: int, dtype: str) -> int:
-    """Bytes of a key-value cache that holds one sequence of `length` tokens and a batch of short ones."""
+def cache_bytes(config: Any, length: int, dtype: str, rows: int = ROWS, block: int = BLOCK) -> int:
+    """Bytes of a key-value cache that holds one sequence of `length` tokens and a batch of `rows` short ones."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     size = getattr(torch, dtype, torch.float32).itemsize
-    blocks = -(-length // BLOCK) + ROWS
-    return int(2 * config.num_hidden_layers * heads * width * size * blocks * BLOCK)
+    short = -(-BLOCK // block) * rows
+    blocks = -(-length // block) + short
+    return int(2 * config.num_hidden_layers * heads * width * size * blocks * block)
 
 
 def check_settings(settings: dict[str, Any]) -> None:

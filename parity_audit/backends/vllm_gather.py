@@ -92,6 +92,8 @@ class Gatherer:
     counts: dict[str, int] = field(default_factory=dict)
     pending: list[SiteTap] = field(default_factory=list)
     sampled: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    skipped: int = 0
+    largest: dict[str, int] = field(default_factory=lambda: {"requests_per_step": 0, "tokens_per_step": 0, "steps": 0})
 
     def __post_init__(self) -> None:
         self.rows = real_rows(self.request.probe)
@@ -107,8 +109,19 @@ class Gatherer:
         """Forward pre-hook of the whole model: learn where this step's tokens belong."""
         given = dict(zip(("input_ids", "positions"), args, strict=False)) | kwargs
         ids, positions = given["input_ids"], given["positions"]
+        if self.request.keep_cache and not any(self.done):
+            self.skipped = self.done[0] = int(positions[0])  # what came out of the prefix cache is not computed
         self.pieces = place(ids.tolist(), positions.tolist(), self.rows, self.done)
         self.tokens = len(ids)
+        self._count()
+
+    def _count(self) -> None:
+        """What the engine's scheduler did at most in a step, and in how many of them."""
+        tokens = sum(piece.stop - piece.start for piece in self.pieces)
+        top = self.largest
+        top["requests_per_step"] = max(top["requests_per_step"], len(self.pieces))
+        top["tokens_per_step"] = max(top["tokens_per_step"], tokens)
+        top["steps"] += bool(tokens)
 
     def see(self, tap: SiteTap, native: Tensor) -> None:
         """Copy this step's tokens `[token, ...]` of a site to their places `[batch, pos, ...]`, at once.
@@ -126,7 +139,7 @@ class Gatherer:
             columns = self.columns[piece.row][piece.first : piece.first + piece.stop - piece.start]
             whole[piece.row, columns] = native[piece.start : piece.stop].detach().to("cpu")
             self.counts[tap.site] = self.counts.get(tap.site, 0) + len(columns)
-        if self.counts.get(tap.site, 0) == sum(map(len, self.rows)):
+        if self.counts.get(tap.site, 0) == sum(map(len, self.rows)) - self.skipped:
             self._record(replace(tap, slice=None))
 
     def _record(self, tap: SiteTap) -> None:
@@ -139,7 +152,7 @@ class Gatherer:
     def sampler_seen(self, model: Any, *, forced: bool) -> Iterator[None]:
         """Keep what the engine gives its sampler: `[request, d_vocab]`, for the last token of each request of a step.
 
-        With `forced`, while a single row is decoded, it samples the probe's own next token, whatever its logits say.
+        With `forced` it samples each row's own next token, whatever its logits say.
         """
 
         def compute_logits(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -150,9 +163,10 @@ class Gatherer:
                 }
             if not forced:
                 return out
-            done = self.done[0]
             chosen = torch.full_like(out, FORBIDDEN)
-            chosen[..., self.rows[0][done] if done < len(self.rows[0]) else 0] = 0.0
+            for number, piece in enumerate(self.pieces[: len(out)]):
+                row, done = self.rows[piece.row], self.done[piece.row]
+                chosen[number, row[done] if done < len(row) else 0] = 0.0
             return chosen
 
         original = model.compute_logits

@@ -14,6 +14,8 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 }
 """How to reach the model, by the name of a wrapper's class or of one of its bases. The libraries need not be installed."""
 DEEPEST = 8
+BRIDGE_PART = "._original_component"
+"""What TransformerBridge adds to the path of every module that it wraps."""
 
 
 def unwrapped(model: Any) -> Any:

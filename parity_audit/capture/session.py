@@ -18,8 +18,8 @@ from parity_audit.cache.locks import Lock
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.prompts import Prompt
 from parity_audit.core.errors import NotJudged, WorkerDied
-from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.operations import OperationsReply, OperationsRequest
+from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -92,6 +92,11 @@ class Session:
     def label(self) -> str:
         """The BACKEND string, as the user knows it."""
         return str(self.plan.ref)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether its model is in memory now."""
+        return self._worker is not None
 
     def prepare(self) -> None:
         """Start the process and let it import its engine while others work; costs no memory for a model yet."""

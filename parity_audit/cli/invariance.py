@@ -26,7 +26,7 @@ def invariance(
         str, typer.Option("--reference", "-r", help="BACKEND whose float64 run measures the noise floor.")
     ] = "hf",
     quick: Annotated[bool, typer.Option("--quick", help="Small batches, few completions, no second process.")] = False,
-    max_batch: Annotated[int | None, typer.Option(help="Largest batch: 64, or 9 with --quick.")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Largest batch: 33, or 9 with --quick.")] = None,
     completions: Annotated[int | None, typer.Option(help="Greedy completions under changing load.")] = None,
     new_tokens: Annotated[int | None, typer.Option(help="Tokens of each completion.")] = None,
     miniature: Annotated[

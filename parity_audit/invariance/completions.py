@@ -10,7 +10,7 @@ from pathlib import Path
 from parity_audit.capture.session import Session
 from parity_audit.core.errors import BackendFailed, NotJudged
 from parity_audit.core.invariance_report import Completions, Divergent
-from parity_audit.core.rollouts import Sampling, SampleRequest
+from parity_audit.core.rollouts import SampleRequest, Sampling
 from parity_audit.core.types import NotTested
 from parity_audit.invariance.conditions import Condition, Ids, Planner, probe
 from parity_audit.invariance.distances import returned
@@ -35,7 +35,10 @@ def completions(
     """Generate alone, then in batches of random size at a random row, and compare the tokens; `moved` is the largest
     movement of a logit seen in the audit's own runs."""
     draw = random.Random(plan.draw.random())
-    loads = [(1, 0), *((size, draw.randrange(size)) for size in (draw.randint(2, LARGEST_BATCH) for _ in range(runs - 1)))]
+    loads = [
+        (1, 0),
+        *((size, draw.randrange(size)) for size in (draw.randint(2, LARGEST_BATCH) for _ in range(runs - 1))),
+    ]
     drawn = []
     for number, (size, row) in enumerate(loads):
         session.progress.update("generate", f"{session.label}: batch of {size}", number, len(loads))

@@ -31,6 +31,8 @@ QUESTIONS = {
     THREADS: "the same run with other numbers of threads",
 }
 RUN_TO_RUN = (REPEAT, PROCESS, THREADS)
+PAGE = 16
+"""Tokens of a page of a paged cache, in the sizes that engines take on a GPU; chunks around it meet its boundary."""
 ALONE, DECODED = "alone", "alone, decoded"
 SUBJECT, TAIL = 29, 5
 """Tokens of the subject (a prime, so that no chunk size divides it unless it is chosen to), and how many of them are decoded:
@@ -185,7 +187,9 @@ def steps(plan: Planner, page: int | None) -> list[Condition]:
         for start in starts
     ]  # fmt: skip
     chunked = [
-        Condition(axis=CHUNK, name=str(size), chunk=size, group=f"chunk {size}", probe=probe(f"chunk {size}", [subject]))
+        Condition(
+            axis=CHUNK, name=str(size), chunk=size, group=f"chunk {size}", probe=probe(f"chunk {size}", [subject])
+        )
         for size in chunk_sizes(len(subject), page)
     ]
     return [*decoded, *chunked]
@@ -197,7 +201,9 @@ def again(base: Condition, counts: Sequence[int]) -> list[Condition]:
     return [
         repeat,
         *(
-            replace(base, axis=THREADS, name=str(count), threads=count, probe=replace(base.probe, name=f"threads-{count}"))
+            replace(
+                base, axis=THREADS, name=str(count), threads=count, probe=replace(base.probe, name=f"threads-{count}")
+            )
             for count in counts
         ),
     ]

@@ -48,7 +48,8 @@ def floors(native: Values, judge: Values) -> dict[str, Floor]:
 def bits(values: Values, start: int = 0) -> dict[str, str]:
     """A hash of each site from a position on. Equal hashes are equal bits: zeros of either sign are told apart."""
     return {
-        site: hashlib.sha256(value[start:].contiguous().numpy().tobytes()).hexdigest()[:16] for site, value in values.items()
+        site: hashlib.sha256(value[start:].contiguous().numpy().tobytes()).hexdigest()[:16]
+        for site, value in values.items()
     }
 
 

@@ -7,9 +7,19 @@ from parity_audit.compare.floor import dtype_eps
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.invariance_report import OperationClasses
 from parity_audit.core.operations import Operation, OperationsRequest
+from parity_audit.core.sites import local_name
 from parity_audit.core.types import NotTested
 from parity_audit.invariance.classes import classes_of, size_words, switches
 from parity_audit.invariance.conditions import Condition
+
+COMPONENTS = {
+    "z": "the attention",
+    "q": "the projection",
+    "k": "the projection",
+    "v": "the projection",
+    "logits": "the head",
+}
+"""What computes a site, where its name alone does not say it."""
 
 
 def operation_classes(
@@ -32,6 +42,10 @@ def _classes(operation: Operation, dtype: str) -> OperationClasses:
     )  # fmt: skip
 
 
-def first_that_switches(operations: tuple[OperationClasses, ...]) -> OperationClasses | None:
-    """The first operation, in the order of the data, with more than one class."""
-    return next((one for one in operations if one.switches), None)
+def first_operation(operations: tuple[OperationClasses, ...], first_site: str | None) -> str | None:
+    """The first operation, in the order of the data, with more than one class; where none of those that can be run alone has,
+    what computes the first site that changes."""
+    switching = next((one.name for one in operations if one.switches), None)
+    if switching is not None or first_site is None:
+        return switching
+    return f"{COMPONENTS.get(local_name(first_site), 'the component')} of {first_site}"

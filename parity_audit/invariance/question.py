@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from parity_audit.capture.plan import AuditPlan, opened, side_plan
@@ -17,17 +18,18 @@ from parity_audit.core.invariance_report import CandidateInvariance, Invariance,
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.progress import Progress
 from parity_audit.core.types import BackendRef
-from parity_audit.invariance.conditions import LONG, SUBJECT, Ids
-from parity_audit.invariance.distances import Floor
-from parity_audit.invariance.run import Question, audit_candidate, measured_floor
+from parity_audit.invariance.conditions import LONG, SUBJECT, Ids, Planner
+from parity_audit.invariance.prefix import LENGTH, long_subject
+from parity_audit.invariance.run import audit_candidate, measured_floor
+from parity_audit.invariance.runs import Floors, Question
 from parity_audit.invariance.verdict import exit_code
 from parity_audit.report import invariance_page
 from parity_audit.report.environment import this_machine
 
 REPORT_NAME = "invariance.json"
-BOUND, QUICK_BOUND = 64, 9
-RUNS, QUICK_RUNS = 16, 4
-NEW_TOKENS, QUICK_NEW_TOKENS = 32, 8
+BOUND, QUICK_BOUND = 33, 9
+RUNS, QUICK_RUNS = 12, 4
+NEW_TOKENS, QUICK_NEW_TOKENS = 24, 8
 LARGEST_BOUND = 512
 
 
@@ -70,8 +72,8 @@ def answer(
         NotJudged: the noise floor could not be measured.
     """
     started = time.perf_counter()
-    bound, runs, tokens = options.chosen()
-    workspace, plan = opened(out, model, probes=["short"], **question)  # type: ignore[arg-type]
+    bound, _, _ = options.chosen()
+    workspace, plan = opened(out, model, probes=["short"], **question)
     sessions: dict[str, Session] = {}
 
     def session(ref: BackendRef) -> Session:
@@ -80,23 +82,18 @@ def answer(
         return sessions[str(ref)]
 
     try:
-        asked = Question(
-            subject=subject_of(plan, int(str(question["seed"]))), vocab=int(plan.config["vocab_size"]),
-            bos=plan.config.get("bos_token_id"), seed=int(str(question["seed"])), dtype=plan.dtype, bound=bound,
-            threads=thread_counts(), completions=runs, new_tokens=tokens, quick=options.quick,
-            folder=workspace.working / "invariance", progress=progress,
-        )  # fmt: skip
+        asked = _asked(plan, int(str(question["seed"])), options, workspace, progress)
         progress.update("judge", f"noise floor of {reference}")
-        floor = measured_floor(session(reference), asked)
+        floor = measured_floor(session(reference), asked, asked.subject)
+        long = None if asked.long_subject is None else measured_floor(session(reference), asked, asked.long_subject)
         found = []
-        for ref in candidates:
+        for ref, following in zip(candidates, (*candidates[1:], None), strict=True):
             for other in sessions.values():
-                if other.label != str(ref):
+                if other.label != str(ref) and other.is_loaded:
                     other.release()  # one model in memory at a time
-            found.append(_candidate(session, ref, asked, floor))
-            session_of = sessions.get(str(ref))
-            if session_of is not None:
-                session_of.release()
+            if following is not None:
+                _prepare(session, following)
+            found.append(_candidate(session, ref, asked, floor, long or {}))
     finally:
         for one in sessions.values():
             one.release()
@@ -108,6 +105,18 @@ def answer(
         candidates=tuple(found), seconds={"total": time.perf_counter() - started}, exit_code=exit_code(found),
     )  # fmt: skip
     return _written(report, workspace.out)
+
+
+def _asked(plan: AuditPlan, seed: int, options: Options, workspace: Workspace, progress: Progress) -> Question:
+    """The question with everything that the options leave open."""
+    bound, runs, tokens = options.chosen()
+    subject, vocab, bos = subject_of(plan, seed), int(plan.config["vocab_size"]), plan.config.get("bos_token_id")
+    limit = plan.config.get("max_position_embeddings")
+    return Question(
+        subject=subject, long_subject=long_subject(Planner(subject, vocab, bos, random.Random(seed)), limit), vocab=vocab,
+        bos=bos, seed=seed, dtype=plan.dtype, bound=bound, threads=thread_counts(), completions=runs, new_tokens=tokens,
+        quick=options.quick, folder=workspace.working / "invariance", progress=progress,
+    )  # fmt: skip
 
 
 def subject_of(plan: AuditPlan, seed: int) -> Ids:
@@ -124,18 +133,31 @@ def thread_counts() -> tuple[int, ...]:
     return tuple(sorted({1, min(2, available), available}))
 
 
-def _candidate(session: object, ref: BackendRef, asked: Question, floor: Mapping[str, Floor]) -> CandidateInvariance:
+def _prepare(session: Callable[[BackendRef], Session], ref: BackendRef) -> None:
+    """Let the next backend import its engine meanwhile. What goes wrong is said when its turn comes."""
+    with contextlib.suppress(ParityError):
+        session(ref).prepare()
+
+
+def _candidate(
+    session: Callable[[BackendRef], Session], ref: BackendRef, asked: Question, floor: Floors, long: Floors
+) -> CandidateInvariance:
     """One candidate; what makes it fail is its own error."""
     try:
-        return audit_candidate(session(ref), asked, floor)  # type: ignore[operator]
+        return audit_candidate(session(ref), asked, floor, long)
     except UsageError:
         raise
     except ParityError as error:
         if error.exit_code == EXIT_INTERRUPTED:
             raise
         return CandidateInvariance(
-            backend=str(ref), package="", version="", settings=dict(ref.settings), verdict=Invariance.ERROR,
-            why=error.message, error=str(error),
+            backend=str(ref),
+            package="",
+            version="",
+            settings=dict(ref.settings),
+            verdict=Invariance.ERROR,
+            why=error.message,
+            error=str(error),
         )
 
 
@@ -144,7 +166,7 @@ def _session(
 ) -> Session:
     side = side_plan(plan, ref, install=install, progress=progress)
     return Session(
-        plan=dataclasses.replace(side, max_positions=max(side.max_positions, 4 * LONG)), log=workspace.log(f"{ref}"),
+        plan=dataclasses.replace(side, max_positions=max(side.max_positions, LENGTH + LONG)), log=workspace.log(f"{ref}"),
         timeout=timeout, home=workspace.home(), progress=progress,
     )  # fmt: skip
 

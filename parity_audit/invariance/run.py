@@ -2,83 +2,33 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 from parity_audit.capture.session import Session
 from parity_audit.core.errors import NotJudged
-from parity_audit.core.invariance_report import AxisResult, CandidateInvariance, ConditionResult, Control, Invariance
-from parity_audit.core.progress import Progress
+from parity_audit.core.invariance_report import AxisResult, CandidateInvariance, Control, Invariance
+from parity_audit.core.sites import site_order
 from parity_audit.core.types import NotTested
 from parity_audit.core.wire import FLOAT64
 from parity_audit.invariance import conditions
 from parity_audit.invariance.completions import completions
-from parity_audit.invariance.conditions import RUN_TO_RUN, Condition, Ids, Planner
+from parity_audit.invariance.conditions import PAGE, RUN_TO_RUN, Condition, Ids
 from parity_audit.invariance.distances import Floor, floors
-from parity_audit.invariance.observe import Seen, observe, renamed
-from parity_audit.invariance.operations import first_that_switches, operation_classes
-from parity_audit.invariance.verdict import axis, judged, worst
+from parity_audit.invariance.observe import observe, renamed
+from parity_audit.invariance.operations import first_operation, operation_classes
+from parity_audit.invariance.prefix import prefix_cache
+from parity_audit.invariance.runs import Floors, Question, Runs, loading, pads
+from parity_audit.invariance.verdict import axis, worst
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is asked of every backend."""
-
-    subject: Ids
-    vocab: int
-    bos: int | None
-    seed: int
-    dtype: str
-    bound: int
-    threads: tuple[int, ...]
-    completions: int
-    new_tokens: int
-    quick: bool
-    folder: Path
-    progress: Progress
-
-    def planner(self) -> Planner:
-        """A fresh source of neighbours, the same for every backend."""
-        return Planner(subject=self.subject, vocab=self.vocab, bos=self.bos, draw=random.Random(self.seed))
-
-
-@dataclass
-class Runs:
-    """What one backend has shown so far."""
-
-    session: Session
-    question: Question
-    floor: Mapping[str, Floor]
-    plan: Planner
-    bases: dict[str, Seen] = field(default_factory=dict)
-    done: list[tuple[Condition, Seen, ConditionResult]] = field(default_factory=list)
-
-    def see(self, condition: Condition, *, keep_cache: bool = False) -> Seen:
-        """Run a condition once."""
-        return observe(self.session, condition, self.question.folder, keep_cache=keep_cache)
-
-    def test(self, condition: Condition, seen: Seen | None = None) -> ConditionResult:
-        """Run a condition, and, where its bits differ, another one of the same shape."""
-        own = self.see(condition) if seen is None else seen
-        base = self.bases[condition.base]
-        result = judged(condition, own, base, again=None, floor=self.floor, dtype=self.question.dtype)
-        if result.changed and seen is None:
-            again = self.see(conditions.twin(condition, self.plan))
-            result = judged(condition, own, base, again=again, floor=self.floor, dtype=self.question.dtype)
-        self.done.append((condition, own, result))
-        return result
-
-
-def measured_floor(session: Session, question: Question) -> dict[str, Floor]:
-    """The noise floor of every site, from the reference alone and its run in true float64.
+def measured_floor(session: Session, question: Question, subject: Ids) -> dict[str, Floor]:
+    """The noise floor of every site on a sequence, from the reference alone and its run in true float64.
 
     Raises:
         NotJudged: one of the runs shows nothing.
     """
-    whole, _ = conditions.alone(question.subject)
+    whole, _ = conditions.alone(subject)
     seen = {
         "native": observe(session, renamed(whole, "native"), question.folder),
         "judge": observe(session, renamed(whole, "judge"), question.folder, precision=FLOAT64),
@@ -89,17 +39,20 @@ def measured_floor(session: Session, question: Question) -> dict[str, Floor]:
             raise NotJudged(f"the noise floor was not measured: {name} run of {session.label}: {why}", code="no-floor")
     found = floors(seen["native"].values, seen["judge"].values)
     if not found:
-        raise NotJudged("the noise floor was not measured: the two runs of the reference share no site", code="no-floor")
+        raise NotJudged(
+            "the noise floor was not measured: the two runs of the reference share no site", code="no-floor"
+        )
     return found
 
 
-def audit_candidate(session: Session, question: Question, floor: Mapping[str, Floor]) -> CandidateInvariance:
+def audit_candidate(session: Session, question: Question, floor: Floors, long_floor: Floors) -> CandidateInvariance:
     """Every condition of one backend.
 
     Raises:
         NotJudged: the backend does not run, or the subject alone shows nothing.
     """
     started = time.perf_counter()
+    session.load_settings = loading(session, question)
     runs = Runs(session=session, question=question, floor=floor, plan=question.planner())
     _bases(runs)
     planned = _planned(runs)
@@ -110,13 +63,13 @@ def audit_candidate(session: Session, question: Question, floor: Mapping[str, Fl
     question.progress.update("operations", session.label)
     operations, gaps = operation_classes(session, alone, conditions.batch_sizes(question.bound), question.dtype)
     moved = max((result.logits_max_abs for _, _, result in runs.done), default=0.0)
-    drawn, more = completions(
-        session, runs.plan, question.completions, question.new_tokens, moved, question.folder
-    )
-    _fresh_process(runs)
+    drawn, more = completions(session, runs.plan, question.completions, question.new_tokens, moved, question.folder)
+    if not question.quick:
+        _fresh_process(runs)
+        prefix_cache(runs, question.long_subject, long_floor)
     axes = _axes(runs)
     batch, run_to_run = ([one for one in axes if (one.name in RUN_TO_RUN) is own] for own in (False, True))
-    first = first_that_switches(operations)
+    first_site = _first_site(axes)
     control = _control(batch)
     verdict = worst(one.verdict for one in axes)
     if verdict is None:
@@ -125,7 +78,7 @@ def audit_candidate(session: Session, question: Question, floor: Mapping[str, Fl
     return CandidateInvariance(
         backend=session.label, package=about.package, version=about.version, settings=about.settings, verdict=verdict,
         why=_why(verdict, axes, control), axes=tuple(batch), run_to_run=tuple(run_to_run), operations=operations,
-        first_operation=None if first is None else first.name, first_site=_first_site(axes), control=control,
+        first_operation=first_operation(operations, first_site), first_site=first_site, control=control,
         completions=drawn, not_tested=(*_gaps(runs), *gaps, *more), seconds=time.perf_counter() - started,
     )  # fmt: skip
 
@@ -148,15 +101,13 @@ def _planned(runs: Runs) -> list[Condition]:
         *conditions.batches(plan, conditions.batch_sizes(question.bound)),
         *conditions.places(plan),
         *conditions.neighbours(plan),
-        *conditions.paddings(plan),
-        *conditions.steps(plan, None),
+        *(conditions.paddings(plan) if pads(runs.session) else []),
+        *conditions.steps(plan, PAGE if runs.session.plan.backend_key == "vllm" else None),
     ]
 
 
 def _fresh_process(runs: Runs) -> None:
     """The subject alone once more, after the backend was loaded again."""
-    if runs.question.quick:
-        return
     runs.session.release()
     whole, _ = conditions.alone(runs.question.subject)
     runs.test(Condition(axis=conditions.PROCESS, name="fresh process", probe=renamed(whole, "fresh").probe, group="1"))
@@ -176,10 +127,14 @@ def _gaps(runs: Runs) -> Iterable[NotTested]:
     for condition, _, result in runs.done:
         if result.verdict is None:
             reasons.setdefault((condition.axis, result.gap), []).append(condition.name)
+    if not pads(runs.session):
+        yield NotTested(
+            what=conditions.PADDING, why="the engine runs the tokens of all requests as one row, without padding"
+        )
     for (name, why), which in reasons.items():
         yield NotTested(what=f"{name}: {', '.join(which)}", why=why)
     if runs.question.quick:
-        yield NotTested(what=conditions.PROCESS, why="--quick loads each backend once")
+        yield NotTested(what=f"{conditions.PROCESS}, {conditions.PREFIX}", why="--quick loads each backend once")
 
 
 def _control(batch: Sequence[AxisResult]) -> Control:
@@ -193,8 +148,6 @@ def _control(batch: Sequence[AxisResult]) -> Control:
 
 def _first_site(axes: Sequence[AxisResult]) -> str | None:
     """The earliest site that any condition changes."""
-    from parity_audit.core.sites import site_order
-
     found = [one.first_site for axis_ in axes for one in axis_.conditions if one.first_site is not None]
     return min(found, key=site_order, default=None)
 

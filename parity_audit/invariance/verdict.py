@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK
 from parity_audit.core.invariance_report import AxisResult, CandidateInvariance, ConditionResult, Invariance, SiteChange
 from parity_audit.core.limits import PARITY_RATIO, limit_of
 from parity_audit.invariance import distances
 from parity_audit.invariance.classes import classes_of, name_words, size_words
-from parity_audit.invariance.conditions import ALONE, DECODED, QUESTIONS, Condition
+from parity_audit.invariance.conditions import ALONE, DECODED, PROCESS, QUESTIONS, REPEAT, Condition
 from parity_audit.invariance.distances import Floor
 from parity_audit.invariance.observe import Seen
 
@@ -28,13 +29,19 @@ def judged(
     """One condition against its base; `again` is a second run of the same shape, None where nothing differed."""
     sites = [] if seen.gap else compared_sites(seen, base)
     start = max(condition.start, seen.start)
-    shared = {"axis": condition.axis, "name": condition.name, "base": condition.base, "facts": dict(seen.facts)}
+    shared: dict[str, Any] = {
+        "axis": condition.axis,
+        "name": condition.name,
+        "base": condition.base,
+        "facts": dict(seen.facts),
+    }
     if not sites or start >= max(len(seen.values[site]) for site in sites):
         return ConditionResult(verdict=None, gap=seen.gap or "it shows no token that the base shows", **shared)
     own, theirs = distances.bits(seen.values, start), distances.bits(base.values, start)
     moved = [site for site in sites if own[site] != theirs[site]]
     changed = distances.changes(seen.values, base.values, moved, start, floor, dtype) if not seen.non_finite else ()
-    verdict, why = _decided(seen, changed, own, sites, start, again)
+    same = None if again is None else _same(again, own, sites, start)
+    verdict, why = _decided(condition, seen, changed, len(sites), same)
     logits, before = distances.returned(seen.values), distances.returned(base.values)
     finite = logits is not None and before is not None and not seen.non_finite
     return ConditionResult(
@@ -42,24 +49,27 @@ def judged(
         first_site=changed[0].site if changed else None,
         logits_max_abs=float((logits[start:] - before[start:]).abs().max()) if finite else 0.0,  # type: ignore[index]
         nats=distances.nats(logits[start:], before[start:]) if finite else 0.0,  # type: ignore[index]
-        repeatable=None if again is None else _same(again, own, sites, start), **shared,
+        repeatable=same, **shared,
     )  # fmt: skip
 
 
 def _decided(
-    seen: Seen, changed: Sequence[SiteChange], own: Mapping[str, str], sites: Sequence[str], start: int, again: Seen | None
+    condition: Condition, seen: Seen, changed: Sequence[SiteChange], sites: int, same: bool | None
 ) -> tuple[Invariance, str]:
+    """`same`: whether another run of the same shape had the same bits."""
     if seen.non_finite:
         return Invariance.BROKEN, f"not finite at {seen.non_finite[0]}"
     if not changed:
-        return Invariance.BITWISE, f"the same bits at {len(sites)} sites"
+        return Invariance.BITWISE, f"the same bits at {sites} sites"
     worst = worst_change(changed)
     if worst is not None and worst.ratio is not None and worst.ratio > PARITY_RATIO:
         return Invariance.BROKEN, (
             f"{worst.ratio:.3g}x the noise floor at {worst.site}, position {worst.position} (limit {PARITY_RATIO:g}x)"
         )
     near = f"at most {worst.ratio:.2g}x the noise floor (at {worst.site})" if worst is not None else "no floor is known"
-    if again is not None and _same(again, own, sites, start):
+    if condition.axis in (REPEAT, PROCESS):
+        return Invariance.NUMERIC, f"{near}; the run itself does not repeat"
+    if same:
         return Invariance.CLASS_ONLY, f"{near}; the same bits with other content of the same shape"
     return Invariance.NUMERIC, f"{near}; other bits with other content of the same shape"
 
@@ -99,7 +109,10 @@ def _classes(own: Sequence[tuple[Condition, Seen]], base: Seen, base_name: str) 
     every = [(base_name, base), *((condition.name, seen) for condition, seen in own)]
     return classes_of(
         [name for name, _ in every],
-        [distances.joint(distances.bits({site: seen.values[site] for site in sites}, start), sites) for _, seen in every],
+        [
+            distances.joint(distances.bits({site: seen.values[site] for site in sites}, start), sites)
+            for _, seen in every
+        ],
     )
 
 

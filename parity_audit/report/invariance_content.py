@@ -123,9 +123,10 @@ def _differs(one: CandidateInvariance) -> list[tuple[str, str]]:
     control = f"fired: {one.control.where}" if one.control.fired else WEAK
     rows = [("negative control", control)]
     rows += [("first site", one.first_site)] if one.first_site else []
-    first = next((own for own in one.operations if own.switches), None)
-    if first is not None:
-        rows.append(("first operation", f"{first.name} ({first.kind}): {first.varied} {first.words}"))
+    named = next((own for own in one.operations if own.name == one.first_operation and own.switches), None)
+    if one.first_operation is not None:
+        classes = "" if named is None else f" ({named.kind}): {named.varied} {named.words}"
+        rows.append(("first operation", one.first_operation + classes))
     return rows
 
 

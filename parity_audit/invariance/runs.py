@@ -1,0 +1,110 @@
+"""What is asked of a backend, and what it has shown so far."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parity_audit.capture.session import Session
+from parity_audit.core.invariance_report import ConditionResult
+from parity_audit.core.progress import Progress
+from parity_audit.invariance import conditions
+from parity_audit.invariance.conditions import LONG, Condition, Ids, Planner
+from parity_audit.invariance.distances import Floor
+from parity_audit.invariance.observe import Seen, observe
+from parity_audit.invariance.verdict import judged
+
+Floors = Mapping[str, Floor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of every backend. `long_subject` is the prompt of the prefix cache, None where the model is too short."""
+
+    subject: Ids
+    long_subject: Ids | None
+    vocab: int
+    bos: int | None
+    seed: int
+    dtype: str
+    bound: int
+    threads: tuple[int, ...]
+    completions: int
+    new_tokens: int
+    quick: bool
+    folder: Path
+    progress: Progress
+
+    def planner(self) -> Planner:
+        """A fresh source of neighbours, the same for every backend."""
+        return Planner(subject=self.subject, vocab=self.vocab, bos=self.bos, draw=random.Random(self.seed))
+
+
+@dataclass
+class Runs:
+    """One backend under test."""
+
+    session: Session
+    question: Question
+    floor: Floors
+    plan: Planner
+    bases: dict[str, Seen] = field(default_factory=dict)
+    done: list[tuple[Condition, Seen, ConditionResult]] = field(default_factory=list)
+
+    def see(self, condition: Condition, *, keep_cache: bool = False) -> Seen:
+        """Run a condition once; a run that was not what the condition says is a gap."""
+        return as_asked(condition, observe(self.session, condition, self.question.folder, keep_cache=keep_cache))
+
+    def test(
+        self, condition: Condition, *, floor: Floors | None = None, look: Callable[[], Seen] | None = None
+    ) -> ConditionResult:
+        """Run a condition, and, where its bits differ from the base's, another one of the same shape.
+
+        `look` runs a condition that takes more than one run to arrange.
+        """
+        own = self.see(condition) if look is None else look()
+        base = self.bases[condition.base]
+        given: dict[str, Any] = {"floor": self.floor if floor is None else floor, "dtype": self.question.dtype}
+        result = judged(condition, own, base, again=None, **given)
+        if result.changed:
+            again = self.see(conditions.twin(condition, self.plan)) if look is None else look()
+            result = judged(condition, own, base, again=again, **given)
+        self.done.append((condition, own, result))
+        return result
+
+    def leave(self, condition: Condition, why: str) -> None:
+        """Keep a condition as not tested."""
+        self.bases.setdefault(condition.base, Seen(gap=why))
+        seen = Seen(gap=why)
+        result = judged(condition, seen, seen, again=None, floor=self.floor, dtype=self.question.dtype)
+        self.done.append((condition, seen, result))
+
+
+def as_asked(condition: Condition, seen: Seen) -> Seen:
+    """The run, or a gap where the program's own counters say that it was another one."""
+    said = seen.facts
+    short = [
+        f"{what} {said[key]}, not {wanted}" for key, what, wanted in (
+            ("threads", "threads in force:", condition.threads),
+            ("requests_per_step", "most requests in a step of the engine:", condition.size),
+        ) if wanted is not None and key in said and said[key] != wanted
+    ]  # fmt: skip
+    if condition.chunk is not None and said.get("tokens_per_step", condition.chunk) != condition.chunk:
+        short.append(f"most tokens in a step of the engine: {said['tokens_per_step']}, not {condition.chunk}")
+    return Seen(gap="; ".join(short), facts=said) if short and not seen.gap else seen
+
+
+def loading(session: Session, question: Question) -> dict[str, Any]:
+    """Load settings of an engine that has to hold the largest batch at once; the user's own come first."""
+    if session.plan.backend_key != "vllm":
+        return {}
+    wanted = {"max_num_seqs": question.bound, "max_num_batched_tokens": max(2048, 2 * question.bound * LONG)}
+    return {key: value for key, value in wanted.items() if key not in session.plan.ref.settings}
+
+
+def pads(session: Session) -> bool:
+    """Whether a batch of sequences of several lengths is padded."""
+    return session.plan.backend_key != "vllm"
