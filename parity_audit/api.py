@@ -45,9 +45,9 @@ from parity_audit.offline.stored import stored as stored
 from parity_audit.report.files import failure_reported, set_aside
 from parity_audit.report.notebook import with_bar
 from parity_audit.specs.load import list_specs
-from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.schema import Spec
-from parity_audit.specs.view import knob_values
+from parity_audit.specs.shown import ShownSpec as ShownSpec
+from parity_audit.specs.shown import show_spec as show_spec
 from parity_audit.workers.client import TIMEOUT
 
 BackendLike = str | BackendRef
@@ -362,31 +362,6 @@ def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool
 def specs() -> tuple[Spec, ...]:
     """Every shipped spec."""
     return list_specs()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownSpec:
-    """A model's constants: (knob, value, backends that can set it)."""
-
-    repo_id: str
-    spec: Spec
-    knobs: tuple[tuple[str, object, tuple[str, ...]], ...]
-
-
-def show_spec(model: str) -> ShownSpec:
-    """The constants of a model and where they can be set. Raises UsageError for an unknown model."""
-    resolved = resolve_model(model)
-    values = knob_values(resolved.spec, resolved.config)
-    backends = resolved.spec.content.backends
-    rows = tuple(
-        (
-            knob,
-            known.value,
-            tuple(name for name, part in backends.items() if (item := part.knobs.get(knob)) and item.edits),
-        )
-        for knob, known in values.items()
-    )
-    return ShownSpec(repo_id=resolved.repo_id, spec=resolved.spec, knobs=rows)
 
 
 def envs() -> list[tuple[str, str, int]]:

@@ -22,6 +22,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 COMMANDS = (
     "logprobs",
+    "invariance",
     "check-divergence",
     "audit",
     "capture",

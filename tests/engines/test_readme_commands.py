@@ -45,6 +45,9 @@ RUN_BY = {
     "parity-audit logprobs gemma-2-2b-it --miniature --engine vllm": (
         "engines/test_logprobs.py::test_both_legs_of_the_engine_agree_with_the_trainer"
     ),
+    "parity-audit invariance gemma-2-2b-it --miniature -c hf -c transformer_lens -c vllm": (
+        "invariance/test_engines.py::test_three_engines_depend_on_the_batch_by_rounding_at_most"
+    ),
     "parity-audit check-divergence my_losses.py:jsd": "cli/test_divergence.py::test_the_three_variants",
     "parity-audit spec check my_spec.yaml": "speccheck/test_check.py::",
     "parity-audit selftest": "selftest/test_score.py::",
@@ -85,7 +88,7 @@ def test_a_command_is_one_that_the_parser_takes(line, tmp_path, monkeypatch):
     (tmp_path / "my_port.py").write_text("def load(model_path, dtype, device): ...\n")
     name, given = parsed(line)
 
-    assert name in ("audit", "spec check", "selftest", "logprobs", "check-divergence")
+    assert name in ("audit", "spec check", "selftest", "logprobs", "check-divergence", "invariance")
     for backend in [*(given.get("candidate") or ()), *filter(None, [given.get("reference")])]:
         assert recipe_for(parse_backend(str(backend))).requirements
     assert "model" not in given or name != "audit" or resolve_model(str(given["model"])).config
