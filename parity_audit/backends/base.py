@@ -16,6 +16,7 @@ REGISTRY = {
     "hooked_transformer": "parity_audit.backends.hooked_transformer:HookedTransformerBackend",
     "transformer_bridge": "parity_audit.backends.transformer_bridge:TransformerBridgeBackend",
     "vllm": "parity_audit.backends.vllm:VllmBackend",
+    "sglang": "parity_audit.backends.sglang:SglangBackend",
     "spec": "parity_audit.backends.spec:SpecBackend",
     "python": "parity_audit.backends.python_port:PythonPort",
 }

@@ -172,8 +172,11 @@ def _before(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, kwar
     number = _number(tap.take)
     if tap.take.startswith("input_sum"):
         first, second = (*args[number:], None)[:2]
-        recorder.see(tap, first if second is None else first + second)
-        return None
+        replacement = recorder.see(tap, first if second is None else first + second)
+        if replacement is None:
+            return None
+        both = (replacement,) if second is None else (replacement, torch.zeros_like(second))
+        return (*args[:number], *both, *args[number + len(both) :]), kwargs
     if len(args) > number:
         replacement = recorder.see(tap, args[number])
         return None if replacement is None else ((*args[:number], replacement, *args[number + 1 :]), kwargs)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from parity_audit.backends import vllm_engine, vllm_rollouts, vllm_weights
 from parity_audit.backends.base import Tell
@@ -114,11 +114,16 @@ class VllmBackend:
             stack.enter_context(vllm_engine.tokens_per_step(self.llm, request.chunk))
             cached = self._generate(request, gatherer.rows)
         with torch.no_grad():
-            gatherer.finish(self.model)
+            gatherer.finish(self._head)
         facts = {**gatherer.largest, "cached_prompt_tokens": cached}
         return replace(recorder.reply(), facts=facts)
 
     replay = run
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        model: Any = self.model
+        logits: Tensor = model.compute_logits(hidden.to(next(model.parameters()).device))
+        return logits
 
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
         """Draw completions (the decode leg)."""

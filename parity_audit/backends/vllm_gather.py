@@ -1,13 +1,13 @@
-"""From vLLM's flat tokens back to `[batch, pos]`.
+"""From a serving engine's flat tokens back to `[batch, pos]`, and for edits from there to flat tokens.
 
-vLLM runs the requests of a batch side by side as one axis of tokens, in as many steps as its scheduler
+vLLM and SGLang run the requests of a batch side by side as one axis of tokens, in as many steps as the scheduler
 likes, without padding. Each step says which tokens it runs (`input_ids`, `positions`); that is enough to
 find the row and column of every one of them, whatever the scheduler does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,14 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parity_audit.backends.taps import Recorder
+from parity_audit.backends.sink import read_input
+from parity_audit.backends.taps import Recorder, from_canonical
 from parity_audit.core.types import NotTested, NotVisible, Probe, SiteTap
 from parity_audit.core.wire import RunRequest
 
+Head = Callable[[Tensor], Tensor]
 COMPUTE_LOGITS = "compute_logits"
 LOGITS_ROWS = 1024
 FORBIDDEN = -1e4
-SAMPLER = "the logits that vLLM samples from"
+SAMPLER = "the logits that the engine samples from"
 ELSEWHERE = NotTested(
     what=f"{SAMPLER}, at other positions than the last of a step",
     why="the engine computes none there: the model's own head on the final norm's output was compared instead",
@@ -111,7 +113,11 @@ class Gatherer:
         ids, positions = given["input_ids"], given["positions"]
         if self.request.keep_cache and not any(self.done):
             self.skipped = self.done[0] = int(positions[0])  # what came out of the prefix cache is not computed
-        self.pieces = place(ids.tolist(), positions.tolist(), self.rows, self.done)
+        self.step(ids.tolist(), positions.tolist())
+
+    def step(self, ids: Sequence[int], positions: Sequence[int]) -> None:
+        """What runs next: a step of these tokens at these positions."""
+        self.pieces = place(ids, positions, self.rows, self.done)
         self.tokens = len(ids)
         self._count()
 
@@ -123,11 +129,28 @@ class Gatherer:
         top["tokens_per_step"] = max(top["tokens_per_step"], tokens)
         top["steps"] += bool(tokens)
 
-    def see(self, tap: SiteTap, native: Tensor) -> None:
+    def see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
         """Copy this step's tokens `[token, ...]` of a site to their places `[batch, pos, ...]`, at once.
 
-        Modules of transformers that vLLM runs see them as a batch of one, `[1, token, ...]`.
+        Modules of transformers that vLLM runs see them as a batch of one, `[1, token, ...]`. Where the request replaces
+        the site, what the engine goes on with is returned, in its own layout.
         """
+        path = self.request.inputs.get(tap.site)
+        self._keep(tap, native)
+        return None if path is None else self._replaced(tap, native, read_input(path))
+
+    def _replaced(self, tap: SiteTap, native: Tensor, given: Tensor) -> Tensor:
+        """This step's tokens of a site with the values of `given` `[batch, pos, ...]`."""
+        out = native.clone()
+        for piece in self.pieces:
+            columns = self.columns[piece.row][piece.first : piece.first + piece.stop - piece.start]
+            own = native[piece.start : piece.stop][None]
+            value = given[piece.row, columns][None].to(native)
+            sized = replace(tap, sizes={**tap.sizes, "b": 1, "p": len(columns)})
+            out[piece.start : piece.stop] = from_canonical(value, own, sized)[0]
+        return out
+
+    def _keep(self, tap: SiteTap, native: Tensor) -> None:
         if native.ndim > 2 and native.shape[:2] == (1, self.tokens):
             native = native[0]
         if tap.slice is not None:
@@ -157,10 +180,7 @@ class Gatherer:
 
         def compute_logits(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             out: Tensor = original(hidden, *args, **kwargs)
-            if len(out) == len(self.pieces):
-                self.sampled |= {
-                    self._end(piece): row for piece, row in zip(self.pieces, out.detach().cpu(), strict=True)
-                }
+            self.sampled_from(out)
             if not forced:
                 return out
             chosen = torch.full_like(out, FORBIDDEN)
@@ -176,12 +196,19 @@ class Gatherer:
         finally:
             del model.compute_logits
 
+    def sampled_from(self, out: Tensor | None) -> None:
+        """What the sampler of a step was given: `[request d_vocab]`, for the last token of each of its requests."""
+        if out is not None and len(out) == len(self.pieces):
+            self.sampled |= {self._end(piece): row for piece, row in zip(self.pieces, out.detach().cpu(), strict=True)}
+
     def _end(self, piece: Piece) -> tuple[int, int]:
         """Row and column of a piece's last token."""
         return piece.row, self.columns[piece.row][piece.first + piece.stop - piece.start - 1]
 
-    def finish(self, model: Any) -> None:
+    def finish(self, head: Head) -> None:
         """Record what needs the engine at rest: logits at every position, in slices so that they exist only once.
+
+        `head` gives the engine's own logits `[token d_vocab]` of final-norm outputs `[token d_model]`.
 
         Raises:
             RuntimeError: the engine did not run every token of the probe.
@@ -189,10 +216,10 @@ class Gatherer:
         missing = sum(map(len, self.rows)) - sum(self.done)
         if missing:
             raise RuntimeError(
-                f"vLLM did not compute {missing} of the tokens of probe `{self.request.probe.name}` (cached or preempted?)"
+                f"the engine did not compute {missing} of the tokens of probe `{self.request.probe.name}` (cached or preempted?)"
             )
         for tap in self.pending:
-            computed = logits(model, self.parts.pop(tap.site))
+            computed = logits(head, self.parts.pop(tap.site))
             self.inner.see(tap, computed)
             self._returned(computed)
 
@@ -212,13 +239,12 @@ class Gatherer:
         self.inner.returns(value)
 
 
-def logits(model: Any, hidden: Tensor) -> Tensor:
-    """The model's own logits `[b p d_vocab]` of final-norm outputs `[b p d_model]`, vocabulary padding cut."""
-    device = next(model.parameters()).device
+def logits(head: Head, hidden: Tensor) -> Tensor:
+    """The engine's own logits `[b p d_vocab]` of final-norm outputs `[b p d_model]`, vocabulary padding cut."""
     flat = hidden.flatten(0, 1)
     out: Tensor | None = None
     for start in range(0, len(flat), LOGITS_ROWS):
-        part = model.compute_logits(flat[start : start + LOGITS_ROWS].to(device)).to("cpu")
+        part = head(flat[start : start + LOGITS_ROWS]).to("cpu")
         if out is None:
             out = torch.empty(len(flat), part.shape[-1], dtype=part.dtype)
         out[start : start + len(part)] = part

@@ -35,6 +35,8 @@ from parity_audit.workers.client import TIMEOUT, Worker
 T = TypeVar("T")
 HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE")
 """Variables that some release puts before HF_HOME: where the user has set one, a miniature needs it too."""
+LONGEST = {"vllm": "max_model_len", "sglang": "context_length"}
+"""The setting of an engine that says how many positions it has to make room for."""
 TOKENIZE = ("The quick brown fox jumps over 13 lazy dogs.",)
 
 
@@ -217,9 +219,8 @@ class Session:
 
     def _request(self) -> LoadRequest:
         plan = self.plan
-        settings = merged(
-            {"max_model_len": plan.max_positions} if plan.backend_key == "vllm" else {}, plan.ref.settings
-        )
+        longest = LONGEST.get(plan.backend_key)
+        settings = merged({longest: plan.max_positions} if longest else {}, plan.ref.settings)
         return LoadRequest(
             checkpoint=plan.checkpoint, dtype=plan.dtype, device=plan.device,
             settings=merged(settings, self.load_settings), architecture=plan.spec.architecture,

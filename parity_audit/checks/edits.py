@@ -99,7 +99,7 @@ def _changes(sides: EditedSides, probe: Probe) -> Iterator[Change | NotTested]:
         named |= {hook.site} if hook.promises == VALUE else set()
         if layer_of(hook.site) in (None, middle):
             yield _by_name(sides, make, hook)
-    inputs = {tap.site for tap in _taps(sides.candidate) if tap.take.startswith("input")}
+    inputs = {tap.site for tap in _taps(sides.candidate) if tap.take.partition(":")[0] == "input"}
     for site in sorted(shared - named, key=site_order):
         # The input of the norm is the norm's alone: an edit there is no edit of the residual stream, in no port.
         nowhere = local_name(site) == MID and site in inputs

@@ -28,7 +28,7 @@ from parity_audit.envs.uv import run, run_uv
 
 INFO = "parity_audit_env.json"
 OFFLINE = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
-MAIN_PACKAGES = {"hf": "transformers", "transformer_lens": "transformer-lens", "vllm": "vllm"}
+MAIN_PACKAGES = {"hf": "transformers", "transformer_lens": "transformer-lens", "vllm": "vllm", "sglang": "sglang"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +238,18 @@ def _install(recipe: Recipe, resolution: Resolution, folder: Path, progress: Pro
         wrong = damage(folder, whole=True)
         if not wrong:
             break
+    _put_files(recipe, folder)
     run([python, "-I", "-c", recipe.check], f"{name} installs but does not start")
     return sorted(wrong)
+
+
+def _put_files(recipe: Recipe, folder: Path) -> None:
+    """What the recipe adds beside the packages, in this environment and no other."""
+    for packages in folder.glob("lib/python*/site-packages") if recipe.files else ():
+        for name, text in recipe.files:
+            path = packages / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
 
 
 def list_envs() -> list[tuple[str, str, int]]:

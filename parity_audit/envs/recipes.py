@@ -21,13 +21,19 @@ from parity_audit.core.version import __version__
 BRIDGE_ONLY_FROM = Version("4.0")
 BRIDGE_FROM = Version("3.0")
 LOCKS = "locks"
+FILES = "files"
+ADDED = ("alone", "files")
+"""Fields that most recipes leave empty, and that do not change the names of their environments then."""
 SPEC = "spec"
 """The backend that runs a spec: it has no environment of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides what is in an environment."""
+    """Everything that decides what is in an environment.
+
+    `alone` are pins of packages that are installed without what they ask for; `files` (name, text) are put beside the packages.
+    """
 
     backend: str
     package: str
@@ -39,6 +45,8 @@ class Recipe:
     python: str
     device: str
     check: str
+    alone: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> str:
@@ -47,7 +55,8 @@ class Recipe:
 
     def key_with(self, pins: Sequence[str]) -> str:
         """The same for a recipe and the versions that it was resolved to."""
-        content = json.dumps([asdict(self), list(pins)], sort_keys=True)
+        own = {key: value for key, value in asdict(self).items() if value or key not in ADDED}
+        content = json.dumps([own, list(pins)], sort_keys=True)
         return f"{self.package}-{self.version}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
@@ -75,12 +84,14 @@ def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
     text = ref.version or entry["default"]
     version = parse_version(text, ref)
     line = next((line for line in entry["releases"] if version in SpecifierSet(line["versions"], prereleases=True)), {})
+    pin, alone = f"{entry['package']}=={text}", tuple(entry.get("alone", ()))
     return Recipe(
         backend=ref.name, package=entry["package"], version=text, device=device, check=entry["check"],
         torch=entry.get("torch", data["torch"]),
-        requirements=(f"{entry['package']}=={text}", *entry["with"], *line.get("with", [])),
+        requirements=(*(() if alone else (pin,)), *entry["with"], *line.get("with", [])),
         overrides=tuple(data["overrides"]) if device == "cpu" else (),
         locked=_lock(f"{entry['package']}-{text}.txt"), python=data["python"],
+        alone=(pin, *alone) if alone else (), files=_files(entry.get("files", "")),
     )  # fmt: skip
 
 
@@ -88,6 +99,12 @@ def _lock(name: str) -> tuple[str, ...]:
     """`name==version` of a tested release's dependencies, as they are shipped; none for a release without a lock."""
     path = files("parity_audit.envs").joinpath(LOCKS, name)
     return tuple(path.read_text().split()) if path.is_file() else ()
+
+
+def _files(name: str) -> tuple[tuple[str, str], ...]:
+    """Path and text of every file that an environment gets beside its packages."""
+    root = files("parity_audit.envs").joinpath(FILES, name)
+    return tuple((path, root.joinpath(*path.split("/")).read_text()) for path in table()["files"].get(name, ()))
 
 
 def port_environment(ref: BackendRef) -> BackendRef | None:

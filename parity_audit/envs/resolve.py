@@ -131,7 +131,7 @@ def _compiled(recipe: Recipe, date: str, options: tuple[str, ...]) -> Resolution
         today = _compile(recipe, (recipe.torch,), *options, what=what)
         dated += [part for name, _ in PIN.findall(today) for part in ("--exclude-newer-package", f"{name}=false")]
     found = _compile(recipe, (recipe.torch, *recipe.requirements), *dated, *options, what=what)
-    return Resolution(pins=Resolution.read(found).pins, date=date, options=options)
+    return Resolution(pins=(*Resolution.read(found).pins, *recipe.alone), date=date, options=options)
 
 
 def _compile(recipe: Recipe, requirements: tuple[str, ...], *options: str, what: str) -> str:

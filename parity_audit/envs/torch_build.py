@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Iterable
 
 CUDA_PACKAGES = ("nvidia-", "cuda-")
+DRIVER_QUERIES = "nvidia-ml-py"
+"""Asks the driver questions, is pure Python, and says nothing about the build of torch beside it."""
 BACKEND = "--torch-backend"
 
 
@@ -28,7 +30,10 @@ def torch_options(device: str) -> tuple[tuple[str, ...], ...]:
 
 def is_for(device: str, packages: Iterable[tuple[str, str]]) -> bool:
     """Whether the torch among these (name, version) is built for a device; a CUDA build says so, or brings CUDA's libraries."""
-    cuda = any(name.startswith(CUDA_PACKAGES) or (name == "torch" and "+cu" in version) for name, version in packages)
+    cuda = any(
+        (name.startswith(CUDA_PACKAGES) and name != DRIVER_QUERIES) or (name == "torch" and "+cu" in version)
+        for name, version in packages
+    )
     return "UV_TORCH_BACKEND" in os.environ or cuda == (device == "cuda")
 
 

@@ -57,6 +57,7 @@ def _call_code(settings: dict[str, Any], backend_key: str) -> str:
         "hooked_transformer": "model = HookedTransformer.from_pretrained_no_processing(name, {given})",
         "transformer_bridge": "model = TransformerBridge.boot_transformers(name, {given})",
         "vllm": "llm = LLM(model=name, {given})",
+        "sglang": "engine = sglang.Engine(model_path=name, {given})",
     }[backend_key]
     return call.format(given=given)
 

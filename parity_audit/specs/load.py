@@ -19,6 +19,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError
 
 from parity_audit.core.errors import SpecError, UsageError
+from parity_audit.specs.likeness import with_likenesses
 from parity_audit.specs.schema import BackendSection, KnobEntry, ModelEntry, Spec, SpecFile
 
 MODULE_SECTION = "module"
@@ -75,7 +76,7 @@ def load_spec(where: str | Path) -> Spec:
             f"no spec `{where}`", code="unknown-spec", expected=", ".join(sorted(names)),
             hint=f"did you mean `{near[0]}`?" if near else "",
         )  # fmt: skip
-    merged = _extended(path, ())
+    merged = with_likenesses(_extended(path, ()), _merge)
     _validate(merged, path)
     return Spec(name=path.stem, file=str(path), content=SpecFile.model_validate(_plain(merged)))
 

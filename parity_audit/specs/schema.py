@@ -34,9 +34,13 @@ class KnobEntry(_Strict):
 
 
 class SiteEntry(_Strict):
-    """Where a backend shows a site, and `when` a model has it (an expression); see `core.types.SiteTap`."""
+    """Where a backend shows a site, and `when` a model has it (an expression); see `core.types.SiteTap`.
+
+    In `module`, `{l}` is the block and `{l+1}` the next one; `last`, where given, is the module for the last block.
+    """
 
     module: str
+    last: str = ""
     when: str = "true"
     take: str = "output"
     slice: list[str] | None = None
@@ -92,11 +96,15 @@ class BackendKnob(_Strict):
 class BackendSection(_Strict):
     """Everything one backend needs to know about one architecture.
 
+    `like` names another backend whose section holds for this one wherever it says nothing itself; `renamed` are load
+    settings of that backend, and what this one calls them.
     `cannot` is why it does not run the architecture at all. `other_weights` is the path, with `{name}`, of every
     checkpoint tensor that `weights` does not mention; empty where the backend has names of its own. `known` are errors
     of the backend itself, by the knob of their finding (`self-check: WORDS`: of the reference's), and their cause.
     """
 
+    like: str = ""
+    renamed: dict[str, str] = {}
     sites: dict[str, SiteEntry | None] = {}
     not_visible: dict[str, str | None] = {}
     weights: dict[str, WeightEntry | None] = {}

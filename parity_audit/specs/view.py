@@ -105,10 +105,19 @@ def _per_layer(pattern: str, n_layers: int) -> list[tuple[str, int | None]]:
 def _tap(site: str, entry: SiteEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None) -> SiteTap:
     names = config_names(config, **sizes, l=layer)
     return SiteTap(
-        site=site, module=entry.module.replace("{l}", str(layer)), take=entry.take,
+        site=site, module=_module(entry, sizes, layer), take=entry.take,
         slice=_slice(entry.slice, names), layout=entry.layout, part=_slice(entry.part, names), relayout=entry.relayout,
         sizes=_sizes(entry.sizes, sizes), scale=None if entry.scale is None else float(evaluate(entry.scale, names)),
     )  # fmt: skip
+
+
+def _module(entry: SiteEntry, sizes: dict[str, int], layer: int | None) -> str:
+    """The path of a site's module: in a block, or for the last one where that is another."""
+    if layer is None:
+        return entry.module
+    if entry.last and layer == sizes["n_layers"] - 1:
+        return entry.last
+    return entry.module.replace("{l}", str(layer)).replace("{l+1}", str(layer + 1))
 
 
 def _slice(entry: list[str] | None, names: dict[str, Any]) -> tuple[int, int] | None:
