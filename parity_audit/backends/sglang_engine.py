@@ -8,6 +8,7 @@ what each release adapts to its own internals. The scheduler, its radix cache an
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import os
 from collections.abc import Sequence
@@ -36,8 +37,12 @@ PLAINEST = {
     "log_level": "error",
 }
 """The plainest path through the engine: nothing is cached across requests and every prompt runs whole."""
-ON_CPU = {"attention_backend": "torch_native", "sampling_backend": "pytorch"}
-"""The only attention kernel and sampler that run on a CPU without the compiled CPU kernels."""
+ON_CPU = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "mem_fraction_static": 0.9}
+"""The only attention kernel and sampler that run on a CPU without the compiled CPU kernels.
+
+The share of memory is a bound and not an allocation, since the number of tokens in the pool is given; what SGLang would
+choose by itself comes out negative where prompts are not cut into chunks.
+"""
 
 
 def set_environment(request: LoadRequest) -> None:
@@ -82,7 +87,7 @@ def check_settings(settings: dict[str, Any]) -> None:
     """
     from sglang.srt.server_args import ServerArgs
 
-    known = [*ServerArgs.__dataclass_fields__, *OWN_SETTINGS]
+    known = [*inspect.signature(ServerArgs).parameters, *OWN_SETTINGS]
     for key in settings:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 SHARED = ("sites", "not_visible", "weights", "other_weights", "knobs")
 OWN_OF_A_KNOB = ("note",)
@@ -44,7 +44,7 @@ def _knob(entry: Any, renamed: Mapping[str, str]) -> Any:
         return entry
     out = CommentedMap({key: value for key, value in entry.items() if key not in OWN_OF_A_KNOB})
     if out.get("edits"):
-        out["edits"] = [_edit(edit, renamed) for edit in out["edits"]]
+        out["edits"] = CommentedSeq([_edit(edit, renamed) for edit in out["edits"]])
     return out
 
 
