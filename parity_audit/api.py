@@ -36,6 +36,7 @@ from parity_audit.envs.recipes import recipe_for, table
 from parity_audit.invariance.question import Options
 from parity_audit.invariance.question import answer as invariance_answer
 from parity_audit.logprobs.attribution import parse_target
+from parity_audit.logprobs.engines import bare_engine, served
 from parity_audit.logprobs.question import answer
 from parity_audit.logprobs.switches import engine_modes
 from parity_audit.offline.diff import diff as diff
@@ -222,7 +223,8 @@ def capture(
 def logprobs(
     model: str,
     *,
-    engine: BackendLike = "vllm",
+    engine: BackendLike | None = None,
+    engine_url: str | None = None,
     trainer: BackendLike = "hf",
     sampling: Sampling | None = None,
     prompts: PathLike | None = None,
@@ -249,7 +251,8 @@ def logprobs(
     """Do the log-probabilities of an engine agree with a trainer's, on tokens that the engine draws?
 
     Args:
-        engine: the BACKEND that samples and scores prompts (`vllm`).
+        engine: the BACKEND that samples and scores prompts (`vllm` or `sglang`; `vllm` when None).
+        engine_url: the address of a server that runs already, vLLM's or SGLang's, which is asked instead.
         trainer: the BACKEND that scores by teacher forcing, natively and in true float64 (`hf`).
         sampling: temperature, truncation, number and length of the completions.
         prompts: a .txt or .jsonl file; built prompts when None.
@@ -280,10 +283,13 @@ def logprobs(
             plan=plan, workspace=workspace, install=install, tf32=False, target=0.0, repair=False, hooks=False,
             timeout=timeout, progress=progress,
         )  # fmt: skip
-        return layer_findings(context, _ref(trainer), _ref(engine), completions)
+        return layer_findings(context, _ref(trainer), bare_engine(own), completions)
 
     modes = engine_modes(engine_mode, prefix_cache)
-    own = _ref(engine)
+    wanted = None if engine is None else _ref(engine)
+    own = served(engine_url, wanted, restarts=bool(modes or attribute or target is not None or explain)) if engine_url else (
+        wanted or _ref("vllm")
+    )  # fmt: skip
     return answer(
         model, engine=replace(own, settings={**own.settings, **modes}), trainer=_ref(trainer),
         sampling=sampling or Sampling(seed=seed), prompts=prompts,

@@ -17,6 +17,8 @@ REGISTRY = {
     "transformer_bridge": "parity_audit.backends.transformer_bridge:TransformerBridgeBackend",
     "vllm": "parity_audit.backends.vllm:VllmBackend",
     "sglang": "parity_audit.backends.sglang:SglangBackend",
+    "sglang_server": "parity_audit.backends.sglang_server:SglangServer",
+    "served": "parity_audit.backends.served:ServedBackend",
     "spec": "parity_audit.backends.spec:SpecBackend",
     "python": "parity_audit.backends.python_port:PythonPort",
 }

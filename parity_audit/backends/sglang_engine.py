@@ -75,7 +75,9 @@ def _length(request: LoadRequest, asked: Any) -> int:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(load_name(request.checkpoint)).get_text_config()
-    own = next((int(value) for key in ("max_position_embeddings", "n_positions") if (value := getattr(config, key, 0))), 0)
+    own = next(
+        (int(value) for key in ("max_position_embeddings", "n_positions") if (value := getattr(config, key, 0))), 0
+    )
     return min(int(asked), own) if asked and own else int(asked or own)
 
 
@@ -119,7 +121,9 @@ class Runner:
         """Run the rows as prompts, in one step; returns the batch that `token` goes on with."""
         self.runner.req_to_token_pool.clear()
         self.runner.token_to_kv_pool_allocator.clear()
-        requests = self.steps.prepare_synthetic_inputs_for_latency_test(len(rows), len(rows[0]), [list(row) for row in rows])
+        requests = self.steps.prepare_synthetic_inputs_for_latency_test(
+            len(rows), len(rows[0]), [list(row) for row in rows]
+        )
         _, _, batch = self.steps.extend(requests, self.runner)
         return batch
 

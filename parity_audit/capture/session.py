@@ -35,7 +35,7 @@ from parity_audit.workers.client import TIMEOUT, Worker
 T = TypeVar("T")
 HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE")
 """Variables that some release puts before HF_HOME: where the user has set one, a miniature needs it too."""
-LONGEST = {"vllm": "max_model_len", "sglang": "context_length"}
+LONGEST = {"vllm": "max_model_len", "sglang": "context_length", "sglang_server": "context_length"}
 """The setting of an engine that says how many positions it has to make room for."""
 TOKENIZE = ("The quick brown fox jumps over 13 lazy dogs.",)
 

@@ -19,7 +19,12 @@ WIDTH = 110
 @guarded
 def logprobs(
     model: Annotated[str, typer.Argument(help="Hub id, alias or local directory.")],
-    engine: Annotated[str, typer.Option("--engine", "-e", help="BACKEND that samples: vllm[,key=value...].")] = "vllm",
+    engine: Annotated[
+        str | None, typer.Option("--engine", "-e", help="BACKEND that samples: vllm or sglang [,key=value...].")
+    ] = None,
+    engine_url: Annotated[
+        str | None, typer.Option(help="Ask this server instead: vLLM's or SGLang's, started by you; token ids only.")
+    ] = None,
     trainer: Annotated[str, typer.Option("--trainer", "-t", help="BACKEND that scores: hf[,key=value...].")] = "hf",
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Keep the smallest set of tokens of this probability.")] = 1.0,
@@ -81,8 +86,8 @@ def logprobs(
     )
     with progress_for(quiet=quiet or json) as progress:
         report = api.logprobs(
-            model, engine=engine, trainer=trainer, sampling=sampling, prompts=prompts, chat=chat, exports=exports or (),
-            rollouts=rollouts, memory_bytes=bytes_of(memory),
+            model, engine=engine, engine_url=engine_url, trainer=trainer, sampling=sampling, prompts=prompts, chat=chat,
+            exports=exports or (), rollouts=rollouts, memory_bytes=bytes_of(memory),
             presets=profile or (), miniature="mini" if miniature else None, seed=seed, weights=weights, dtype=dtype,
             device=device, out=out, install=not no_install, explain=explain, engine_mode=engine_mode,
             prefix_cache=prefix_cache, attribute=attribute, target=target,

@@ -22,7 +22,7 @@ from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef
 from parity_audit.core.version import __version__
 from parity_audit.envs.damage import damage, in_words
-from parity_audit.envs.recipes import SPEC, Recipe, backend_key, port_environment, recipe_for
+from parity_audit.envs.recipes import SERVED, SPEC, Recipe, backend_key, port_environment, recipe_for
 from parity_audit.envs.resolve import Resolution, forget, known_resolution, resolve
 from parity_audit.envs.uv import run, run_uv
 
@@ -59,6 +59,8 @@ def python_for(
         return _port_environment(ref, device=device, allow_install=allow_install, progress=progress)
     if ref.name == SPEC:
         return _spec_environment(ref)
+    if ref.name == SERVED:
+        return Environment(python=sys.executable, key=SERVED, same=True, backend_key=SERVED, version="")
     own = installed_here(ref.name)
     if own is not None and ref.version in (None, own):
         return Environment(python=sys.executable, key="same", same=True, backend_key=backend_key(ref, own), version=own)

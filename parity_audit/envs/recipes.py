@@ -26,6 +26,8 @@ ADDED = ("alone", "files")
 """Fields that most recipes leave empty, and that do not change the names of their environments then."""
 SPEC = "spec"
 """The backend that runs a spec: it has no environment of its own."""
+SERVED = "served"
+"""What asks a server that the user runs; it needs no engine here."""
 
 
 @dataclass(frozen=True, kw_only=True)

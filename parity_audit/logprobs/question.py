@@ -17,6 +17,7 @@ from parity_audit.core.logprob_report import LogprobFinding, LogprobReport
 from parity_audit.core.progress import Progress
 from parity_audit.core.rollouts import Completion, Sampling
 from parity_audit.core.types import BackendRef
+from parity_audit.envs.recipes import SERVED
 from parity_audit.logprobs.attribution import Target
 from parity_audit.logprobs.context import Context
 from parity_audit.logprobs.files.export import check_exports, export
@@ -30,7 +31,9 @@ from parity_audit.logprobs.texts import round_trip, with_text
 from parity_audit.report import logprob_page
 from parity_audit.report.environment import this_machine
 
-ENGINES = ("vllm",)
+ENGINES = ("vllm", "sglang", SERVED)
+ROLLOUTS = {"sglang": "sglang_server"}
+"""Engines whose completions come from another implementation than their activations."""
 TRAINERS = ("hf",)
 REPORT_NAME = "logprobs.json"
 LAYERS = "layers"
@@ -169,7 +172,9 @@ def _session(
     role: str, side: SidePlan, workspace: Workspace, longest: int, timeout: float, progress: Progress
 ) -> Session:
     """A session with room for the longest sequence; engines load by name, so no folder of that name may be near."""
+    own = side.environment
+    environment = dataclasses.replace(own, backend_key=ROLLOUTS.get(own.backend_key, own.backend_key))
     return Session(
-        plan=dataclasses.replace(side, max_positions=longest + 1), log=workspace.log(f"{role}-{side.ref}"),
+        plan=dataclasses.replace(side, environment=environment, max_positions=longest + 1), log=workspace.log(f"{role}-{side.ref}"),
         timeout=timeout, home=workspace.home(), progress=progress,
     )  # fmt: skip

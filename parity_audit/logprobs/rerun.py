@@ -23,6 +23,8 @@ from parity_audit.specs.view import dims
 
 FORCED_DECODING = "forced_decoding"
 """Load setting of an engine that is to be told which tokens to decode."""
+CAN_BE_TOLD = ("vllm",)
+"""Engines that have it; of others the prefill leg is asked again."""
 
 
 def modes(
@@ -32,7 +34,7 @@ def modes(
     if context.engine is None or not context.asked:
         return ()
     settings = tested.settings
-    leg = legs.DECODE if decided[legs.DECODE].meaning == RAW else legs.PREFILL
+    leg = _repeatable(context, decided)
     train = native.by_meaning[decided[leg].meaning]
     found = []
     for key in context.asked:
@@ -57,6 +59,12 @@ def modes(
     return tuple(found)
 
 
+def _repeatable(context: Context, decided: Mapping[str, Decided]) -> str:
+    """The leg that can be asked again of the same tokens: decoding, where the engine can be told what to decode."""
+    told = context.engine is not None and context.engine.plan.ref.name in CAN_BE_TOLD
+    return legs.DECODE if told and decided[legs.DECODE].meaning == RAW else legs.PREFILL
+
+
 def _proof(key: str, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """What the engine itself says of a setting."""
     if key == PREFIX_CACHE:
@@ -74,7 +82,7 @@ def attributed(
     """
     assert context.target is not None
     engine = context.engine
-    leg = legs.DECODE if engine is None or decided[legs.DECODE].meaning == RAW else legs.PREFILL
+    leg = legs.DECODE if engine is None else _repeatable(context, decided)
     meaning = decided[leg].meaning
 
     def trainer_again(changes: Mapping[str, Any]) -> Array:

@@ -54,7 +54,7 @@ def run(context: Context) -> Answer:
     }
     found = _legs(context, tested, native, judge, decided)
     findings = [
-        *semantics.findings(context.sampling, decided, judge),
+        *semantics.findings(context.sampling, decided, judge, _program(context)["package"]),
         *_explained(context, tested, native, judge, decided, found),
     ]
     answer = _answer(context, tested, native, judge, decided, found, findings)
@@ -156,7 +156,9 @@ def _answer(
         findings=tuple(findings), presets={name: reporting.preset(name, first) for name in context.presets}, flips=flips,
         divergence=_divergence(context, tested, judge, moved),
         worst=reporting.worst_rows(first, tested.completions, judge.by_meaning[decided[legs.DECODE].meaning]),
-        notes=semantics.notes(context.special, tested.completions, context.defaults),
+        notes=semantics.notes(
+            context.special, tested.completions, context.defaults, decided, _program(context)["package"]
+        ),
         not_tested=semantics.not_tested(None if context.engine is None else context.engine.description(), decided, tested.facts),
         exit_code=EXITS.get(outcome, EXIT_NOT_JUDGED),
     )  # fmt: skip

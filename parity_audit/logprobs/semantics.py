@@ -19,19 +19,34 @@ UNTRIED = {
 }
 """Engine settings whose other value this run does not speak about: the value that leaves something untried, and what."""
 NOT_COMPILED = "NONE"
+AFTER_TEMPERATURE: Mapping[str, Mapping[str, Any]] = {
+    "vllm": {"logprobs_mode": "processed_logprobs"},
+    "sglang": {"return_original_logprob": False},
+}
+"""By engine, the setting that gives the log-probabilities of sampled tokens after the temperature."""
+HOW = {
+    "vllm": "vLLM: logprobs_mode=processed_logprobs",
+    "sglang": "SGLang: leave SGLANG_RETURN_ORIGINAL_LOGPROB unset (return_original_logprob=false)",
+}
+BEFORE = {
+    "sglang": "SGLANG_RETURN_ORIGINAL_LOGPROB=1 (return_original_logprob=true) gives those before the temperature"
+}
+"""Engines that return the wanted quantity, and may be told to return the other."""
 
 
-def findings(sampling: Sampling, decided: Mapping[str, Decided], judge: Scored) -> list[LogprobFinding]:
-    """One finding per leg whose numbers are another quantity than a trainer's ratio needs."""
+def findings(
+    sampling: Sampling, decided: Mapping[str, Decided], judge: Scored, engine: str = ""
+) -> list[LogprobFinding]:
+    """One finding per leg whose numbers are another quantity than a trainer's ratio needs; `engine` is its package."""
     wanted = policy(sampling)
     found = []
     for name in (DECODE, TRAINER):
         if name in decided and decided[name].clear and decided[name].meaning != wanted:
-            found.append(_other_quantity(name, decided[name], wanted, judge))
+            found.append(_other_quantity(name, decided[name], wanted, judge, engine))
     return found
 
 
-def _other_quantity(leg: str, decided: Decided, wanted: Meaning, judge: Scored) -> LogprobFinding:
+def _other_quantity(leg: str, decided: Decided, wanted: Meaning, judge: Scored, engine: str) -> LogprobFinding:
     own = decided.meaning
     evidence = {f"RMSE as {meaning.words}": left for meaning, left in decided.left}
     if own.truncated:
@@ -46,14 +61,22 @@ def _other_quantity(leg: str, decided: Decided, wanted: Meaning, judge: Scored) 
         name="logprobs.temperature", leg=leg, evidence=evidence,
         message=f"it gives the {own.words} for tokens drawn at temperature {wanted.temperature:g}; the ratio of training "
         "needs both sides at the sampling temperature",
-        settings={"logprobs_mode": "processed_logprobs"} if own == RAW and leg == DECODE else {},
-        hint="vLLM: logprobs_mode=processed_logprobs" if leg == DECODE else "divide the logits by the temperature",
+        settings=dict(AFTER_TEMPERATURE.get(engine, {})) if own == RAW and leg == DECODE else {},
+        hint=HOW.get(engine, HOW["vllm"]) if leg == DECODE else "divide the logits by the temperature",
     )  # fmt: skip
 
 
-def notes(special: SpecialTokens, completions: Sequence[Completion], defaults: Mapping[str, object]) -> tuple[str, ...]:
+def notes(
+    special: SpecialTokens, completions: Sequence[Completion], defaults: Mapping[str, object],
+    decided: Mapping[str, Decided], engine: str = "",
+) -> tuple[str, ...]:  # fmt: skip
     """What is worth knowing although it moves no number of this run."""
     said = []
+    own = decided.get(DECODE)
+    if own is not None and own.clear and own.meaning.temperature != RAW.temperature and engine in BEFORE:
+        said.append(
+            f"sampled tokens come with the {own.meaning.words}, prompt tokens with those at temperature 1; {BEFORE[engine]}"
+        )
     if special.bos is not None and any(one.prompt_ids[:2] == (special.bos, special.bos) for one in completions):
         said.append("a prompt begins with the beginning-of-sequence token twice; every leg was given it")
     if special.pad is not None and special.pad in special.eos:

@@ -1,0 +1,45 @@
+"""Which engine is asked: one that is started here, or a server that runs already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from parity_audit.core.errors import UsageError
+from parity_audit.core.types import BackendRef
+from parity_audit.envs.recipes import SERVED
+
+ROLLOUTS_ONLY = {"sglang": ("return_original_logprob", "enable_prefix_caching")}
+"""Settings of an engine's sampler and scheduler, which nothing else of it has."""
+
+
+def served(url: str, engine: BackendRef | None, *, restarts: bool) -> BackendRef:
+    """The server at `url`; `engine` says whose it has to be. `restarts`: the question needs an engine with other settings.
+
+    Raises:
+        UsageError: no address, settings beside it, or a question that a running server cannot be asked.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UsageError(
+            f"`{url}` is no address of a server", code="engine-url", hint="for example http://127.0.0.1:8000"
+        )
+    if restarts:
+        raise UsageError(
+            "--engine-mode, --prefix-cache, --attribute and --explain start engines of their own", code="engine-url",
+            hint="drop --engine-url, or that option",
+        )  # fmt: skip
+    if engine is not None and (engine.settings or engine.version):
+        raise UsageError(
+            f"`{engine}` has a version or settings, and a server has its own",
+            code="engine-url",
+            hint=f"--engine {engine.name}",
+        )
+    whose = {} if engine is None else {"engine": engine.name}
+    return BackendRef(name=SERVED, settings={"url": url, **whose})
+
+
+def bare_engine(engine: BackendRef) -> BackendRef:
+    """The engine as a backend whose layers are audited: without what only its sampler and scheduler have."""
+    left_out = ROLLOUTS_ONLY.get(engine.name, ())
+    return replace(engine, settings={key: value for key, value in engine.settings.items() if key not in left_out})
