@@ -18,13 +18,19 @@ def health() -> list[tuple[str, bool, str]]:
 
 
 def _backend(name: str) -> tuple[str, bool, str]:
+    """A backend, and of one that runs here in another way than elsewhere, which."""
+    path = table()["backends"][name].get("path", "")
+    return name, True, "; ".join(part for part in (_where(name), path) if part)
+
+
+def _where(name: str) -> str:
     own = installed_here(name)
     if own:
-        return name, True, f"{own}, in this interpreter"
+        return f"{own}, in this interpreter"
     recipe = recipe_for(BackendRef(name=name))
     if environment_of(recipe) is not None:
-        return name, True, f"{recipe.version}, in an environment of its own"
-    return name, True, f"{recipe.version}, its environment is made on first use (or: parity-audit envs create {name})"
+        return f"{recipe.version}, in an environment of its own"
+    return f"{recipe.version}, its environment is made on first use (or: parity-audit envs create {name})"
 
 
 def _uv() -> tuple[str, bool, str]:

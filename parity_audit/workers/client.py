@@ -47,6 +47,11 @@ HINTS = {
     "name-not-in-release": "a checkpoint of an architecture that the release has: `name=` of the backend says which, "
     "as in transformer_lens==2.18.0,name=meta-llama/Llama-3.2-1B",
     "bad-weights": "get the checkpoint again",
+    "no-server": "start the server, wait until it is ready, and give its address: --engine-url http://HOST:PORT",
+    "server-model": "serve the model that the question is about, under its name or from its directory",
+    "server-answer": "nothing of it is used; look at the server's log, and at what stands between it and this machine",
+    "server-refused": "the server's log says why; SGLang needs no further option, vLLM needs --max-logprobs of 1 or more",
+    "server-start": "the log has SGLang's own words",
 }
 _ALIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
 
