@@ -31,6 +31,8 @@ from sglang.launch_server import run_server
 from sglang.srt.server_args import ServerArgs
 run_server(ServerArgs(**json.loads(sys.argv[1])))
 """
+RESERVED = 16
+"""Positions beyond the longest sequence: the scheduler keeps a few of the context to itself (5 in 0.5.23)."""
 LOOK_AGAIN = 0.25
 """Seconds between two questions whether the server is ready; it takes ten to thirty."""
 
@@ -50,6 +52,8 @@ class SglangServer(ServedBackend):
         sglang_engine.set_environment(request)
         given = dict(request.settings)
         cache, original = bool(given.pop(PREFIX_CACHE, False)), bool(given.pop(ORIGINAL, False))
+        if "context_length" in given:
+            given["context_length"] = int(given["context_length"]) + RESERVED
         plain = sglang_engine.arguments(replace(request, settings={"disable_radix_cache": not cache, **given}))
         port = _free_port()
         environ = {**os.environ, ORIGINAL_ENV: str(int(original))}

@@ -34,7 +34,9 @@ class Side:
     def __init__(self, plan: AuditPlan, text: str, out: Path) -> None:
         self.plan, self.out = plan, out
         self.session = Session(
-            plan=side_plan(plan, parse_backend(text), install=True, progress=SILENT), log=out / "worker.log", decodes=True
+            plan=side_plan(plan, parse_backend(text), install=True, progress=SILENT),
+            log=out / "worker.log",
+            decodes=True,
         )
         self.capture: Capture = take_capture(self.session, plan.probes, out, with_weights=True)
 
@@ -45,7 +47,9 @@ class Side:
         save_file({"x": self.capture.tensor("short", EDITED).float() + by}, given)
         plan = self.session.plan
         version = self.session.description().version
-        shown = [tap for tap in taps(plan.spec, plan.backend_key, plan.config, version) if tap.site in ("logits", EDITED)]
+        shown = [
+            tap for tap in taps(plan.spec, plan.backend_key, plan.config, version) if tap.site in ("logits", EDITED)
+        ]
         out = self.out / "steered"
         reply = self.session.replay(
             RunRequest(probe=probe, taps=tuple(shown), out=str(out), inputs={EDITED: str(given)})
