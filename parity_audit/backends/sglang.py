@@ -87,6 +87,10 @@ class SglangBackend:
         """One batch of requests; see `run`."""
         if request.precision == FLOAT64:
             raise NotImplementedError("SGLang cannot be the judge: it has no float64 kernels")
+        if request.chunk is not None or request.keep_cache:
+            raise NotImplementedError(
+                "prompts in chunks and kept caches are SGLang's scheduler's, which is not run here"
+            )
         model: Any = self.runner.model
         recorder = Recorder(request)
         gatherer, head = Gatherer(request, recorder), sglang_engine.Head(getattr(model, LOGITS_PROCESSOR))

@@ -142,17 +142,25 @@ class Gatherer:
     def _replaced(self, tap: SiteTap, native: Tensor, given: Tensor) -> Tensor:
         """This step's tokens of a site with the values of `given` `[batch, pos, ...]`."""
         out = native.clone()
+        tokens = self._by_token(out)
         for piece in self.pieces:
             columns = self.columns[piece.row][piece.first : piece.first + piece.stop - piece.start]
-            own = native[piece.start : piece.stop][None]
+            own = tokens[piece.start : piece.stop].clone()[None]
             value = given[piece.row, columns][None].to(native)
             sized = replace(tap, sizes={**tap.sizes, "b": 1, "p": len(columns)})
-            out[piece.start : piece.stop] = from_canonical(value, own, sized)[0]
+            tokens[piece.start : piece.stop] = from_canonical(value, own, sized)[0]
         return out
 
-    def _keep(self, tap: SiteTap, native: Tensor) -> None:
+    def _by_token(self, native: Tensor) -> Tensor:
+        """`[token, ...]`, of which `[1, token, ...]` and one row per token and head are other views."""
         if native.ndim > 2 and native.shape[:2] == (1, self.tokens):
-            native = native[0]
+            return native[0]
+        if len(native) != self.tokens and len(native) % self.tokens == 0:
+            return native.unflatten(0, (self.tokens, -1))
+        return native
+
+    def _keep(self, tap: SiteTap, native: Tensor) -> None:
+        native = self._by_token(native)
         if tap.slice is not None:
             native = native[..., tap.slice[0] : tap.slice[1]]
         if tap.site not in self.parts:
