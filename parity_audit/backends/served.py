@@ -39,7 +39,7 @@ class ServedBackend:
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: the settings of a server are those it was started with")
         self.request = request
-        self.server = recognised(Endpoint(str(request.settings[URL])))
+        self.server = recognised(Endpoint(str(request.settings[URL])), request)
         wanted = request.settings.get(ENGINE, self.server.kind)
         if wanted != self.server.kind:
             raise BackendFailed(f"the server is {self.server.kind}'s, and --engine says {wanted}", code="server-model")
@@ -88,9 +88,11 @@ class ServedBackend:
         raise NotImplementedError("a server gives completions and log-probabilities, and nothing else")
 
 
-def recognised(endpoint: Endpoint) -> Server:
+def recognised(endpoint: Endpoint, request: LoadRequest) -> Server:
     """The server at an address. Raises BackendFailed where none answers, or none that is known."""
     found: Any = SglangHttp.recognised(endpoint) or VllmHttp.recognised(endpoint)
+    if isinstance(found, SglangHttp):
+        found.vocabulary = request.sizes.get("d_vocab")
     if found is None:
         raise BackendFailed(f"what answers at {endpoint.url} is no server of vLLM or SGLang", code="no-server")
     server: Server = found

@@ -22,6 +22,8 @@ class SglangHttp:
     """A running server."""
 
     kind = package = "sglang"
+    vocabulary: int | None = None
+    """Number of token ids of the model, where it is known: SGLang 0.5.23 calls the last of them 0 in log-probs of prompts."""
 
     def __init__(self, endpoint: Endpoint, info: dict[str, Any]) -> None:
         self.endpoint, self.info = endpoint, info
@@ -70,7 +72,8 @@ class SglangHttp:
         prompts = [[*one.prompt_ids, *one.token_ids] for one in request.completions]
         replies = self._ask(prompts, {"max_new_tokens": 0, "temperature": 0.0}, logprob_start_len=0, top_logprobs_num=1)
         pairs = zip(request.completions, replies, strict=True)
-        return ScoreReply(scores=tuple(_scores(one, reply) for one, reply in pairs), facts=_facts(replies))
+        scores = tuple(_scores(one, reply, self.vocabulary) for one, reply in pairs)
+        return ScoreReply(scores=scores, facts=_facts(replies))
 
     def _ask(self, prompts: list[list[int]], sampling: dict[str, Any], **more: Any) -> list[Any]:
         body = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True, **more}
@@ -89,14 +92,16 @@ def _completion(prompt: list[int], reply: dict[str, Any]) -> Completion:
     )  # fmt: skip
 
 
-def _scores(one: Completion, reply: dict[str, Any]) -> Scores:
+def _scores(one: Completion, reply: dict[str, Any], vocabulary: int | None) -> Scores:
     about = _field(reply, "meta_info")
     whole = len(one.prompt_ids) + len(one.token_ids)
     given = _field(about, "input_token_logprobs")[len(one.prompt_ids) - whole :]
     top = _field(about, "input_top_logprobs")[len(one.prompt_ids) - whole :]
     count = len(one.token_ids)
     entries, likeliest = per_token(given, count, "log-probabilities"), per_token(top, count, "likeliest tokens")
-    if [entry[1] for entry in entries] != list(one.token_ids):
+    misnamed = None if vocabulary is None else vocabulary - 1
+    named = [(entry[1], token) for entry, token in zip(entries, one.token_ids, strict=True)]
+    if any(name != token and (name, token) != (0, misnamed) for name, token in named):
         raise BackendFailed("the server scored other tokens than it was given", code="server-answer")
     return Scores(
         logprobs=(tuple(float(entry[0]) for entry in entries),), top1=tuple(int(entry[0][1]) for entry in likeliest)

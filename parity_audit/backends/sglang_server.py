@@ -62,7 +62,7 @@ class SglangServer(ServedBackend):
         self.request, self.original = request, original
         url = f"http://127.0.0.1:{port}"
         self._wait(Endpoint(url, timeout=LOOK_AGAIN * 20))
-        self.server = recognised(Endpoint(url))
+        self.server = recognised(Endpoint(url), request)
 
     def describe(self) -> Description:
         """What the server says of itself, and what it was started with."""

@@ -12,7 +12,9 @@ import pytest
 
 from parity_audit.backends.endpoint import Endpoint, per_token, rows
 from parity_audit.backends.served import ServedBackend, recognised, require_model
+from parity_audit.backends.sglang_http import _scores
 from parity_audit.core.errors import BackendFailed
+from parity_audit.core.rollouts import Completion
 from parity_audit.core.types import Checkpoint
 from parity_audit.core.wire import LoadRequest
 
@@ -72,7 +74,7 @@ def test_nobody_listens():
 
 def test_what_is_no_inference_server_is_told():
     with answering(reply(json.dumps({"hello": 1}).encode())) as url, pytest.raises(BackendFailed, match="no server of"):
-        recognised(Endpoint(url, 5))
+        recognised(Endpoint(url, 5), LoadRequest(checkpoint=CHECKPOINT, dtype="float32", device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -110,3 +112,19 @@ def test_a_running_server_takes_no_settings():
     )
     with pytest.raises(ValueError, match="the settings of a server are those it was started with"):
         ServedBackend().load(request)
+
+
+@pytest.mark.parametrize(("named", "vocabulary", "fine"), [(7, 9, True), (0, 8, True), (0, 9, False), (3, 8, False)])
+def test_a_scored_token_of_another_name_is_refused_but_for_the_last_id(named, vocabulary, fine):
+    """SGLang 0.5.23 scores the last id of the vocabulary rightly and calls it 0."""
+    given = Completion(prompt_ids=(1, 2), token_ids=(7,))
+    about = {
+        "input_token_logprobs": [[None, 1, None], [-2.0, 2, None], [-1.5, named, None]],
+        "input_top_logprobs": [None, [[-0.1, 4, None]], [[-0.5, 5, None]]],
+    }
+    if fine:
+        found = _scores(given, {"meta_info": about}, vocabulary)
+        assert (found.logprobs, found.top1) == (((-1.5,),), (5,))
+    else:
+        with pytest.raises(BackendFailed, match="scored other tokens"):
+            _scores(given, {"meta_info": about}, vocabulary)

@@ -26,6 +26,9 @@ RUN_HERE = (
     "parity-audit doctor",
 )
 RUN_BY = {
+    "parity-audit gemma-2-2b-it --miniature -c transformer_lens -c vllm -c sglang": (
+        "engines/test_sglang.py::test_the_dropped_soft_cap_is_named_and_proved_beside_two_engines_at_parity"
+    ),
     "parity-audit gemma-2-2b-it --miniature": "engines/test_audits.py::test_clean_ports_are_at_parity_without_a_finding",
     "parity-audit gemma-2-2b-it --miniature -r hf==4.43.2,attn_implementation=sdpa -c transformer_lens==2.3.0": (
         "engines/test_audits.py::gemma_2024"
