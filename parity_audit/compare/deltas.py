@@ -21,6 +21,8 @@ from parity_audit.compare.shapes import Misfit, clipped, common_shape, shape_dif
 from parity_audit.compare.signal import no_signal
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
+from parity_audit.compare.variation import Variation
+from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import LogitsDelta, SiteDelta
 from parity_audit.core.sites import ATTENTION_SITES, LOGITS, RETURNED, layer_of, site_order
 from parity_audit.core.types import NotTested, NotVisible, Probe
@@ -36,7 +38,8 @@ class Comparison:
     the tensors that were not compared because they have another shape than the reference's.
     `no_signal` says why agreement with this reference would say nothing; empty where it says something.
     `assumed` says, by (probe, site), what has to hold of the candidate's code for a delta to be of that site: such
-    deltas may explain and decide nothing, and those in `not_comparable` say nothing at all (see `compare.assumed`)."""
+    deltas may explain and decide nothing, and those in `not_comparable` say nothing at all (see `compare.assumed`).
+    `batches` names the probes of several rows; `variation` is how far the candidate's own runs of other shapes are apart."""
 
     sites: tuple[SiteDelta, ...]
     by_probe: tuple[SiteDelta, ...]
@@ -51,6 +54,13 @@ class Comparison:
     extra: dict[str, float] = field(default_factory=dict)
     assumed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     not_comparable: tuple[NotVisible, ...] = ()
+    batches: tuple[str, ...] = ()
+    variation: Variation = field(default_factory=Variation)
+
+    def is_beyond(self, delta: SiteDelta) -> bool:
+        """Whether a delta is more than rounding, counting the kernels that the candidate itself changes in runs of that shape."""
+        shape = {"decoded": delta.probe in self.decoded, "batched": delta.probe in self.batches}
+        return share_of_limit(delta) > self.variation.widening(delta.site, **shape)
 
     @property
     def deciding(self) -> tuple[SiteDelta, ...]:
@@ -153,6 +163,7 @@ def compare(
         not_tested=(*gaps, *(item.gap() for item in misfits)), non_finite=tuple(bad), misshapen=tuple(misfits),
         mask_mismatch=tuple(where for where in masks if where not in put_aside),
         decoded=tuple(probe.name for probe in reference.probes if probe.decode_from is not None),
+        batches=tuple(probe.name for probe in reference.probes if probe.shape[0] > 1),
         no_signal=no_signal(definition or reference, judge, dtype=dtype), assumed=assumed,
         not_comparable=(*unlike, *not_comparable(aside, assumed)),
     )  # fmt: skip

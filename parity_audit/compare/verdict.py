@@ -5,6 +5,8 @@ Sites that rest on an assumption about the candidate's code (`Comparison.assumed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from parity_audit.compare.deltas import Comparison, worst_per_site
 from parity_audit.compare.outputs import decide
 from parity_audit.core.limits import WARN_SHARE, limit_of, ratio_of, share_of_limit
@@ -52,13 +54,23 @@ def judge_rest(comparison: Comparison) -> tuple[Verdict, str]:
 
 
 def _against_floor(comparison: Comparison) -> tuple[Verdict, str]:
-    first = next((delta for delta in comparison.deciding if share_of_limit(delta) > 1.0), None)
+    over = [delta for delta in comparison.deciding_by_probe if share_of_limit(delta) > 1.0]
+    first = next(iter(worst_per_site(filter(comparison.is_beyond, over))), None)
     if first is not None:
         return (
             Verdict.MISMATCH,
             f"{ratio_of(first):.3g}x the noise floor at {first.site} (limit {limit_of(first.site):g}x)",
         )
-    return Verdict.PARITY, _how_near(comparison)
+    return Verdict.PARITY, _of_its_own_making(over) if over else _how_near(comparison)
+
+
+def _of_its_own_making(over: Sequence[SiteDelta]) -> str:
+    """Why what is beyond the plain limit is no mismatch."""
+    top = max(over, key=share_of_limit)
+    return (
+        f"{ratio_of(top):.2g}x the noise floor at {top.site} (probe {top.probe}), where the candidate's own runs of other shapes "
+        "are as far apart"
+    )
 
 
 def _how_near(comparison: Comparison) -> str:
@@ -78,9 +90,9 @@ def first_divergence(comparison: Comparison) -> SiteDelta | None:
 
     Hooked logits come before what the model returns; they are named where they depart as well.
     """
-    ordered = worst_per_site(decide(comparison.by_probe))
-    first = next((delta for delta in ordered if share_of_limit(delta) > 1.0), None)
+    beyond = filter(comparison.is_beyond, decide(comparison.by_probe))
+    first = next(iter(worst_per_site(beyond)), None)
     if first is None or first.site != RETURNED:
         return first
-    hooked = (delta for delta in worst_per_site(comparison.by_probe) if delta.site == LOGITS)
-    return next((delta for delta in hooked if share_of_limit(delta) > 1.0), first)
+    hooked = [delta for delta in comparison.by_probe if delta.site == LOGITS and comparison.is_beyond(delta)]
+    return next(iter(worst_per_site(hooked)), first)

@@ -57,6 +57,23 @@ class LogitsDelta:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnVariation:
+    """The candidate's own runs of one prompt, decoded from the cache and all at once: how far apart rounding and kernels take them.
+
+    At `site`, what the model returns: `rmse` between its two runs, `distance` of the decoded run to the reference (which runs all
+    at once), `distance_at_once` of the other one, and `explained`, the share of the squared distance that is gone there.
+    `noise_ratio` is the largest multiple of the noise floor between its two runs, on the residual stream and the outputs.
+    """
+
+    site: str
+    rmse: float
+    distance: float
+    distance_at_once: float
+    explained: float
+    noise_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """What is wrong, where, and how we know.
 
@@ -227,6 +244,7 @@ class Candidate:
     not_tested: tuple[NotTested, ...] = ()
     detection_limits: dict[str, float] = field(default_factory=dict)
     detection: tuple[DetectionLimit, ...] = ()
+    own_variation: OwnVariation | None = None
     error: dict[str, Any] | None = None
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
+from parity_audit.checks.own_variation import Yardstick, own_variation
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance, allowance
+from parity_audit.compare.variation import Variation
 from parity_audit.compare.verdict import judge_comparison
-from parity_audit.core.report import Candidate, Finding, Verdict
+from parity_audit.core.report import Candidate, Finding, OwnVariation, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Diagnosis
 from parity_audit.diagnose.localise import with_introduced
@@ -37,6 +39,8 @@ def audit_candidate(
     named = read_by_name(session, capture, reference, out / "hooks-by-name")
     allowed = allowance(session.description().processing, knob_values(session.plan.spec, session.plan.config))
     comparison = reference.compared(capture, allowed)
+    variation, own, gaps = _own_variation(session, capture, reference, allowed, out / "own-variation")
+    comparison = dataclasses.replace(comparison, variation=variation, not_tested=(*comparison.not_tested, *gaps))
     hooks_alone = only_hooks(comparison, named)
     result = _audited(
         session, capture, reference, comparison, allowed, seek_causes=not hooks_alone, target=target, repair=repair,
@@ -48,8 +52,20 @@ def audit_candidate(
     if hooks:
         result = with_edits(result, named, session, capture, reference, out / "hooks", agree=agree)
     result = with_names(result, named, agree=agree)
-    gaps = tuple(dict.fromkeys(result.not_tested))
-    return dataclasses.replace(result, findings=tuple(grouped(result.findings)), not_tested=gaps)
+    return dataclasses.replace(
+        result, findings=tuple(grouped(result.findings)), not_tested=tuple(dict.fromkeys(result.not_tested)),
+        own_variation=own,
+    )  # fmt: skip
+
+
+def _own_variation(
+    session: Session, capture: Capture, reference: Reference, allowed: Allowance | None, out: Path
+) -> tuple[Variation, OwnVariation | None, tuple[NotTested, ...]]:
+    """Measured where a floor is: not without a judge, and not in the coordinates of processed weights."""
+    if reference.judge is None or allowed is not None:
+        return Variation(), None, ()
+    yardstick = Yardstick(reference=reference.floor, judge=reference.judge, dtype=reference.dtype)
+    return own_variation(session, capture, yardstick, out)
 
 
 def _audited(

@@ -22,7 +22,15 @@ from parity_audit.report.blocks import (
 from parity_audit.report.blocks import GOOD as RIGHT
 from parity_audit.report.evidence import evidence_lines
 from parity_audit.report.numbers import layer_set, number, ratio, scale_text, shown
-from parity_audit.report.rows import before_after, introduced, is_wrong, layer_rows, not_tested, not_visible
+from parity_audit.report.rows import (
+    before_after,
+    introduced,
+    is_wrong,
+    layer_rows,
+    not_tested,
+    not_visible,
+    own_variation_line,
+)
 from parity_audit.report.words import (
     DEPARTS,
     GOOD,
@@ -64,7 +72,7 @@ def candidate_content(candidate: Candidate, title: str) -> list[Block]:
         parts.append(pairs([(key, str(candidate.error[key])) for key in keys if candidate.error.get(key)]))
     if settings_text(candidate) and settings_text(candidate) not in title:
         parts.append(pairs([("settings", settings_text(candidate))]))
-    for section in (_layers, _divergence, _findings, _right_reference):
+    for section in (_layers, _own_variation, _divergence, _findings, _right_reference):
         parts += section(candidate)
     for patch in candidate.patches:
         parts += _patch(patch)
@@ -86,6 +94,11 @@ def _layers(candidate: Candidate) -> list[Block]:
 def _bar(delta: SiteDelta) -> Bar:
     """Log scale; the mark is the limit at this site, which is wider inside a block than on the residual stream."""
     return Bar(ratio=delta.noise_ratio, limit=limit_of(delta.site), wrong=is_wrong(delta))
+
+
+def _own_variation(candidate: Candidate) -> list[Block]:
+    line = own_variation_line(candidate)
+    return [] if line is None else [SPACE, pairs([("its own runs", line)])]
 
 
 def _divergence(candidate: Candidate) -> list[Block]:

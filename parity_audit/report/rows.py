@@ -123,3 +123,14 @@ def _grouped(items: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     for what, why in items:
         groups.setdefault((re.sub(r"(blocks|layers)\.\d+\.", r"\1.*.", what), why), []).append(what)
     return [(what if len(set(names)) > 1 else names[0], why) for (what, why), names in groups.items()]
+
+
+def own_variation_line(candidate: Candidate) -> str | None:
+    """What part of the distance is the candidate's own kernels; None where decoding moved nothing, or was not compared."""
+    own = candidate.own_variation
+    if own is None or not own.rmse:
+        return None
+    return (
+        f"decoded from the cache and all at once they are {ratio(own.noise_ratio)} the noise floor apart; that explains "
+        f"{own.explained:.0%} of the squared distance to the reference in decoding (at {own.site})"
+    )

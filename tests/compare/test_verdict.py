@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from parity_audit.compare.deltas import Comparison
+from parity_audit.compare.variation import Variation
 from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.report import LogitsDelta, SiteDelta, Verdict
 
@@ -85,3 +86,40 @@ def test_first_divergence_follows_the_data():
 
     assert first is not None
     assert first.site == "blocks.0.z"
+
+
+@pytest.mark.parametrize(
+    ("own", "ratio", "verdict"),
+    [
+        (0.0, 4.1, Verdict.MISMATCH), (1.5, 4.1, Verdict.PARITY), (1.5, 7.1, Verdict.PARITY), (1.5, 7.3, Verdict.MISMATCH),
+        (3.9, 5.0, Verdict.PARITY), (4.1, 4.2, Verdict.MISMATCH), (400.0, 400.0, Verdict.MISMATCH),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", ["decoded", "batched"])
+def test_kernels_that_the_candidate_changes_itself_widen_the_limit_of_such_runs(own, ratio, verdict, shape):
+    """By sqrt(1 + v^2), and by nothing where its own runs are further apart than rounding."""
+    runs = {"decoded": ("odd",)} if shape == "decoded" else {"batches": ("odd",)}
+    made = comparison(delta(), delta(ratio=ratio, probe="odd"), variation=Variation(**{shape: {"logits": own}}), **runs)
+
+    assert judge_comparison(made)[0] is verdict
+    assert (first_divergence(made) is None) is (verdict is Verdict.PARITY)
+
+
+def test_the_candidates_own_kernels_excuse_no_run_of_another_shape():
+    own = Variation(decoded={"logits": 3.0}, batched={"logits": 3.0})
+    odd = delta(ratio=5.0, probe="odd")
+
+    assert judge_comparison(comparison(odd, variation=own))[0] is Verdict.MISMATCH
+    assert judge_comparison(comparison(odd, variation=own, decoded=("odd",)))[0] is Verdict.PARITY
+    assert (
+        judge_comparison(comparison(odd, variation=Variation(decoded={"logits": 3.0}), batches=("odd",)))[0]
+        is Verdict.MISMATCH
+    )
+
+
+def test_a_lesser_delta_of_another_probe_is_not_excused_with_the_worst_one():
+    worst, plain = delta(ratio=6.0, probe="odd"), delta(ratio=4.5)
+    made = comparison(worst, plain, decoded=("odd",), variation=Variation(decoded={"logits": 3.0}))
+
+    assert judge_comparison(made)[0] is Verdict.MISMATCH
+    assert first_divergence(made).probe == "short"
