@@ -8,6 +8,7 @@ import torch
 import transformers
 
 LEAK = 1e-3
+ROUNDED = 64
 
 
 def load(model_path: str, dtype: str, device: str, fault: str = "clean"):
@@ -73,4 +74,19 @@ def chunk_starts_early(model) -> None:
     model.forward = forward
 
 
-FAULTS = {one.__name__: one for one in (clean, left_padding_is_attended_to, rows_leak, stale_cache, chunk_starts_early)}
+def single_rows_round(model) -> None:
+    """A step of one token has other last bits: the final norm is off by some units in the last place, in a fixed pattern."""
+
+    def round_off(module, args, output):
+        if output.shape[1] > 1:
+            return output
+        signs = torch.arange(output.shape[-1]) % 2 * 2 - 1
+        return output * (1 + ROUNDED * torch.finfo(output.dtype).eps * signs)
+
+    model.model.norm.register_forward_hook(round_off)
+
+
+FAULTS = {
+    one.__name__: one
+    for one in (clean, left_padding_is_attended_to, rows_leak, stale_cache, chunk_starts_early, single_rows_round)
+}
