@@ -6,7 +6,7 @@ from parity_audit.capture.session import Session
 from parity_audit.compare.floor import dtype_eps
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.invariance_report import OperationClasses
-from parity_audit.core.operations import Operation, OperationsRequest
+from parity_audit.core.operations import KEYS, Operation, OperationsRequest
 from parity_audit.core.sites import local_name
 from parity_audit.core.types import NotTested
 from parity_audit.invariance.classes import classes_of, size_words, switches
@@ -44,8 +44,8 @@ def _classes(operation: Operation, dtype: str) -> OperationClasses:
 
 def first_operation(operations: tuple[OperationClasses, ...], first_site: str | None) -> str | None:
     """The first operation, in the order of the data, with more than one class; where none of those that can be run alone has,
-    what computes the first site that changes."""
-    switching = next((one.name for one in operations if one.switches), None)
+    what computes the first site that changes. In how many parts keys are reduced is a kernel's own choice, and no condition."""
+    switching = next((one.name for one in operations if one.switches and one.varied != KEYS), None)
     if switching is not None or first_site is None:
         return switching
     return f"{COMPONENTS.get(local_name(first_site), 'the component')} of {first_site}"

@@ -38,7 +38,7 @@ MEANINGS = (
     ("broken", "moves by more than rounding explains: run `parity-audit` on the backend"),
 )
 VERDICT_WIDTH = 12
-WEAK = "Negative control: nothing differed in any condition. Equal bits may only mean that this probe is too weak."
+WEAK = "did not fire: nothing differed in any condition, so equal bits may only mean that this probe is too weak"
 
 
 def headline(report: InvarianceReport) -> str:

@@ -12,8 +12,10 @@ from torch import nn
 from parity_audit.backends import positions
 from parity_audit.backends.operations import operations, resized
 from parity_audit.capture.probes import padded
+from parity_audit.core.invariance_report import OperationClasses
 from parity_audit.core.operations import BATCH, KEYS, QUERIES, ROWS, OperationsRequest
 from parity_audit.invariance.classes import classes_of, size_words
+from parity_audit.invariance.operations import first_operation
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9)
 TOKENS, WIDTH, VOCAB = 6, 16, 32
@@ -98,3 +100,20 @@ def test_the_followed_row_stands_first_whatever_the_size():
     assert resized(rows, 1, 4)[0, 0].tolist() == rows[0, 3].tolist()
     assert resized(rows, 9, 4)[0, :, 0].tolist() == [9.0, 0.0, 3.0, 6.0, 9.0, 0.0, 3.0, 6.0, 9.0]
     assert resized(rows[0], 2, 4)[:, 0].tolist() == [9.0, 0.0]
+
+
+def _classes(name, varied, *switched):
+    return OperationClasses(name=name, kind="torch", shape="", varied=varied, words="", switches=switched, ulp=0.0)
+
+
+@pytest.mark.parametrize(
+    ("operations", "site", "named"),
+    [
+        ((_classes("norm", ROWS), _classes("q_proj", ROWS, 2), _classes("head", ROWS, 4)), "blocks.0.q", "q_proj"),
+        ((_classes("values", KEYS, 2), _classes("head", ROWS)), None, None),
+        ((_classes("values", KEYS, 2),), "blocks.1.z", "the attention of blocks.1.z"),
+        ((), "blocks.0.mlp_out", "the component of blocks.0.mlp_out"),
+    ],
+)
+def test_the_first_operation_is_one_whose_kernel_a_condition_can_switch(operations, site, named):
+    assert first_operation(operations, site) == named
