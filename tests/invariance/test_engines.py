@@ -22,6 +22,7 @@ def ran(tmp_path_factory):
     result = CliRunner().invoke(
         app, ["invariance", "gemma-2-2b-it", "--miniature", *backends, *sizes, "--out", str(out)]
     )
+    assert (out / "invariance.json").is_file(), result.output
     return result, json.loads((out / "invariance.json").read_text()), (out / "invariance.html").read_text()
 
 
