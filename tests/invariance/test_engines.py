@@ -46,7 +46,8 @@ def test_three_engines_depend_on_the_batch_by_rounding_at_most(ran):
             "repeat",
             "fresh process",
         } <= axes.keys()
-        assert all(axis["verdict"] in WITHIN for axis in axes.values()), axes
+        assert {axis["name"] for axis in axes.values() if axis["verdict"] is None} <= {"prefix cache"}
+        assert {axis["verdict"] for axis in axes.values() if axis["verdict"] is not None} <= WITHIN
         assert axes["repeat"]["verdict"] == axes["fresh process"]["verdict"] == "bitwise"
         assert candidate["completions"]["unique"] == 1
 
