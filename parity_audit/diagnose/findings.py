@@ -35,7 +35,7 @@ from parity_audit.diagnose.identify.linear.family import PROJECTIONS, bias_knob
 from parity_audit.diagnose.identify.linear.sample import AS_STORED
 from parity_audit.diagnose.localise import component_of
 from parity_audit.formulas.alibi import standard_slopes
-from parity_audit.formulas.knobs import ROWS
+from parity_audit.formulas.knobs import KNOBS, ROWS
 
 NEARER = 0.25
 MASKS = ("attention.window", "attention.mask")
@@ -274,8 +274,9 @@ def unexplained(sites: Mapping[str, Sequence[str]], findings: Sequence[Finding])
 def _explains(finding: Finding, site: str, origin: str) -> bool:
     """Whether a finding is a cause of errors at `origin`, holds in the site's layer and, where it was read off one site of
     several alike, was read off this one."""
-    prefixes, layer = EXPLAINED_BY.get(component_of(origin), ()), layer_of(site)
-    if not prefixes or not finding.knob.startswith(prefixes):
+    component, layer, row = component_of(origin), layer_of(site), KNOBS.get(finding.knob)
+    of_component = row is not None and row.component == component
+    if not of_component and not finding.knob.startswith(EXPLAINED_BY.get(component, ("?",))):
         return False
     if not (finding.layers is None or layer is None or layer in finding.layers):
         return False

@@ -15,6 +15,7 @@ from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
 from parity_audit.diagnose.findings import merge
+from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.identify import embedding, logits, positions, residual
 from parity_audit.diagnose.identify.attention import family as attention
 from parity_audit.diagnose.identify.attention import head_map
@@ -69,6 +70,17 @@ def identify(
     knobs = next(iter(evidence_candidate_by_layer.values())).knobs if evidence_candidate_by_layer else {}
     findings, unmerged = _merged(candidate, reference, knobs)
     return without_echoes(findings), [*gaps, *more, *unmerged]
+
+
+def identify_by_formula(
+    candidate: ByLayer, reference: ByLayer, components: Collection[str]
+) -> tuple[list[Finding], list[NotTested]]:
+    """Findings of components that no family explained: the knob whose formula leaves rounding (see `fit.causes`)."""
+    with one_thread():
+        told = attempt("causes by formula", partial(causes, candidate, reference, components))
+    if isinstance(told, NotTested):
+        return [], [told]
+    return _merged(told.candidate, told.reference, next(iter(candidate.values())).knobs)
 
 
 def _merged(

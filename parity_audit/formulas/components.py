@@ -10,17 +10,18 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.formulas import attention, embedding, experts, norms, rotary
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
-from parity_audit.formulas.knobs import FLOAT32
+from parity_audit.formulas.knobs import FLOAT32, GATE_UP
 from parity_audit.formulas.logits import logits
 from parity_audit.formulas.mlp import gated
 from parity_audit.formulas.place import Place
-from parity_audit.formulas.positions import visible
+from parity_audit.formulas.positions import growth, visible
 from parity_audit.formulas.projections import heads, joined, project
 from parity_audit.formulas.residual import added
 
@@ -45,7 +46,7 @@ def _pos_embed(at: Place) -> Tensor:
 def _norm(at: Place, x: Tensor, role: str) -> Tensor:
     return norms.norm(
         x, at.weight(role), at.weight(f"{role}.bias"), kind=at.knob("norm.kind"), eps=at.knob("norm.eps"),
-        offset=at.knob("norm.offset"),
+        offset=at.knob("norm.offset"), eps_place=at.knob("norm.eps_place"),
     )  # fmt: skip
 
 
@@ -78,6 +79,7 @@ def _head_norm(at: Place, part: str) -> Tensor:
     return norms.norm_of_heads(
         at.site(part), at.weight(f"norm.{part}"), at.weight(f"norm.{part}.bias"), axis=at.knob("qk_norm.axis"),
         kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"), offset=at.knob("qk_norm.offset"),
+        eps_place=at.knob("qk_norm.eps_place"),
     )  # fmt: skip
 
 
@@ -87,6 +89,8 @@ def _before_rotation(at: Place, part: str) -> Tensor:
 
 def _rotated(at: Place, part: str) -> Tensor:
     x, theta = _before_rotation(at, part), at.knob("rope.theta")
+    if part == "q":
+        x = _grown(at, x)
     if theta is None:
         return x
     scaling, rounding = at.knob("rope.scaling"), at.knob("rope.table_dtype")
@@ -99,13 +103,22 @@ def _rotated(at: Place, part: str) -> Tensor:
     return rotary.rotate(x, cos, sin, pairing=at.knob("rope.pairing"), factor=attention_factor(scaling))
 
 
+def _grown(at: Place, q: Tensor) -> Tensor:
+    """Queries times what grows with their positions, where a model has that."""
+    said = at.knob("attention.temperature_by_position")
+    if said is None:
+        return q
+    return q * rearrange(growth(at.batch.positions, said["scale"], said["step"]), "batch pos -> batch pos 1 1").to(q)
+
+
 def _scores(at: Place, rows: Tensor | None = None) -> Tensor:
     """Scores of the queries at `rows`, of all by default."""
     q, k = at.site("rot_q"), at.site("rot_k")
     chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
     scale = at.knob("attention.scale")
+    seen = visible(at.batch.mask, chosen, window=at.knob("attention.window"), kind=at.knob("attention.mask"))
     return attention.scores(
-        q if rows is None else q[:, rows], k, visible(at.batch.mask, chosen, window=at.knob("attention.window")),
+        q if rows is None else q[:, rows], k, seen,
         scale=at.dim("d_head") ** 0.5 if scale is None else scale, softcap=at.knob("attention.softcap"),
         slopes=_slopes(at), key_positions=at.batch.positions,
     )  # fmt: skip
@@ -170,8 +183,28 @@ def _hidden(at: Place, pre: Tensor, linear: Tensor | None) -> Tensor:
     )
 
 
+def _inner_pair(at: Place) -> tuple[Tensor, Tensor]:
+    """Gate and up, of `[d_mlp d_model]`; cut otherwise from a fused tensor of both where `mlp.gate_up` says so."""
+    gate, up, cut = at.tensor("mlp.gate"), at.tensor("mlp.up"), at.knob("mlp.gate_up")
+    if cut == GATE_UP[2]:
+        both = torch.cat([gate, up])
+        return both[0::2], both[1::2]
+    if cut == GATE_UP[3]:
+        both = rearrange([gate, up], "two row column -> (row two) column")
+        return both[: len(gate)], both[len(gate) :]
+    return gate, up
+
+
+def _gated_inner(at: Place, which: int) -> Tensor:
+    role = ("mlp.gate", "mlp.up")[which]
+    return project(_mlp_input(at), _inner_pair(at)[which], at.weight(f"{role}.bias"))
+
+
 def _post(at: Place) -> Tensor:
-    return _hidden(at, at.site("mlp.pre"), at.site("mlp.pre_linear") if _has_gate(at) else None)
+    if not _has_gate(at):
+        return _hidden(at, at.site("mlp.pre"), None)
+    pre, linear = at.site("mlp.pre"), at.site("mlp.pre_linear")
+    return _hidden(at, linear, pre) if at.knob("mlp.gate_up") == GATE_UP[1] else _hidden(at, pre, linear)
 
 
 def _router_weights(at: Place) -> Tensor:
@@ -242,8 +275,8 @@ IN_BLOCK: dict[str, Make] = {
     "ln2.out": _ln2,
     "mlp.router_logits": lambda at: _inner(at, "moe.router"),
     "mlp.router_weights": _router_weights,
-    "mlp.pre": lambda at: _inner(at, "mlp.gate" if _has_gate(at) else "mlp.up"),
-    "mlp.pre_linear": lambda at: _inner(at, "mlp.up"),
+    "mlp.pre": lambda at: _gated_inner(at, 0) if _has_gate(at) else _inner(at, "mlp.up"),
+    "mlp.pre_linear": lambda at: _gated_inner(at, 1),
     "mlp.post": _post,
     "mlp_proj": _mlp_proj,
     "ln2_post.out": lambda at: _norm(at, at.site("mlp_proj"), "norm.ln2_post"),

@@ -24,6 +24,7 @@ class Knob:
     a spec does not name it. `choices` are the values of a choice, `span` the ends between which a number is searched.
     `optional`: the knob may be absent (None). `confused_with`: knobs whose effect can look the same. `judged`: a program
     that departs from the default is wrong also where the spec is silent. `formula`: a formula of this package takes it.
+    `starts`: values with parts that a search begins from where the model has none.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Knob:
     confused_with: tuple[str, ...] = ()
     judged: bool = False
     formula: bool = True
+    starts: tuple[dict[str, Any], ...] = ()
 
 
 ACTIVATIONS = (
@@ -53,7 +55,8 @@ def _norm(part: str, words: str) -> tuple[Knob, ...]:
         Knob(f"{part}.offset", REAL, part, f"What is added to the stored weight of {words}.", 0.0, span=SHIFT),
         Knob(f"{part}.weight", CHOICE, part, f"Whose weight {words} have.", OWN, judged=True, formula=False),
         Knob(f"{part}.bias", CHOICE, part, f"Whose bias {words} have.", OWN, judged=True, formula=False),
-        Knob(f"{part}.eps_place", CHOICE, part, f"Where the eps of {words} stands.", "inside the root", judged=True, formula=False),
+        Knob(f"{part}.eps_place", CHOICE, part, f"Where the eps of {words} stands.", "inside the root",
+             ("inside the root", "outside the root"), judged=True),
         Knob(f"{part}.size", CHOICE, part, f"What {words} divide by.", "root mean square", judged=True, formula=False),
         Knob(f"{part}.gain", REAL, part, f"Factor on what {words} make.", 1.0, judged=True, formula=False),
         Knob(f"{part}.dtype", CHOICE, part, f"The arithmetic of {words}.", FULL, judged=True, formula=False),
@@ -64,6 +67,14 @@ def _bias(part: str, words: str, component: str) -> Knob:
     """Whether a projection adds its bias; where nothing is said, it does if the checkpoint holds one."""
     meaning = f"Whether the projection {words} adds a bias; where a spec is silent, if the checkpoint holds one."
     return Knob(f"attention.{part}_bias", FLAG, component, meaning, None, (True, False))
+
+
+GATE_UP = ("gate activated", "up activated", "every other row of both", "halves of interleaved rows")
+"""The last two: a fused tensor of gate and up is cut into every other row, or cut in halves though its rows alternate."""
+MASKS = ("causal", "not causal", "sees one key ahead", "hides the query's own key", "sees padding")
+"""Masks that differ from the causal one by what they show or hide; the window comes on top."""
+POSITIONS_PER_STEP = (4, 16, 64, 256, 1024, 4096, 8192)
+"""Steps of a temperature by position that are tried; released models have 4096 and 8192."""
 
 
 ROWS: tuple[Knob, ...] = (
@@ -110,13 +121,16 @@ ROWS: tuple[Knob, ...] = (
          span=FACTOR, optional=True, judged=True),
     Knob("attention.window", COUNT, "scores", "How many keys a query sees, itself included; all of them where absent.",
          span=(1, 1e6), optional=True),
-    Knob("attention.mask", CHOICE, "scores", "Which keys a query may attend to.", "causal", judged=True, formula=False),
+    Knob("attention.mask", CHOICE, "scores", "Which keys a query may attend to.", "causal", MASKS, judged=True),
     Knob("attention.heads", CHOICE, "scores", "Which keys a query head reads.", "as attended", judged=True, formula=False),
     Knob("attention.bias", CHOICE, "scores", "A bias on scores that depends on the distance.", judged=True, formula=False),
     Knob("attention.sinks", FLAG, "pattern", "A stored logit per head that takes part in the softmax and in nothing else.", None,
          (True, None), judged=True),
     Knob("attention.temperature", REAL, "pattern", "Factor on the scores in the softmax.", 1.0, span=FACTOR, judged=True,
          confused_with=("attention.scale",)),
+    Knob("attention.temperature_by_position", STRUCTURE, "rope",
+         "Growth of the queries with the position p: 1 + scale log(1 + floor((p + 1) / step)).", optional=True, judged=True,
+         starts=tuple({"scale": 0.1, "step": step} for step in POSITIONS_PER_STEP), confused_with=("attention.temperature",)),
     Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", "softmax", judged=True, formula=False),
     Knob("attention.softmax_dtype", CHOICE, "pattern", "A narrow dtype inside the softmax.", FULL, judged=True, formula=False),
     Knob("cache.keys", CHOICE, "scores", "Keys that a cache loses, shows or moves.", "every key", judged=True, formula=False),
@@ -125,8 +139,8 @@ ROWS: tuple[Knob, ...] = (
     Knob("mlp.gelu_root", REAL, "mlp", "The constant sqrt(2/pi) in the tanh form of GELU, as a program writes it.",
          math.sqrt(2 / math.pi), span=(0.1, 10.0)),
     Knob("mlp.limit", REAL, "mlp", "Where a clamped MLP clamps its inputs.", 7.0, span=CAP),
-    Knob("mlp.gate_up", CHOICE, "mlp", "Which of the two inner projections is activated.", "gate activated", judged=True,
-         formula=False),
+    Knob("mlp.gate_up", CHOICE, "mlp", "Which of the two inner projections is activated, and how a fused tensor of both is cut.",
+         "gate activated", GATE_UP, judged=True),
     Knob("moe.top_k", COUNT, "mlp.router", "Experts per token.", 1, span=(1, 1024)),
     Knob("moe.norm_topk", FLAG, "mlp.router", "Whether weights are divided by their sum over the chosen experts.", True,
          (True, False)),

@@ -3,6 +3,8 @@
     rms:    y = (W + offset) x / sqrt(mean(x^2) + eps)
     layer:  y = (W + offset) (x - mean(x)) / sqrt(var(x) + eps) + B
 
+With the eps outside the root, it is added to the root instead.
+
 Sources: RMSNorm (arXiv 1910.07467), LayerNorm (arXiv 1607.06450); Gemma stores W - 1, which is an offset of 1.
 """
 
@@ -14,6 +16,7 @@ from torch import Tensor
 LAYER, RMS = "layer", "rms"
 KINDS = (RMS, LAYER)
 HEAD, PROJECTION = "head", "projection"
+INSIDE, OUTSIDE = "inside the root", "outside the root"
 
 
 def centred(x: Tensor, kind: str) -> Tensor:
@@ -21,14 +24,17 @@ def centred(x: Tensor, kind: str) -> Tensor:
     return x - x.mean(-1, keepdim=True) if kind == LAYER else x
 
 
-def normed(x: Tensor, kind: str, eps: float) -> Tensor:
-    """x over its size, eps inside the root, before any weight. A negative eps, which a search may try, counts as 0."""
+def normed(x: Tensor, kind: str, eps: float, eps_place: str = INSIDE) -> Tensor:
+    """x over its size, before any weight. A negative eps, which a search may try, counts as 0."""
     x = centred(x, kind)
+    if eps_place == OUTSIDE:
+        return x / (x.square().mean(-1, keepdim=True).sqrt() + max(eps, 0.0))
     return x * (x.square().mean(-1, keepdim=True) + max(eps, 0.0)).rsqrt()
 
 
 def norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, kind: str = RMS, eps: float, offset: float = 0.0
+    x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, kind: str = RMS, eps: float, offset: float = 0.0,
+    eps_place: str = INSIDE,
 ) -> Tensor:  # fmt: skip
     """The normalised x, of its shape.
 
@@ -39,18 +45,20 @@ def norm(
         kind: "rms" or "layer".
         eps: added to the mean square (or variance).
         offset: added to the weight.
+        eps_place: inside or outside the root.
     """
-    made = normed(x, kind, eps)
+    made = normed(x, kind, eps, eps_place)
     made = made if weight is None else made * (weight + offset)
     return made if bias is None else made + bias
 
 
 def norm_of_heads(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, axis: str = HEAD, kind: str, eps: float, offset: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, axis: str = HEAD, kind: str, eps: float, offset: float,
+    eps_place: str = INSIDE,
 ) -> Tensor:  # fmt: skip
     """A norm of queries or keys `[batch pos head d_head]`: each head by itself, or the whole projection at once."""
     if axis == HEAD:
-        return norm(x, weight, bias, kind=kind, eps=eps, offset=offset)
+        return norm(x, weight, bias, kind=kind, eps=eps, offset=offset, eps_place=eps_place)
     joined = rearrange(x, "batch pos head d_head -> batch pos (head d_head)")
-    made = norm(joined, weight, bias, kind=kind, eps=eps, offset=offset)
+    made = norm(joined, weight, bias, kind=kind, eps=eps, offset=offset, eps_place=eps_place)
     return rearrange(made, "batch pos (head d_head) -> batch pos head d_head", head=x.shape[2])

@@ -6,8 +6,11 @@ and, where there is a window w, fewer than w positions before it: 0 <= i - j < w
 
 from __future__ import annotations
 
+import torch
 from einops import rearrange
 from torch import Tensor
+
+from parity_audit.formulas.knobs import MASKS
 
 
 def counted(mask: Tensor) -> Tensor:
@@ -15,18 +18,35 @@ def counted(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def visible(mask: Tensor, rows: Tensor, *, window: int | None = None, causal: bool = True) -> Tensor:
+def visible(mask: Tensor, rows: Tensor, *, window: int | None = None, kind: str = "causal") -> Tensor:
     """Which keys each query may attend to, `[batch 1 query key]`, True where it may.
 
     Args:
         mask: 1 at real tokens `[batch key]`.
         rows: places of the queries in the sequence `[query]`.
         window: how many keys a query sees, itself included; None for all of them.
-        causal: whether later keys are hidden.
+        kind: one of `knobs.MASKS`.
+
+    Raises:
+        ValueError: no mask has this name.
     """
+    if kind not in MASKS:
+        raise ValueError(f"no mask is called `{kind}`")
     length = mask.shape[-1]
     distance = rearrange(rows, "query -> query 1") - rearrange(rows.new_tensor(range(length)), "key -> 1 key")
     seen = rearrange(mask.bool(), "batch key -> batch 1 1 key")
-    if causal:
-        seen = seen & (distance >= 0)
+    if kind == "sees padding":
+        seen = torch.ones_like(seen)
+    if kind != "not causal":
+        seen = seen & (
+            distance >= (-1 if kind == "sees one key ahead" else 1 if kind == "hides the query's own key" else 0)
+        )
     return seen if window is None else seen & (distance < window)
+
+
+def growth(positions: Tensor, scale: float, step: float) -> Tensor:
+    """1 + scale log(1 + floor((p + 1) / step)) of positions p, of their shape: what queries far in a text are multiplied by.
+
+    Source: scalable softmax for long contexts, as in Llama 4.
+    """
+    return 1.0 + scale * torch.log1p(torch.floor((positions.double() + 1.0) / step))

@@ -174,7 +174,7 @@ def _not_excited(report: Report) -> tuple[str, ...]:
 def _proved(spec: Spec, seed: int, progress: Progress) -> tuple[int, tuple[str, ...]]:
     """How many components were held against the formulas, and what the reference contradicts."""
     with judged_components(spec, seed, progress) as (residuals, components):
-        found = contradictions(residuals, components, residuals.facts.values)
+        found = contradictions(residuals, components, residuals.decoder.values)
     return len(components), tuple(map(str, found))
 
 

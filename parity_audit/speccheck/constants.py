@@ -94,7 +94,7 @@ def _order(component: Component) -> list[str]:
 
 
 def _searched(residuals: Residuals, component: Component, values: Values, name: str) -> Fitted:
-    layers, count = _layers(residuals, component), residuals.facts.dims["n_layers"]
+    layers, count = _layers(residuals, component), residuals.decoder.dims["n_layers"]
     start = said(residuals, values, name, component.layer)
 
     def difference(value: Any) -> torch.Tensor | None:
@@ -105,7 +105,7 @@ def _searched(residuals: Residuals, component: Component, values: Values, name: 
 
 def largest(residuals: Residuals, component: Component, name: str) -> int:
     """The largest whole number that a knob can be in this model."""
-    dims = residuals.facts.dims
+    dims = residuals.decoder.dims
     own = {"n_kv_heads": dims["n_heads"], "moe.top_k": dims.get("n_experts", 1), "rope.partial": dims["d_head"],
            "attention.window": component.probe.shape[1], "pos_embed.offset": 16}  # fmt: skip
     return own.get(name, 0)
@@ -118,12 +118,12 @@ def said(residuals: Residuals, values: Values, name: str, layer: int | None) -> 
 
 def _layers(residuals: Residuals, component: Component) -> Sequence[int]:
     """The layers whose value a component reads: outside the blocks there is one for all."""
-    return range(residuals.facts.dims["n_layers"]) if component.layer is None else [component.layer]
+    return range(residuals.decoder.dims["n_layers"]) if component.layer is None else [component.layer]
 
 
 def _corrected(residuals: Residuals, values: Values, one: Contradiction, component: Component) -> Values:
     """The values with the fitted one: in every layer that the spec gives the contradicted one, if it holds there."""
-    count = residuals.facts.dims["n_layers"]
+    count = residuals.decoder.dims["n_layers"]
     own = [layer for layer in range(count) if said(residuals, values, one.knob, layer) == one.said]
     return changed(
         values, one.knob, one.fitted, own if component.layer is None else [component.layer], count, default(one.knob)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from torch import Tensor
 
 from parity_audit.cache.root import cache_root
@@ -20,6 +21,7 @@ from parity_audit.core.sites import AFTER_BLOCKS, site_order
 from parity_audit.core.types import BackendRef, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.fit.residuals import Component, Residuals
+from parity_audit.formulas.decoder import decoder_of
 from parity_audit.formulas.stored import CheckpointTensors
 from parity_audit.specs.facts import decoder_facts
 from parity_audit.specs.schema import Spec
@@ -58,7 +60,8 @@ def judged_components(spec: Spec, seed: int, progress: Progress) -> Iterator[tup
         def captured(probe: str, site: str) -> Tensor | None:
             return taken.tensor(probe, site) if site in taken.sites(probe) else None
 
-        residuals = Residuals(facts=facts, stored=CheckpointTensors(Path(plan.checkpoint.path)), captured=captured)
+        stored = CheckpointTensors(Path(plan.checkpoint.path))
+        residuals = Residuals(decoder=decoder_of(facts, stored, torch.float64), captured=captured)
         yield residuals, _components(residuals, taken)
 
 
@@ -85,5 +88,5 @@ def _components(residuals: Residuals, taken: Capture) -> list[Component]:
             sites = (site for site in sites if site.endswith("attn_out"))
         for site in sorted(sites, key=site_order):
             bare = Component(probe=probe, site=site)
-            found.append(Component(probe=probe, site=site, knobs=residuals.asked(bare, residuals.facts.values)))
+            found.append(Component(probe=probe, site=site, knobs=residuals.asked(bare, residuals.decoder.values)))
     return found

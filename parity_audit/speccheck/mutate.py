@@ -50,7 +50,7 @@ def mutated(spec: Spec, *, seed: int, progress: Progress) -> list[Mutation]:
 
 def mutations(residuals: Residuals, components: Sequence[Component]) -> Iterator[Mutation]:
     """Each constant of the spec changed, and what the check says of it."""
-    for knob in residuals.facts.values:
+    for knob in residuals.decoder.values:
         for change, values in changes(residuals, knob):
             yield _judged(residuals, components, knob, change, values)
 
@@ -74,7 +74,7 @@ def _judged(residuals: Residuals, components: Sequence[Component], knob: str, ch
 
 def changes(residuals: Residuals, knob: str) -> Iterator[tuple[str, Values]]:
     """(in words, all values) of each way to change one constant."""
-    values, own, row = residuals.facts.values, list(residuals.facts.values[knob]), KNOBS[knob]
+    values, own, row = residuals.decoder.values, list(residuals.decoder.values[knob]), KNOBS[knob]
     for value in _distinct(own):
         for change, other in _others(row, value, residuals):
             new = [other if old == value else old for old in own]
@@ -120,7 +120,7 @@ def _function(choice: Any) -> Any:
 
 def _count(row: Knob, value: int, residuals: Residuals) -> int:
     """The next whole number that the model could have."""
-    dims = residuals.facts.dims
+    dims = residuals.decoder.dims
     if row.name == "n_kv_heads":
         return next(count for count in range(dims["n_heads"], 0, -1) if dims["n_heads"] % count == 0 and count != value)
     if row.name == "rope.partial":

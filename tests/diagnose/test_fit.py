@@ -13,6 +13,7 @@ from architectures import Architecture
 
 from parity_audit.diagnose.fit.residuals import Component, Residuals, changed
 from parity_audit.diagnose.fit.search import ROUNDING, fitted
+from parity_audit.formulas.decoder import decoder_of
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.formulas.stored import CheckpointTensors
 from parity_audit.speccheck.constants import contradictions
@@ -82,13 +83,12 @@ def evidence(cache, tmp_path_factory):
     made = Architecture(resolve_model("gemma-2-2b-it"), cache, tmp_path_factory.mktemp("gemma2"))
     made.probe = made.probes["left_padded"]
     sites = made.judge.sites
-    residuals = Residuals(
-        facts=decoder_facts(made.model.spec, made.config), stored=CheckpointTensors(Path(made.checkpoint.path)),
-        captured=lambda probe, site: sites.get(site),
-    )  # fmt: skip
+    facts, stored = decoder_facts(made.model.spec, made.config), CheckpointTensors(Path(made.checkpoint.path))
+    decoder = decoder_of(facts, stored, torch.float64)
+    residuals = Residuals(decoder=decoder, captured=lambda probe, site: sites.get(site))
     bare = [Component(probe=made.probe, site=site) for site in sites]
     asked = [
-        Component(probe=made.probe, site=one.site, knobs=residuals.asked(one, residuals.facts.values)) for one in bare
+        Component(probe=made.probe, site=one.site, knobs=residuals.asked(one, residuals.decoder.values)) for one in bare
     ]
     return residuals, asked
 
@@ -96,7 +96,7 @@ def evidence(cache, tmp_path_factory):
 def test_the_spec_is_not_contradicted(evidence):
     residuals, components = evidence
 
-    assert contradictions(residuals, components, residuals.facts.values) == []
+    assert contradictions(residuals, components, residuals.decoder.values) == []
 
 
 @pytest.mark.parametrize(("knob", "wrong", "right"), [
@@ -105,8 +105,8 @@ def test_the_spec_is_not_contradicted(evidence):
 ])  # fmt: skip
 def test_a_wrong_constant_is_contradicted_with_the_value_of_the_reference(evidence, knob, wrong, right):
     residuals, components = evidence
-    count = residuals.facts.dims["n_layers"]
-    values = changed(residuals.facts.values, knob, wrong, range(count), count)
+    count = residuals.decoder.dims["n_layers"]
+    values = changed(residuals.decoder.values, knob, wrong, range(count), count)
 
     found = contradictions(residuals, components, values)
 
@@ -117,8 +117,8 @@ def test_a_wrong_constant_is_contradicted_with_the_value_of_the_reference(eviden
 
 def test_two_wrong_constants_and_one_layer_alone(evidence):
     residuals, components = evidence
-    count = residuals.facts.dims["n_layers"]
-    values = changed(residuals.facts.values, "norm.eps", 1e-5, [2], count)
+    count = residuals.decoder.dims["n_layers"]
+    values = changed(residuals.decoder.values, "norm.eps", 1e-5, [2], count)
     values = changed(values, "embed.scale", 1.0, range(count), count)
 
     found = {one.knob: one for one in contradictions(residuals, components, values)}

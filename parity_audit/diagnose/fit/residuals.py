@@ -10,18 +10,17 @@ the whole window, and the longest distances.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
-from parity_audit.core.types import DecoderFacts, Probe
-from parity_audit.formulas.decoder import Run, decoder_of
-from parity_audit.formulas.place import Batch
+from parity_audit.core.types import Probe
+from parity_audit.formulas.decoder import Run
+from parity_audit.formulas.place import Batch, Decoder
 from parity_audit.formulas.positions import counted
-from parity_audit.formulas.stored import Stored
 
 LAST_QUERIES = 8
 """Queries of a long text whose attention is computed: enough to tell values, and 500 times cheaper than all of 4160."""
@@ -56,10 +55,12 @@ class _Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Residuals:
-    """A capture beside the formulas. `captured(probe, site)` is a tensor in float64, None where the capture has none."""
+    """A capture beside the formulas. `captured(probe, site)` is a tensor in float64, None where the capture has none.
 
-    facts: DecoderFacts
-    stored: Stored
+    `decoder` has the values that the spec gives.
+    """
+
+    decoder: Decoder
     captured: Captured
     batches: dict[str, Batch] = field(default_factory=dict)
     kept: dict[tuple[str, str], _Kept] = field(default_factory=dict)
@@ -85,6 +86,10 @@ class Residuals:
         size: Tensor = seen[shown].norm()
         return (made[shown] - seen[shown]) / size.clamp_min(1e-300)
 
+    def made(self, component: Component) -> Tensor | None:
+        """What the formula makes under the spec's values, None where a tensor that it needs is not there."""
+        return self._made(component, self.decoder.values)[0]
+
     def residual(self, component: Component, values: Values) -> float:
         """The norm of `difference`, infinite where there is none."""
         off = self.difference(component, values)
@@ -96,7 +101,7 @@ class Residuals:
 
     def _made(self, component: Component, values: Values) -> tuple[Tensor | None, set[str]]:
         probe = component.probe
-        decoder = decoder_of(self.facts, self.stored, torch.float64, values=values)
+        decoder = replace(self.decoder, values=values)
         rows = None
         if self._long(probe):
             rows = torch.arange(probe.shape[1] - LAST_QUERIES, probe.shape[1])

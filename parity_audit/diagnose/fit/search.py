@@ -8,7 +8,7 @@ best point of a coarse grid. The parts of a dictionary are searched one at a tim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,15 @@ STEPS, STEP, HALVINGS = 20, 1e-5, 6
 GRID, NARROWINGS, FEW = 13, 12, 64
 """Points of a grid, how often it is narrowed, and how many whole numbers are enumerated rather than searched."""
 
+FIXED = ("step",)
+"""Parts that only take the values of their starts: what they make does not change smoothly with them."""
+LOG_END = 50.0
+"""The largest logarithm that a step may lead to: e^50 is beyond every constant."""
+EQUALLY = 1.1
+"""Residuals whose ratio is within this factor are the same: in float32 values that leave 1.1 times as much are less than a
+step of the dtype apart."""
 DIGITS = (2, 3, 4, 5, 6, 7, 8)
 """A constant in a config has few digits. A table that is computed in float32 is only reproduced by the very constant."""
-
 Difference = Callable[[Any], "Tensor | None"]
 
 
@@ -38,7 +44,9 @@ class Fitted:
     left: float
 
 
-def fitted(row: Knob, difference: Difference, start: Any, limit: int) -> Fitted:
+def fitted(
+    row: Knob, difference: Difference, start: Any, limit: int, *, enough: float = ROUNDING, polish: bool = False
+) -> Fitted:
     """The value of a knob that leaves least.
 
     Args:
@@ -46,15 +54,42 @@ def fitted(row: Knob, difference: Difference, start: Any, limit: int) -> Fitted:
         difference: formula minus capture for a value of the knob, None where the value is impossible.
         start: the value that is held to be right.
         limit: the largest whole number that the knob can be in this model.
+        enough: what rounding leaves; a search that comes to it ends.
+        polish: start is near the answer: nothing is enumerated, and real numbers are searched from there alone.
     """
+    if polish:
+        return _polished(row, difference, start)
     tried = [_at(difference, value) for value in _enumerated(row, start, limit)]
     if row.kind == STRUCTURE:
-        tried += [_part(difference, start, path) for path in number_paths(start)]
+        begun = row.starts if start is None else (start,)
+        tried += [_part(difference, one, path) for one in begun for path in number_paths(one) if path[0] not in FIXED]
     elif row.kind == COUNT and limit > FEW:
-        tried.append(_narrowed(difference, 1, limit))
+        tried.append(_narrowed(difference, 1, limit, enough))
     elif row.span is not None and row.kind != COUNT:
-        tried.append(_real(difference, start, row.span))
+        tried.append(_real(difference, start, row.span, enough))
     return min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
+
+
+def _polished(row: Knob, difference: Difference, start: Any) -> Fitted:
+    """The nearest minimum from a value that is known to be near."""
+    here = _at(difference, start)
+    number = isinstance(start, (int, float)) and not isinstance(start, bool)
+    if row.span is None or row.kind == COUNT or not number or (row.span[0] > 0 and start <= 0):
+        return here
+    return min(here, _gauss_newton(difference, float(start), positive=row.span[0] > 0), key=lambda one: one.left)
+
+
+def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None:
+    """The standard error of a real value whose difference is `off`: sqrt(sum off^2 / (n - 1)) / |d off / d value|."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    step = STEP * max(abs(value), 1e-9)
+    beside = difference(value + step)
+    if beside is None or beside.shape != off.shape:
+        return None
+    slope = float((beside - off).norm()) / step
+    spread = float(off.norm()) / max(off.numel() - 1, 1) ** 0.5
+    return spread / slope if slope > 0 else math.inf
 
 
 def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
@@ -72,7 +107,7 @@ def _at(difference: Difference, value: Any) -> Fitted:
     return Fitted(value=value, left=math.inf if bad or off is None else float(off.norm()))
 
 
-def _narrowed(difference: Difference, low: int, high: int) -> Fitted:
+def _narrowed(difference: Difference, low: int, high: int, enough: float) -> Fitted:
     """A whole number on a geometric grid that is narrowed round the best point."""
     best = Fitted(value=low, left=math.inf)
     for _ in range(NARROWINGS):
@@ -81,19 +116,19 @@ def _narrowed(difference: Difference, low: int, high: int) -> Fitted:
         at = min(range(len(points)), key=lambda k: found[k].left)
         best = min(best, found[at], key=lambda one: one.left)
         low, high = points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)]
-        if high - low <= 1 or best.left <= ROUNDING:
+        if high - low <= 1 or best.left <= enough:
             break
     return best
 
 
-def _real(difference: Difference, start: Any, span: tuple[float, float]) -> Fitted:
+def _real(difference: Difference, start: Any, span: tuple[float, float], enough: float) -> Fitted:
     """A real number within a span."""
     low, high = span
     given = float(start) if isinstance(start, (int, float)) and not isinstance(start, bool) else None
     found = Fitted(value=start, left=math.inf)
     if given is not None and (given > 0 or low < 0):
         found = _gauss_newton(difference, given, positive=low > 0)
-    if found.left <= ROUNDING:
+    if found.left <= enough:
         return found
     grid = torch.linspace(0, 1, 2 * GRID - 1, dtype=torch.float64).tolist()
     points = [low * (high / low) ** t if low > 0 else low + (high - low) * t for t in grid]
@@ -104,32 +139,51 @@ def _real(difference: Difference, start: Any, span: tuple[float, float]) -> Fitt
 
 
 def _gauss_newton(difference: Difference, start: float, *, positive: bool) -> Fitted:
-    """The nearest minimum in one number; a step that leads uphill is halved."""
+    """The nearest minimum in one number, written with as few digits as leave the same."""
+    (value,), _ = together(lambda values: difference(values[0]), (start,), (positive,))
+    exact = _at(difference, value)
+    short = (_at(difference, float(f"{value:.{digits}g}")) for digits in DIGITS)
+    # Values very near the constant leave the same rounding; of those the constant is told by its few digits.
+    return next((one for one in short if one.left <= max(EQUALLY * exact.left, ROUNDING)), exact)
 
-    def at(u: float) -> Tensor | None:
-        return difference(math.exp(u) if positive else u)
 
-    u = math.log(start) if positive else start
+def together(
+    difference: Callable[[Sequence[float]], Tensor | None], start: Sequence[float], positive: Sequence[bool]
+) -> tuple[tuple[float, ...], float]:
+    """The nearest minimum in several numbers by Gauss-Newton, and what it leaves; a step that leads uphill is halved.
+
+    Args:
+        difference: formula minus capture for these numbers, None where they are impossible.
+        positive: which numbers are searched in the logarithm.
+    """
+
+    def numbers(u: Tensor) -> tuple[float, ...]:
+        return tuple(math.exp(x) if log else x for x, log in zip(u.tolist(), positive, strict=True))
+
+    def at(u: Tensor) -> Tensor | None:
+        return (
+            difference(numbers(u))
+            if all(abs(x) < LOG_END or not log for x, log in zip(u.tolist(), positive, strict=True))
+            else None
+        )
+
+    u = torch.tensor([math.log(x) if log else x for x, log in zip(start, positive, strict=True)], dtype=torch.float64)
     off = at(u)
     for _ in range(STEPS):
-        beside = at(u + STEP)
-        if off is None or beside is None or off.shape != beside.shape:
+        beside = [at(u + step) for step in STEP * torch.eye(len(u), dtype=torch.float64)]
+        if off is None or any(one is None or one.shape != off.shape for one in beside):
             break
-        slope = (beside - off) / STEP
-        step = float(slope @ off) / max(float(slope @ slope), 1e-300)
+        slopes = torch.stack([one - off for one in beside if one is not None], -1) / STEP
+        step = torch.linalg.lstsq(slopes.mT @ slopes, slopes.mT @ off, driver="gelsd").solution
         for _ in range(HALVINGS):
-            trial = at(u - step) if abs(step) < 50 else None
+            trial = at(u - step)
             if trial is not None and trial.shape == off.shape and float(trial.norm()) < float(off.norm()):
                 break
-            step /= 2
+            step = step / 2
         else:
             break
         u, off = u - step, trial
-    value = math.exp(u) if positive else u
-    exact = _at(difference, value)
-    short = (_at(difference, float(f"{value:.{digits}g}")) for digits in DIGITS)
-    # Float32 tables are the same for all values very near the constant; what leaves rounding alike is told by its few digits.
-    return min(*short, exact, key=lambda one: max(one.left, ROUNDING))
+    return numbers(u), math.inf if off is None else float(off.norm())
 
 
 def number_paths(value: Any) -> list[tuple[str, int | None]]:

@@ -1,0 +1,249 @@
+"""The knob values that explain what one side makes of its own inputs: formulas beside captures, site by site.
+
+    residual = rms(formula(captured inputs) - captured) / rms(captured)
+
+Under the spec's values the residual of a right component is rounding. Where it is more, every knob that the formula asks
+for is searched alone; a value that leaves rounding is an explanation, provided that it also holds at the other visible
+sites of the layer that ask for the knob. Of several explanations the one with least freedom is taken: a choice before
+a whole number before a real number, a knob that the spec names before one that it is silent on. Both sides are
+treated alike, so a reference that departs from the spec is found the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.limits import limit_of
+from parity_audit.core.sites import layer_of, local_name
+from parity_audit.diagnose.evidence import KnobFit
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed
+from parity_audit.diagnose.fit.search import Difference, fitted, uncertainty
+from parity_audit.diagnose.fit.sides import ByLayer, Side, side_of, sites_with_formula
+from parity_audit.diagnose.localise import component_of
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, STRUCTURE, default
+
+STEPS_OF_ROUNDING = 50.0
+"""Steps of the dtype that rounding may leave of a component whose reference departs as well, so that it is no measure: sums over
+a hundred terms leave up to two steps, and the size of what is left grows with the root of their number."""
+MORE_ON_ALL = 10.0
+"""What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
+ALIKE = 3.0
+"""Explanations whose residuals are within this factor of the least explain equally well."""
+FREEDOM = {FLAG: 0, CHOICE: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
+OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale")
+"""Knobs of components that a block has several of: one of them may be wrong and the others right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A knob's value that leaves rounding of a component."""
+
+    knob: str
+    value: Any
+    residual: float
+
+
+@dataclass(kw_only=True)
+class Causes:
+    """The fits of both sides, for every knob that departs on either."""
+
+    candidate: list[KnobFit] = field(default_factory=list)
+    reference: list[KnobFit] = field(default_factory=list)
+
+
+def causes(candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | None) -> Causes:
+    """The fits that explain the suspect components, and what the same knobs are where they are right."""
+    found = Causes()
+    sides = Searched(side=side_of(candidate)), Searched(side=side_of(reference))
+    for site in sites_with_formula(candidate):
+        if suspects is None or component_of(site) in suspects:
+            _explain(site, sides, found)
+    for knob in sorted({fit.knob for fit in found.candidate}):
+        seen = {(fit.layer, fit.site) for fit in found.candidate if fit.knob == knob}
+        for site in sites_with_formula(candidate):
+            if (layer_of(site), local_name(site)) not in seen:
+                _add_where_right(site, knob, sides, found)
+    return found
+
+
+@dataclass(kw_only=True)
+class Searched:
+    """One side, the explanations that were found for it so far, and the sites of blocks that no knob explained."""
+
+    side: Side
+    found: list[Explanation] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AtSite:
+    """One site on one side: its components, what the spec's values leave, and what rounding may leave."""
+
+    searched: Searched
+    parts: Sequence[Component]
+    residual: float
+    limit: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.residual <= self.limit
+
+
+def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
+    """A site on both sides; empty where a side hides it or has no formula for it."""
+    parts = [one.side.shown(site) for one in sides]
+    if not all(parts) or any(side.side.residuals.made(own[0]) is None for side, own in zip(sides, parts, strict=True)):
+        return []
+    left = [residual(one.side.residuals, own) for one, own in zip(sides, parts, strict=True)]
+    steps = STEPS_OF_ROUNDING * max(one.side.eps(own[0]) for one, own in zip(sides, parts, strict=True))
+    floor = left[1] if left[1] <= steps else steps / limit_of(site)
+    return [
+        _AtSite(searched=one, parts=own, residual=off, limit=limit_of(site) * floor)
+        for one, own, off in zip(sides, parts, left, strict=True)
+    ]
+
+
+def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:
+    """Explain one site on both sides, and write the fits of every knob that departs on either."""
+    both = _both(site, sides)
+    if all(one.is_right for one in both):
+        return
+    told = [None if one.is_right else _explanation(one) for one in both]
+    if any(one is None and not at.is_right for one, at in zip(told, both, strict=True)):
+        return
+    for knob in dict.fromkeys(one.knob for one in told if one is not None):
+        for one, explanation, out in zip(both, told, (found.candidate, found.reference), strict=True):
+            out.append(_fit(one, knob, explanation))
+
+
+def _add_where_right(site: str, knob: str, sides: Sequence[Searched], found: Causes) -> None:
+    """The fits of a knob at a site that asks for it and is right on both sides."""
+    parts = sides[0].side.shown(site)
+    if not parts or knob not in asked(sides[0].side.residuals, parts[0]):
+        return
+    both = _both(site, sides)
+    if both and all(one.is_right for one in both):
+        for one, out in zip(both, (found.candidate, found.reference), strict=True):
+            out.append(_fit(one, knob, None))
+
+
+def _explanation(at: _AtSite) -> Explanation | None:
+    """The explanation with least freedom: what was found before, else the best of a search."""
+    residuals = at.searched.side.residuals
+    knobs = asked(residuals, at.parts[0])
+    for known in at.searched.found:
+        if known.knob in knobs and _holds(at, known):
+            return known
+    if local_name(at.parts[0].site) in at.searched.failed:
+        return None  # what one layer did not show, the next is not searched for
+    tried = [one for one in _searched(at, knobs) if one.residual <= at.limit]
+    least = min((one.residual for one in tried), default=0.0)
+    tried.sort(key=lambda one: _freedom(one, ALIKE * max(least, at.limit / limit_of(at.parts[0].site)), residuals))
+    chosen = next((one for one in tried if _holds(at, one)), None)
+    if chosen is None:
+        at.searched.failed.add(local_name(at.parts[0].site))
+    else:
+        at.searched.found.append(chosen)
+    return chosen
+
+
+def _freedom(one: Explanation, alike: float, residuals: Residuals) -> tuple[bool, int, bool]:
+    """What comes first: what leaves as little as the best, a choice before a number, a knob that the spec names."""
+    return one.residual > alike, FREEDOM[KNOBS[one.knob].kind], one.knob not in residuals.decoder.values
+
+
+def _searched(at: _AtSite, knobs: Collection[str]) -> Iterator[Explanation]:
+    """The best value of each knob: searched on the smallest probe, then on all."""
+    residuals = at.searched.side.residuals
+    small = min(at.parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
+    for knob in sorted(knobs):
+        row, start = KNOBS[knob], residuals.decoder.knob(knob, small.layer)
+        most = largest(residuals, small, knob)
+        first = fitted(row, _difference(residuals, [small], knob), start, most, enough=at.limit)
+        if first.left <= MORE_ON_ALL * at.limit:
+            again = fitted(row, _difference(residuals, at.parts, knob), first.value, 0, enough=at.limit, polish=True)
+            yield Explanation(knob=knob, value=again.value, residual=again.left)
+
+
+def _holds(at: _AtSite, one: Explanation) -> bool:
+    """Whether a value leaves rounding here, and no more than the spec's at the layer's other sites that ask for the knob."""
+    residuals = at.searched.side.residuals
+    values = with_value(residuals, one.knob, one.value, at.parts[0].layer)
+    if residual(residuals, at.parts, values) > at.limit:
+        return False
+    if one.knob.startswith(OWN_AT_EACH_SITE):
+        return True
+    return all(
+        residual(residuals, other, values) <= max(MORE_ON_ALL * residual(residuals, other), at.limit)
+        for other in _siblings(at, one.knob)
+    )
+
+
+def _siblings(at: _AtSite, knob: str) -> Iterator[list[Component]]:
+    """The other visible sites of a layer whose formula asks for a knob."""
+    side, own = at.searched.side, at.parts[0]
+    for site in sites_with_formula(side.evidence):
+        parts = side.shown(site) if layer_of(site) == own.layer and site != own.site else []
+        if parts and knob in asked(side.residuals, parts[0]):
+            yield parts
+
+
+def asked(residuals: Residuals, component: Component) -> frozenset[str]:
+    """The knobs that a component's formula asks for under the spec's values."""
+    return residuals.asked(component, residuals.decoder.values)
+
+
+def _difference(residuals: Residuals, parts: Sequence[Component], knob: str) -> Difference:
+    """The differences of all parts in one, for a value of a knob; None where one of them cannot be."""
+    return lambda value: joined(residuals, parts, with_value(residuals, knob, value, parts[0].layer))
+
+
+def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
+    """The differences of several probes in one, so that its norm is their root mean square."""
+    made = [residuals.difference(part, residuals.decoder.values if values is None else values) for part in parts]
+    if any(one is None for one in made):
+        return None
+    every: Tensor = torch.cat([one.flatten() for one in made if one is not None])
+    scaled: Tensor = every / len(made) ** 0.5
+    return scaled
+
+
+def residual(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
+    """The norm of `joined`, infinite where there is none."""
+    off = joined(residuals, parts, values)
+    return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
+
+
+def with_value(residuals: Residuals, knob: str, value: Any, layer: int | None) -> Values:
+    """The spec's values with one knob's changed where a component reads it: outside the blocks there is one for all."""
+    count = residuals.decoder.dims["n_layers"]
+    layers = range(count) if layer is None else [layer]
+    return changed(residuals.decoder.values, knob, value, layers, count, default(knob))
+
+
+def largest(residuals: Residuals, component: Component, knob: str) -> int:
+    """The largest whole number that a knob can be in this model."""
+    dims = residuals.decoder.dims
+    own = {"n_kv_heads": dims["n_heads"], "moe.top_k": dims.get("n_experts", 1), "rope.partial": dims["d_head"],
+           "attention.window": component.probe.shape[1], "pos_embed.offset": 16}  # fmt: skip
+    return own.get(knob, 0)
+
+
+def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
+    """A side's value of a knob at a site: the explanation's, or the spec's where that leaves rounding."""
+    residuals, site = at.searched.side.residuals, at.parts[0].site
+    own = explanation if explanation is not None and explanation.knob == knob else None
+    value = residuals.decoder.knob(knob, at.parts[0].layer) if own is None else own.value
+    difference = _difference(residuals, at.parts, knob)
+    off = difference(value)
+    left = float("inf") if off is None else float(off.norm())
+    stderr = uncertainty(difference, value, off) if KNOBS[knob].kind == REAL and off is not None else None
+    return KnobFit(
+        knob=knob, layer=layer_of(site), value=value, stderr=stderr, residual=left, n=0 if off is None else off.numel(),
+        site=local_name(site), evidence={"explained_by": "formula"},
+    )  # fmt: skip

@@ -1,0 +1,111 @@
+"""Causes by formula alone, on ports whose one wrong constant is known; the families of fits take no part."""
+
+import math
+
+import pytest
+import torch
+from tiny_port import Port, evidence, spec_of
+
+from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes, residual
+from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
+from parity_audit.diagnose.fitting import identify_by_formula
+
+PORT = Port()
+HIDDEN = ("attn_scores", "pattern")
+FAULTS = {
+    "attention.scale": ({"scale": 12.3}, 12.3),
+    "attention.softcap": ({"cap": 30.0}, 30.0),
+    "attention.window": ({"window": 9}, 9),
+    "attention.mask": ({"causal": False}, "not causal"),
+    "rope.theta": ({"theta": 5e5}, 5e5),
+    "rope.pairing": ({"pairing": "adjacent"}, "adjacent"),
+    "rope.partial": ({"d_rot": 16}, 16),
+    "rope.offset": ({"offset_positions": 1}, 1.0),
+    "norm.eps": ({"eps": 1e-3}, 1e-3),
+    "norm.offset": ({"norm_offset": 0.0}, 0.0),
+    "norm.kind": ({"kind": "layer"}, "layer"),
+    "mlp.activation": ({"act": "gelu"}, "gelu"),
+    "mlp.gate_up": ({"swapped": True}, "up activated"),
+    "embed.scale": ({"embed_scale": 3.0}, 3.0),
+    "logits.softcap": ({"logit_cap": 30.0}, 30.0),
+    "logits.scale": ({"logit_scale": 0.5}, 0.5),
+    "logits.shift": ({"centred": True}, "centred"),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def fits_of(candidate, reference, knobs=None):
+    sides = (evidence(port, side, knobs=knobs or spec_of(PORT)) for port, side in
+             ((candidate, "candidate"), (reference, "reference")))  # fmt: skip
+    return causes(*sides, None)
+
+
+@pytest.mark.parametrize("hide", [(), HIDDEN], ids=["visible", "hidden"])
+@pytest.mark.parametrize("knob", FAULTS)
+def test_a_fault_is_named_with_its_value_and_nothing_else(knob, hide):
+    changes, truth = FAULTS[knob]
+    found = fits_of(PORT.but(hide=hide, **changes), PORT.but(hide=hide))
+
+    wrong = {fit.knob: fit for fit in found.candidate if fit.value != {r.site + str(r.layer): r.value for r in found.reference if
+             r.knob == fit.knob}[fit.site + str(fit.layer)]}  # fmt: skip
+    assert set(wrong) == {knob}
+    assert wrong[knob].value == (truth if isinstance(truth, str) else pytest.approx(truth, rel=1e-5, abs=1e-6))
+
+
+def test_a_clean_port_has_no_cause():
+    found = fits_of(PORT, PORT)
+
+    assert found.candidate == found.reference == []
+
+
+def test_a_reference_that_departs_is_fitted_like_a_candidate():
+    found = fits_of(PORT, PORT.but(scale=12.3))
+
+    assert {fit.value for fit in found.candidate} == {16.0}
+    assert [fit.value for fit in found.reference] == pytest.approx([12.3] * PORT.n_layers, rel=1e-6)
+
+
+def test_a_fault_of_one_layer_is_of_that_layer():
+    findings, gaps = identify_by_formula(
+        evidence(PORT.but(scale=(16.0, 11.0)), "candidate", knobs=spec_of(PORT)),
+        evidence(PORT, "reference", knobs=spec_of(PORT)), {"scores"},
+    )  # fmt: skip
+
+    assert [(item.knob, item.layers, item.departs_from_spec) for item in findings] == [
+        ("attention.scale", (1,), "candidate")
+    ]
+    assert gaps == []
+
+
+def test_what_no_knob_explains_is_not_explained():
+    broken = evidence(PORT, "candidate", knobs=spec_of(PORT))
+    layer = broken[0]
+    noise = torch.Generator().manual_seed(0)
+
+    def tensor(probe, site):
+        found = layer.tensor(probe, site)
+        return found if site != "attn_scores" else found + 0.01 * torch.randn(found.shape, generator=noise)
+
+    broken[0] = type(layer)(**{**vars(layer), "tensor": tensor})
+    found = causes(broken, evidence(PORT, "reference", knobs=spec_of(PORT)), {"scores"})
+
+    assert found.candidate == []
+
+
+def test_rounding_is_far_below_the_limit_of_what_counts_as_an_explanation():
+    """The bound holds for the port's own rounding with room, and a tenth of it would not."""
+    side = evidence(PORT, "reference", knobs=spec_of(PORT))
+    own = side_of(side)
+    worst = max(
+        left for site in sites_with_formula(side)
+        if (parts := own.shown(site)) and math.isfinite(left := residual(own.residuals, parts))
+    )  # fmt: skip
+    step = torch.finfo(torch.float32).eps
+    assert STEPS_OF_ROUNDING * step / 100 < worst < STEPS_OF_ROUNDING * step
