@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from parity_audit.core.version import __version__
 
 _PLACES = {
+    "batch_invariant.context": ("invariant",),
     "api": ("audit", "capture", "diff", "invariance", "logprobs"),
     "core.invariance_report": ("InvarianceReport",),
     "core.logprob_report": ("LogprobReport",),
@@ -63,11 +64,13 @@ __all__ = [
     "capture",
     "diff",
     "invariance",
+    "invariant",
     "logprobs",
 ]
 
 if TYPE_CHECKING:
     from parity_audit.api import audit, capture, diff, invariance, logprobs
+    from parity_audit.batch_invariant.context import invariant
     from parity_audit.core.errors import (
         BackendFailed,
         CannotRun,

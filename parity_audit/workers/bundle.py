@@ -1,4 +1,4 @@
-"""The worker program: `core/`, `formulas/` and `backends/` as one zipapp, so that nothing else of the parent travels with it."""
+"""The worker program: four folders as one zipapp, so that nothing else of the parent travels with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from parity_audit.cache.aside import set_aside
 from parity_audit.core.errors import NotJudged
 
-PARTS = ("core", "formulas", "backends")
+PARTS = ("core", "formulas", "batch_invariant", "backends")
 MAIN = "from parity_audit.backends.serve import main\nmain()\n"
 
 

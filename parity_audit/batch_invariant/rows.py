@@ -1,0 +1,100 @@
+"""Sums along a row (`softmax`, `log_softmax`, `logsumexp`, `mean`, `sum`, norms) on the CPU: one row, one fixed order.
+
+Along a last dimension of fixed size torch sums each row by itself once there are two rows in one piece of memory; a
+single long row it splits between threads, so it gets a companion. The width of attention's softmax grows with the keys:
+it is summed in blocks of `BLOCK`, filled up with zeros, one block after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity_audit.batch_invariant.batched import widened
+from parity_audit.batch_invariant.elementwise import pointwise
+
+BLOCK = 64
+"""Keys summed by one call in a softmax."""
+aten = torch.ops.aten
+
+
+def softmax(scores: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    """`_softmax` along any dimension, in float32 or wider."""
+    dtype = torch.float32 if half_to_float else scores.dtype
+    if scores.dim() == 0 or scores.numel() == 0:
+        return torch.ones_like(scores, dtype=dtype)
+    last = scores.to(widened(scores.dtype)).movedim(dim, -1)
+    width = last.shape[-1]
+    blocks = -(-width // BLOCK)
+    rows = last.new_full((*last.shape[:-1], blocks * BLOCK), -math.inf)
+    rows[..., :width] = last
+    rows = pointwise(aten.exp.out, rows.sub_(rows.amax(-1, keepdim=True)))
+    sums = _last(aten.sum.IntList_out, rows.view(-1, BLOCK), keepdim=False).view(*last.shape[:-1], blocks)
+    found = rows.div_(sums.cumsum(-1)[..., -1:] if blocks > 1 else sums)[..., :width]
+    return found.to(dtype).movedim(-1, dim).contiguous()
+
+
+def log_softmax(values: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    """`_log_softmax`."""
+    last = values.movedim(dim, -1) if values.dim() else values
+    rows = _two_rows(last)
+    out = torch.empty_like(rows, dtype=torch.float32 if half_to_float else values.dtype)
+    aten._log_softmax.out(rows, -1, half_to_float, out=out)
+    found = out[: max(1, last.numel() // max(1, last.shape[-1] if last.dim() else 1))].reshape(last.shape)
+    return (found.movedim(-1, dim) if values.dim() else found).contiguous()
+
+
+def mean(values: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """`mean.dim`."""
+    return _reduced(aten.mean.out, values if dtype is None else values.to(dtype), dim, keepdim)
+
+
+def total(values: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """`sum.dim_IntList`."""
+    if dtype is None and not (values.is_floating_point() or values.is_complex()):
+        dtype = torch.int64
+    return _reduced(aten.sum.IntList_out, values if dtype is None else values.to(dtype), dim, keepdim)
+
+
+def logsumexp(values: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """`logsumexp` from its parts."""
+    values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
+    peak = values.amax(tuple(dim), keepdim=True)
+    peak = torch.where(peak.isinf(), torch.zeros_like(peak), peak)
+    sums = _reduced(aten.sum.IntList_out, pointwise(aten.exp.out, values - peak), dim, True)
+    found = pointwise(aten.log.out, sums) + peak
+    return found if keepdim else found.squeeze(tuple(dim))
+
+
+def _reduced(native: Any, values: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+    """Along the last dimension by rows; any other reduction as torch does it."""
+    if dim is not None and len(dim) == 1 and values.dim() and dim[0] % values.dim() == values.dim() - 1:
+        return _last(native, values, keepdim)
+    return _native(native, values, dim, keepdim)
+
+
+def _last(native: Any, values: Tensor, keepdim: bool) -> Tensor:
+    rows = _two_rows(values)
+    out = values.new_empty(len(rows))
+    native(rows, [-1], False, out=out)
+    shape = (*values.shape[:-1], 1) if keepdim else values.shape[:-1]
+    return out[: math.prod(shape)].view(shape)
+
+
+def _two_rows(values: Tensor) -> Tensor:
+    """`[row, width]` in one piece of memory and at least two rows."""
+    width = values.shape[-1] if values.dim() else 1
+    rows = (
+        values.contiguous().view(-1, width) if values.numel() else values.reshape(math.prod(values.shape[:-1]), width)
+    )
+    return rows.expand(2, -1).contiguous() if len(rows) == 1 else rows
+
+
+def _native(native: Any, values: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+    out = values.new_empty(0)
+    native(values, None if dim is None else list(dim), keepdim, out=out)
+    return out
