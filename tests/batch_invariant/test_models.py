@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +95,18 @@ def test_every_site_has_the_same_bits_however_it_is_computed(backend, name, dtyp
         (whole["returned#0"].double() - plain["returned#0"].double()).norm() / plain["returned#0"].double().norm()
     )
     assert distance <= 100 * torch.finfo(dtype).eps, "the same function, to rounding"
+
+
+def test_nearly_tied_greedy_completions_are_one_with_the_mode_and_several_without():
+    """A smaller run of benchmarks/batch_invariant.py: 40 completions of 24 tokens."""
+    path = Path(__file__).parents[2] / "benchmarks" / "batch_invariant.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_batches", path)
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    torch.set_num_threads(1)
+    assert sum(benchmark.batches(40)) == 40
+    found = benchmark.unique(40, 24)
+    assert found["invariant"] == 1
+    assert found["plain"] > 1

@@ -1,0 +1,174 @@
+"""Greedy completions under random batch sizes, with and without `parity_audit.invariant()`, and what the mode costs.
+
+    python benchmarks/batch_invariant.py [--completions 1000] [--tokens 64] [--out benchmarks/batch_invariant.json]
+
+Completions: one prompt, decoded greedily from the cache in batches of 1 to 12 copies of it, by a random Llama (2 layers, 128
+wide, float32). The rows of its head come in pairs that differ by 1e-6 of their size, so that the two likeliest tokens are
+nearly tied at every step: a stress for the last bits, which a trained model meets only now and then. Without the mode the
+batch size decides some of these ties; with it there must be one completion, or the program fails.
+
+Overhead: seconds of a decoding step and of a prompt of 128 tokens, plain and with the mode in turns, as the ratio of medians,
+for the Llama-3.2 and Gemma-2 miniatures and for a random Llama of 100 million parameters. The first pass of a shape, in
+which faster calls are compared with the definition, is not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+
+import parity_audit
+from parity_audit.specs import miniature
+from parity_audit.specs.resolve import resolve_model
+
+LARGEST_BATCH = 12
+TIE = 1e-6
+REPEATS = 7
+PROMPT = 16
+MINIATURES = ("meta-llama/Llama-3.2-1B", "gemma-2-2b-it")
+
+
+def main() -> None:
+    """Print both tables and write them as JSON; exit 1 where the mode leaves more than one completion."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--completions", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    found = {
+        "machine": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": given.threads,
+        "completions": given.completions, "tokens": given.tokens, "unique": unique(given.completions, given.tokens),
+        "overhead": [],
+    }  # fmt: skip
+    for name, model in models():
+        for what, ratio in overhead(model).items():
+            found["overhead"].append({"model": name, "what": what, **ratio})
+            print(f"{name}  {what}  {ratio['ratio']:.2f}x", flush=True)
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(int(found["unique"]["invariant"] != 1))
+
+
+def unique(completions: int, tokens: int) -> dict[str, int]:
+    """Number of different completions, without and with the mode."""
+    model = nearly_tied()
+    found = {}
+    for mode, context in (("plain", nullcontext), ("invariant", parity_audit.invariant)):
+        with context():
+            found[mode] = len({text for batch in batches(completions) for text in completed(model, batch, tokens)})
+        print(f"{mode}: {found[mode]} unique of {completions} completions of {tokens} tokens", flush=True)
+    return found
+
+
+def batches(completions: int) -> list[int]:
+    """Random batch sizes that add up to so many completions."""
+    generator, sizes = torch.Generator().manual_seed(0), []
+    while completions:
+        size = min(completions, int(torch.randint(1, LARGEST_BATCH + 1, (1,), generator=generator)))
+        sizes.append(size)
+        completions -= size
+    return sizes
+
+
+def nearly_tied() -> LlamaForCausalLM:
+    """A random Llama whose head has every row twice, but for `TIE`."""
+    torch.manual_seed(0)
+    model = random_llama(
+        hidden_size=128, intermediate_size=344, num_hidden_layers=2, num_attention_heads=4, vocab_size=512
+    )
+    weight = model.lm_head.weight.data
+    weight[1::2] = weight[::2] * (1 + TIE * torch.randn_like(weight[::2]))
+    return model
+
+
+def random_llama(**sizes: int) -> LlamaForCausalLM:
+    """Random weights ten times the usual size for an untrained model, so that its texts are not all the same."""
+    config = LlamaConfig(initializer_range=0.2, tie_word_embeddings=False, num_key_value_heads=2, **sizes)
+    return LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def completed(model: Any, batch: int, tokens: int) -> list[tuple[int, ...]]:
+    """Greedy completions of one prompt in a batch of copies of it."""
+    cache, texts = DynamicCache(), []
+    new = (torch.arange(PROMPT) * 7 % 512).expand(batch, -1)
+    for _ in range(tokens):
+        new = model(new, past_key_values=cache).logits[:, -1:].argmax(-1)
+        texts.append(new)
+    return [tuple(row) for row in torch.cat(texts, dim=1).tolist()]
+
+
+def models() -> Any:
+    """Names and models to time."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in MINIATURES:
+            checkpoint = miniature.make(resolve_model(name), root=Path(folder))
+            for attention in ("eager", "sdpa"):
+                yield (
+                    f"{name} miniature, float32, {attention}",
+                    AutoModelForCausalLM.from_pretrained(checkpoint.path, attn_implementation=attention).eval(),
+                )
+    model = random_llama(
+        hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12, vocab_size=16000
+    )
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    yield f"random Llama, {millions:.0f} million parameters, float32, sdpa", model
+
+
+def overhead(model: Any) -> dict[str, dict[str, float]]:
+    """Milliseconds, plain and with the mode in turns, and the ratio of medians."""
+    ways = {
+        "decode, batch 1": lambda: decode_seconds(model, 1),
+        "decode, batch 8": lambda: decode_seconds(model, 8),
+        "prefill, 128 tokens": lambda: prefill_seconds(model),
+    }
+    found = {}
+    for what, seconds in ways.items():
+        seconds()
+        with parity_audit.invariant():
+            seconds()
+        plain, mode = [], []
+        for _ in range(REPEATS):
+            plain.append(seconds())
+            with parity_audit.invariant():
+                mode.append(seconds())
+        middle = statistics.median(plain), statistics.median(mode)
+        found[what] = {"plain_ms": middle[0] * 1e3, "invariant_ms": middle[1] * 1e3, "ratio": middle[1] / middle[0]}
+    return found
+
+
+@torch.no_grad()
+def decode_seconds(model: Any, batch: int, steps: int = 8) -> float:
+    """Median seconds of a decoding step after a prompt."""
+    cache, new, seconds = DynamicCache(), torch.full((batch, PROMPT), 5), []
+    model(new, past_key_values=cache)
+    for _ in range(steps):
+        started = time.perf_counter()
+        model(new[:, :1], past_key_values=cache)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+@torch.no_grad()
+def prefill_seconds(model: Any) -> float:
+    """Seconds of a prompt of 128 tokens."""
+    started = time.perf_counter()
+    model(torch.full((1, 128), 5), use_cache=False)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
