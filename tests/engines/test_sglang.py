@@ -36,7 +36,7 @@ def test_the_dropped_soft_cap_is_named_and_proved_beside_two_engines_at_parity(t
     assert candidate.findings[0].reference_value == pytest.approx(50.0, rel=1e-3)
     assert candidate.patches == ()
     assert candidate.proof is not None
-    assert candidate.proof.proved
+    assert candidate.proof.proven
     assert "a patch for attention.softcap" in {gap.what for gap in candidate.not_tested}
 
 
