@@ -64,8 +64,8 @@ def test_a_bad_answer_is_an_error_that_says_so(raw, code, words):
 
 
 def test_nobody_listens():
-    with answering(b"") as url:
-        pass
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     with pytest.raises(BackendFailed, match="no server answers") as caught:
         Endpoint(url, 5).get("/health")
