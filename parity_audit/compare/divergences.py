@@ -122,11 +122,12 @@ def kl_lower_bound(log_p: Tensor, log_q: Tensor) -> Tensor:
         ValueError: the given probabilities of a row add up to more than 1 (beyond rounding to float32).
     """
     sides = []
+    rounding = log_p.shape[-1] * torch.finfo(torch.float64).eps  # of a sum of so many probabilities: less is no mass
     for side in (log_p.double(), log_q.double()):
         rest = 1.0 - side.exp().sum(-1, keepdim=True)
         if float(rest.min()) < -1e-5:
             raise ValueError(f"probabilities of the top tokens add up to {1.0 - float(rest.min()):.6g}")
-        sides.append(torch.cat([side, rest.clamp_min(0.0).log()], -1))
+        sides.append(torch.cat([side, rest.clamp_min(rounding).log()], -1))
     return kl_divergence(*sides)
 
 
