@@ -6,10 +6,21 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs import miniature
 from parity_audit.specs.resolve import resolve_model
+
+
+def pytest_configure() -> None:
+    """One thread for each of several test processes, and for the workers that they start.
+
+    Processes that each use every core spend most of their time waiting for each other's threads.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
