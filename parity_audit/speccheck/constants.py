@@ -7,13 +7,13 @@ rounding is contradicted, with its value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, with_value
 from parity_audit.diagnose.fit.search import ROUNDING, Fitted, fitted
 from parity_audit.formulas.knobs import KNOBS, default
 
@@ -94,31 +94,17 @@ def _order(component: Component) -> list[str]:
 
 
 def _searched(residuals: Residuals, component: Component, values: Values, name: str) -> Fitted:
-    layers, count = _layers(residuals, component), residuals.decoder.dims["n_layers"]
     start = said(residuals, values, name, component.layer)
 
     def difference(value: Any) -> torch.Tensor | None:
-        return residuals.difference(component, changed(values, name, value, layers, count, default(name)))
+        return residuals.difference(component, with_value(residuals, values, name, value, component.layer))
 
     return fitted(KNOBS[name], difference, start, largest(residuals, component, name))
-
-
-def largest(residuals: Residuals, component: Component, name: str) -> int:
-    """The largest whole number that a knob can be in this model."""
-    dims = residuals.decoder.dims
-    own = {"n_kv_heads": dims["n_heads"], "moe.top_k": dims.get("n_experts", 1), "rope.partial": dims["d_head"],
-           "attention.window": component.probe.shape[1], "pos_embed.offset": 16}  # fmt: skip
-    return own.get(name, 0)
 
 
 def said(residuals: Residuals, values: Values, name: str, layer: int | None) -> Any:
     """The value that a decoder with these values takes."""
     return values[name][layer or 0] if name in values else default(name)
-
-
-def _layers(residuals: Residuals, component: Component) -> Sequence[int]:
-    """The layers whose value a component reads: outside the blocks there is one for all."""
-    return range(residuals.decoder.dims["n_layers"]) if component.layer is None else [component.layer]
 
 
 def _corrected(residuals: Residuals, values: Values, one: Contradiction, component: Component) -> Values:

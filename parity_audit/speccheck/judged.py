@@ -20,7 +20,7 @@ from parity_audit.core.progress import Progress
 from parity_audit.core.sites import AFTER_BLOCKS, site_order
 from parity_audit.core.types import BackendRef, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
-from parity_audit.diagnose.fit.residuals import Component, Residuals
+from parity_audit.diagnose.fit.residuals import HELD, Component, Residuals
 from parity_audit.formulas.decoder import decoder_of
 from parity_audit.formulas.stored import CheckpointTensors
 from parity_audit.specs.facts import decoder_facts
@@ -29,8 +29,6 @@ from parity_audit.specs.schema import Spec
 PROBES = ("left_padded", "long")
 """Every site of a padded batch, and a text past the window and the original context where the model has them."""
 LONG_SITES = ("resid_pre", "attn_out")
-HELD = 256
-"""Tensors of the capture that are kept in memory; those of one block of the largest probe are far fewer."""
 
 
 @contextmanager

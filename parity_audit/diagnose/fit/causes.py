@@ -21,11 +21,11 @@ from torch import Tensor
 from parity_audit.core.limits import limit_of
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.diagnose.evidence import KnobFit
-from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
 from parity_audit.diagnose.fit.search import Difference, fitted, uncertainty
 from parity_audit.diagnose.fit.sides import ByLayer, Side, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, STRUCTURE, default
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, STRUCTURE
 
 STEPS_OF_ROUNDING = 50.0
 """Steps of the dtype that rounding may leave of a component whose reference departs as well, so that it is no measure: sums over
@@ -173,7 +173,7 @@ def _searched(at: _AtSite, knobs: Collection[str]) -> Iterator[Explanation]:
 def _holds(at: _AtSite, one: Explanation) -> bool:
     """Whether a value leaves rounding here, and no more than the spec's at the layer's other sites that ask for the knob."""
     residuals = at.searched.side.residuals
-    values = with_value(residuals, one.knob, one.value, at.parts[0].layer)
+    values = with_value(residuals, residuals.decoder.values, one.knob, one.value, at.parts[0].layer)
     if residual(residuals, at.parts, values) > at.limit:
         return False
     if one.knob.startswith(OWN_AT_EACH_SITE):
@@ -200,7 +200,8 @@ def asked(residuals: Residuals, component: Component) -> frozenset[str]:
 
 def _difference(residuals: Residuals, parts: Sequence[Component], knob: str) -> Difference:
     """The differences of all parts in one, for a value of a knob; None where one of them cannot be."""
-    return lambda value: joined(residuals, parts, with_value(residuals, knob, value, parts[0].layer))
+    spec, layer = residuals.decoder.values, parts[0].layer
+    return lambda value: joined(residuals, parts, with_value(residuals, spec, knob, value, layer))
 
 
 def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
@@ -217,21 +218,6 @@ def residual(residuals: Residuals, parts: Sequence[Component], values: Values | 
     """The norm of `joined`, infinite where there is none."""
     off = joined(residuals, parts, values)
     return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
-
-
-def with_value(residuals: Residuals, knob: str, value: Any, layer: int | None) -> Values:
-    """The spec's values with one knob's changed where a component reads it: outside the blocks there is one for all."""
-    count = residuals.decoder.dims["n_layers"]
-    layers = range(count) if layer is None else [layer]
-    return changed(residuals.decoder.values, knob, value, layers, count, default(knob))
-
-
-def largest(residuals: Residuals, component: Component, knob: str) -> int:
-    """The largest whole number that a knob can be in this model."""
-    dims = residuals.decoder.dims
-    own = {"n_kv_heads": dims["n_heads"], "moe.top_k": dims.get("n_experts", 1), "rope.partial": dims["d_head"],
-           "attention.window": component.probe.shape[1], "pos_embed.offset": 16}  # fmt: skip
-    return own.get(knob, 0)
 
 
 def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:

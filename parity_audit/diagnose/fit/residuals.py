@@ -19,6 +19,7 @@ from torch import Tensor
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.formulas.decoder import Run
+from parity_audit.formulas.knobs import default
 from parity_audit.formulas.place import Batch, Decoder
 from parity_audit.formulas.positions import counted
 
@@ -26,6 +27,8 @@ LAST_QUERIES = 8
 """Queries of a long text whose attention is computed: enough to tell values, and 500 times cheaper than all of 4160."""
 KEPT = ("rot_q", "rot_k", "v")
 """What the attention of a long text is computed from: a search for a window does not make them again."""
+HELD = 256
+"""Tensors of a capture that are kept in float64; those of one block of the largest probe are far fewer."""
 Captured = Callable[[str, str], Tensor | None]
 Values = Mapping[str, Sequence[Any]]
 
@@ -150,3 +153,17 @@ def changed(values: Values, knob: str, value: Any, layers: Sequence[int], count:
     """The values with one knob's changed in some layers; `before` is its value where nothing was said."""
     own = list(values.get(knob, [before] * count))
     return {**values, knob: [value if layer in layers else old for layer, old in enumerate(own)]}
+
+
+def with_value(residuals: Residuals, values: Values, knob: str, value: Any, layer: int | None) -> Values:
+    """The values with one knob's changed where a component reads it: outside the blocks (None) there is one for all."""
+    count = residuals.decoder.dims["n_layers"]
+    return changed(values, knob, value, range(count) if layer is None else [layer], count, default(knob))
+
+
+def largest(residuals: Residuals, component: Component, knob: str) -> int:
+    """The largest whole number that a knob can be in this model."""
+    dims = residuals.decoder.dims
+    own = {"n_kv_heads": dims["n_heads"], "moe.top_k": dims.get("n_experts", 1), "rope.partial": dims["d_head"],
+           "attention.window": component.probe.shape[1], "pos_embed.offset": 16}  # fmt: skip
+    return own.get(knob, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, f64, spec_value
-from parity_audit.diagnose.fit.residuals import Component, Residuals
+from parity_audit.diagnose.fit.residuals import HELD, Component, Residuals
 from parity_audit.formulas.components import IN_BLOCK, OUTSIDE
 from parity_audit.formulas.place import Decoder
 
@@ -51,13 +52,11 @@ def tensor_at(evidence: ByLayer, probe: str, site: str) -> Tensor | None:
 def side_of(evidence: ByLayer) -> Side:
     """The side whose evidence this is."""
     first = next(iter(evidence.values()))
-    kept: dict[tuple[str, str], Tensor | None] = {}
 
+    @lru_cache(HELD)
     def captured(probe: str, site: str) -> Tensor | None:
-        if (probe, site) not in kept:
-            found = tensor_at(evidence, probe, site)
-            kept[probe, site] = None if found is None else f64(found)
-        return kept[probe, site]
+        found = tensor_at(evidence, probe, site)
+        return None if found is None else f64(found)
 
     def weights(layer: int | None, role: str) -> Tensor | None:
         found = evidence[layer].weight(role)
