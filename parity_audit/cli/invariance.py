@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from parity_audit.cli.answer import write_answer
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.progress import progress_for
 
@@ -43,9 +43,7 @@ def invariance(
 ) -> int:
     """Does the answer depend on the batch, the cache, the chunks or the threads, and by how much?"""
     from parity_audit import api
-    from parity_audit.core.jsonio import dumps
     from parity_audit.report.invariance_content import headline, invariance_content
-    from parity_audit.report.terminal import printed
 
     with progress_for(quiet=quiet or json) as progress:
         report = api.invariance(
@@ -53,11 +51,4 @@ def invariance(
             new_tokens=new_tokens, miniature="mini" if miniature else None, seed=seed, weights=weights, dtype=dtype,
             device=device, install=not no_install, out=out, progress=progress,
         )  # fmt: skip
-    if json:
-        sys.stdout.write(dumps(report, indent=1) + "\n")
-    elif quiet:
-        sys.stdout.write(headline(report) + "\n")
-    else:
-        where = str(report.environment.get("report", ""))
-        sys.stdout.write(printed(invariance_content(report, where=where), width=WIDTH, colour=sys.stdout.isatty()))
-    return report.exit_code
+    return write_answer(report, headline=headline, content=invariance_content, json=json, quiet=quiet, width=WIDTH)

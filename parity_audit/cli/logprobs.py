@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from parity_audit.cli.answer import write_answer
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.memory import bytes_of
 from parity_audit.cli.progress import progress_for
@@ -76,10 +76,8 @@ def logprobs(
 ) -> int:
     """Do the engine's log-probabilities agree with the trainer's, token by token, and if not, which leg departs and why?"""
     from parity_audit import api
-    from parity_audit.core.jsonio import dumps
     from parity_audit.core.rollouts import Sampling
     from parity_audit.report.logprob_content import headline, logprob_content
-    from parity_audit.report.terminal import printed
 
     sampling = Sampling(
         temperature=temperature, top_p=top_p, top_k=top_k, samples=samples, seed=seed, max_new_tokens=max_new_tokens
@@ -93,11 +91,4 @@ def logprobs(
             prefix_cache=prefix_cache, attribute=attribute, target=target,
             progress=progress,
         )  # fmt: skip
-    if json:
-        sys.stdout.write(dumps(report, indent=1) + "\n")
-    elif quiet:
-        sys.stdout.write(headline(report) + "\n")
-    else:
-        where = str(report.environment.get("report", ""))
-        sys.stdout.write(printed(logprob_content(report, where=where), width=WIDTH, colour=sys.stdout.isatty()))
-    return report.exit_code
+    return write_answer(report, headline=headline, content=logprob_content, json=json, quiet=quiet, width=WIDTH)
