@@ -37,7 +37,11 @@ BEFORE = {
 def findings(
     sampling: Sampling, decided: Mapping[str, Decided], judge: Scored, engine: str = ""
 ) -> list[LogprobFinding]:
-    """One finding per leg whose numbers are another quantity than a trainer's ratio needs; `engine` is its package."""
+    """One finding per leg whose numbers are another quantity than a trainer's ratio needs.
+
+    `engine` is the package that made the rollouts; of rollouts from a file it is not known (""), and the remedy of every
+    engine is named.
+    """
     wanted = policy(sampling)
     found = []
     for name in (DECODE, TRAINER):
@@ -62,7 +66,7 @@ def _other_quantity(leg: str, decided: Decided, wanted: Meaning, judge: Scored, 
         message=f"it gives the {own.words} for tokens drawn at temperature {wanted.temperature:g}; the ratio of training "
         "needs both sides at the sampling temperature",
         settings=dict(AFTER_TEMPERATURE.get(engine, {})) if own == RAW and leg == DECODE else {},
-        hint=HOW.get(engine, HOW["vllm"]) if leg == DECODE else "divide the logits by the temperature",
+        hint=HOW.get(engine, "; ".join(HOW.values())) if leg == DECODE else "divide the logits by the temperature",
     )  # fmt: skip
 
 
