@@ -6,6 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # read when torch is loaded: threads that spin starve their neighbours
 import torch
 
 from parity_audit.core.types import Checkpoint
