@@ -120,18 +120,9 @@ def audit(
         believed, refs = _ref(reference), _candidates(candidates, device, install)
         recipe_for(believed, device)
         workspace, plan = opened(
-            out,
-            model,
-            synthetic=miniature,
-            seed=seed,
-            weights=weights,
-            probes=probes,
-            dtype=dtype,
-            device=device,
-            texts=prompt or (),
-            prompts=prompts,
-            chat=chat,
-        )
+            out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
+            texts=prompt or (), prompts=prompts, chat=chat, progress=progress,
+        )  # fmt: skip
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
         timeout=timeout, progress=progress, match_reference=match_reference,
@@ -177,18 +168,9 @@ def capture(
     recipe_for(ref, device)
     require_replaceable(out)
     workspace, plan = opened(
-        out,
-        model,
-        synthetic=miniature,
-        seed=seed,
-        weights=weights,
-        probes=probes,
-        dtype=dtype,
-        device=device,
-        texts=prompt or (),
-        prompts=prompts,
-        chat=chat,
-    )
+        out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
+        texts=prompt or (), prompts=prompts, chat=chat, progress=progress,
+    )  # fmt: skip
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, hooks=False,
         timeout=timeout, progress=progress,
@@ -278,7 +260,7 @@ def logprobs(
     }  # fmt: skip
 
     def layers(folder: Path, completions: Sequence[Completion]) -> Sequence[LogprobFinding]:
-        workspace, plan = opened(folder, model, probes=None, **question)
+        workspace, plan = opened(folder, model, probes=None, progress=progress, **question)
         context = AuditContext(
             plan=plan, workspace=workspace, install=install, tf32=False, target=0.0, repair=False, hooks=False,
             timeout=timeout, progress=progress,

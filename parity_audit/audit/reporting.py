@@ -42,9 +42,10 @@ def environment_of(captures: Sequence[Capture]) -> dict[str, object]:
 
 
 def weights_of(checkpoint: Checkpoint) -> dict[str, object]:
-    """Where the weights came from, and their fingerprint."""
+    """Where the weights came from, their fingerprint, and of a model of the hub its name and commit."""
     source = f"synthetic:{checkpoint.synthetic}" if checkpoint.synthetic else checkpoint.path
-    return {"source": source, "fingerprint": checkpoint.fingerprint}
+    hub = {"repo_id": checkpoint.repo_id, "revision": checkpoint.revision} if checkpoint.revision else {}
+    return {"source": source, "fingerprint": checkpoint.fingerprint, **hub}
 
 
 def probes_of(taken: Capture) -> tuple[dict[str, object], ...]:

@@ -14,7 +14,7 @@ from parity_audit.capture.prompts import Prompt, own_prompts, prompt_probes
 from parity_audit.capture.session import SidePlan
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import CannotRun, NotJudged, UsageError
-from parity_audit.core.progress import Progress
+from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef, Checkpoint, Probe
 from parity_audit.envs.build import python_for
 from parity_audit.specs import miniature
@@ -60,6 +60,7 @@ def plan_audit(
     texts: Sequence[str] = (),
     prompts: Path | None = None,
     chat: bool = False,
+    progress: Progress = SILENT,
 ) -> AuditPlan:
     """Resolve the model, find or make its weights, and choose the probes.
 
@@ -78,7 +79,9 @@ def plan_audit(
         remake = partial(miniature.make, resolved, size=synthetic, seed=seed, root=cache / "synthetic")
         guard = guarded(remake(), remake=remake, copies=copies)
     else:
-        guard = guarded(find_checkpoint(resolved, weights), remake=None, copies=None)
+        guard = guarded(
+            find_checkpoint(resolved, weights, homes=cache / "hub", progress=progress), remake=None, copies=None
+        )
     folder = Path(guard.checkpoint.path)
     config = canonical(read_config(folder))
     chosen = _choose(plan_probes(config, seed=seed, special=special_ids(folder, config)), probes)

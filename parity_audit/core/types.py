@@ -63,8 +63,9 @@ class Checkpoint:
 
     `by_name`: the worker's hub cache holds these weights as `repo_id`, so that they are loaded by that name; a directory
     that the user gave is loaded by its path.
-    `hf_home` is set when the weights live in a hub cache of our own (miniatures): workers then get
-    `HF_HOME` and `HF_HUB_OFFLINE=1`, so every backend loads `repo_id` through its ordinary code path.
+    `hf_home` is set when the weights live in a hub cache of our own (miniatures, and one commit of a model of the hub):
+    workers then get `HF_HOME` and `HF_HUB_OFFLINE=1`, so every backend loads `repo_id` through its ordinary code path.
+    `revision` is the commit of a model of the hub.
     `synthetic` is None for real weights, else "mini", "small" or "full"; only then may a backend
     replace the sizes (never the constants) that a port hard-codes by model name.
     """
@@ -75,6 +76,7 @@ class Checkpoint:
     hf_home: str | None = None
     synthetic: str | None = None
     fingerprint: str = ""
+    revision: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

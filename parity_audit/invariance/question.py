@@ -73,7 +73,7 @@ def answer(
     """
     started = time.perf_counter()
     bound, _, _ = options.chosen()
-    workspace, plan = opened(out, model, probes=["short"], **question)
+    workspace, plan = opened(out, model, probes=["short"], progress=progress, **question)
     sessions: dict[str, Session] = {}
 
     def session(ref: BackendRef) -> Session:

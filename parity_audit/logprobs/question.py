@@ -69,7 +69,7 @@ def answer(
     for name in names:
         profile(name)
     given = None if rollouts is None else read_rollouts(rollouts)
-    workspace, plan = opened(out, model, probes=None, **question)
+    workspace, plan = opened(out, model, probes=None, progress=progress, **question)
     special = special_tokens(plan.checkpoint, plan.config)
     sessions: list[Session] = []
     try:

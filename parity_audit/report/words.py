@@ -157,7 +157,9 @@ def settings_text(side: Candidate | Side) -> str:
 def weights_line(report: Report) -> str:
     """Where the weights come from; a synthetic checkpoint is said to be one."""
     weights = report.weights
-    source = str(weights.get("source", weights.get("repo_id", "unknown")))
+    source = str(weights.get("source", "unknown"))
+    if weights.get("revision"):
+        source = f"{weights['repo_id']} at {weights['revision']}, {source}"
     synthetic = weights.get("synthetic")
     about = f"{source} (synthetic: {synthetic}, seeded)" if synthetic and synthetic not in source else source
     print_ = weights.get("fingerprint")

@@ -3,40 +3,77 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from parity_audit.core.errors import NotJudged
+from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import Checkpoint
-from parity_audit.specs.resolve import ResolvedModel, cached_snapshot
+from parity_audit.specs.hub.cached import cached_snapshot, commit_of
+from parity_audit.specs.hub.download import download
+from parity_audit.specs.hub.home import pinned_home
+from parity_audit.specs.hub.listing import CONVERT
+from parity_audit.specs.resolve import ResolvedModel
 from parity_audit.specs.safetensors_header import check_finite, stored_tensors
+from parity_audit.specs.weight_files import all_there, shards_of, weight_files
+
+TOKENIZERS = ("tokenizer*", "*.model", "vocab*", "tekken.json")
+"""Names of the files that tokenizers are saved in."""
 
 
-def find_checkpoint(model: ResolvedModel, weights: Path | None) -> Checkpoint:
-    """The checkpoint of a model, downloaded if the hub can be reached.
+def find_checkpoint(
+    model: ResolvedModel, weights: Path | None, *, homes: Path, progress: Progress = SILENT
+) -> Checkpoint:
+    """The checkpoint of a model, downloaded if the hub can be reached; what an earlier download left is completed.
+
+    Args:
+        homes: where the hub cache is made that workers load a model of the hub from (`pinned_home`).
 
     Raises:
         NotJudged: no weights here and no way to fetch them, or a file is damaged; see `check_weights`.
+        UsageError: the hub has no such revision.
     """
     given = weights or (Path(model.repo_id) if model.local else None)
-    folder = given or cached_snapshot(model.repo_id) or _download(model.repo_id)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files and given is None:
-        folder = _download(model.repo_id)
-        files = sorted(folder.glob("*.safetensors"))
+    folder = given or _of_the_hub(model, progress)
+    files = weight_files(folder)
     if not files:
         raise NotJudged(
             "no safetensors weights", code="missing-weights", where=str(folder),
-            hint="give a directory with config.json and *.safetensors to --weights, or use --miniature",
+            hint=_instead(folder) or "give a directory with config.json and *.safetensors to --weights, or use --miniature",
         )  # fmt: skip
     check_weights(folder, files)
     return Checkpoint(
-        repo_id=model.repo_id, path=str(folder.resolve()), by_name=given is None, fingerprint=_fingerprint(files)
-    )
+        repo_id=model.repo_id, path=str(folder.resolve()), by_name=given is None, fingerprint=_fingerprint(files),
+        revision="" if given else commit_of(folder),
+        hf_home=None if given else str(pinned_home(model.repo_id, folder, homes)),
+    )  # fmt: skip
 
 
-def check_weights(folder: Path, files: list[Path]) -> None:
+def _of_the_hub(model: ResolvedModel, progress: Progress) -> Path:
+    """The user's cached snapshot where it is whole, else the hub's."""
+    cached = cached_snapshot(model.repo_id, model.revision)
+    if cached is not None and all_there(cached) and _has_tokenizer(cached):
+        return cached
+    try:
+        return download(model.repo_id, model.revision, progress, beside=_beside(model.repo_id))
+    except NotJudged as error:
+        if cached is None or not all_there(cached):
+            raise
+        progress.update("download", f"the cached copy of {model.repo_id} has no tokenizer, and {error.message}")
+        return cached
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(next(folder.glob(name), None) is not None for name in TOKENIZERS)
+
+
+def _instead(folder: Path) -> str:
+    """What to do about weights that are there in another form."""
+    return next((words for ending, words in CONVERT.items() if next(folder.glob(f"*{ending}"), None)), "")
+
+
+def check_weights(folder: Path, files: Sequence[Path]) -> None:
     """Headers, the index and the numbers of a checkpoint, before any engine starts.
 
     Raises:
@@ -51,7 +88,7 @@ def check_weights(folder: Path, files: list[Path]) -> None:
                     where=str(folder), hint="files of two checkpoints in one directory?",
                 )  # fmt: skip
             owner[tensor.name] = file
-    for name, shard in _indexed(folder).items():
+    for name, shard in shards_of(folder).items():
         if name not in owner:
             raise NotJudged(
                 f"the index places {name} in {shard}, which is not there or does not hold it", code="missing-tensors",
@@ -61,40 +98,13 @@ def check_weights(folder: Path, files: list[Path]) -> None:
         check_finite(file)
 
 
-def _indexed(folder: Path) -> dict[str, str]:
-    """Which file holds which tensor, where an index says so."""
-    path = folder / "model.safetensors.index.json"
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text())["weight_map"]
-        return {str(name): str(file) for name, file in found.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise NotJudged(f"{path.name} cannot be read: {error}", code="bad-weights", where=str(path)) from error
-
-
-def _download(repo_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    try:
-        return Path(snapshot_download(repo_id, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, ValueError) as error:
-        raise NotJudged(
-            f"no weights of `{repo_id}` here, and the hub did not give them: {type(error).__name__}",
-            code="missing-weights",
-            hint="accept the licence and log in to the hub, give --weights DIR, or run `--miniature` (needs no download)"
-            + _beside(repo_id),
-        ) from error  # fmt: skip
-
-
 def _beside(repo_id: str) -> str:
     """Where the working directory has a checkpoint of that name: how to say that it is meant."""
     near = next((name for name in (repo_id, repo_id.rpartition("/")[2]) if Path(name, "config.json").is_file()), None)
     return f"; for the directory here, write `./{near}`" if near else ""
 
 
-def _fingerprint(files: list[Path]) -> str:
+def _fingerprint(files: Sequence[Path]) -> str:
     """Name, size and header of every file: cheap even for many gigabytes; parameters are hashed one by one later."""
     digest = hashlib.sha256()
     for file in files:
@@ -106,4 +116,4 @@ def _fingerprint(files: list[Path]) -> str:
 
 def stored_names(folder: Path) -> tuple[str, ...]:
     """Names of all tensors in the safetensors files of a checkpoint."""
-    return tuple(tensor.name for file in sorted(folder.glob("*.safetensors")) for tensor in stored_tensors(file))
+    return tuple(tensor.name for file in weight_files(folder) for tensor in stored_tensors(file))

@@ -20,6 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError
 
 from parity_audit.core.errors import SpecError, UsageError
 from parity_audit.specs.likeness import with_likenesses
+from parity_audit.specs.remembered import remembered
 from parity_audit.specs.schema import BackendSection, KnobEntry, ModelEntry, Spec, SpecFile
 
 MODULE_SECTION = "module"
@@ -45,7 +46,8 @@ def list_specs() -> tuple[Spec, ...]:
 
 @cache
 def _shipped_specs() -> tuple[Spec, ...]:
-    return _with_models(sorted(specs_folder().glob("*.yaml")))
+    files = sorted(specs_folder().glob("*.yaml"))
+    return remembered(files, lambda: _with_models(files))
 
 
 @cache

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from parity_audit.core.errors import UsageError
-from parity_audit.specs.hub import ask_hub
+from parity_audit.specs.hub.asking import ask_hub
+from parity_audit.specs.hub.cached import cached_snapshot
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.schema import Spec
 
@@ -22,43 +22,50 @@ LONGEST_NAME = 255
 class ResolvedModel:
     """A model: its id, its architecture's spec, and the config it was released with.
 
-    `local`: what the user named is a directory, and `repo_id` its path as typed.
+    `local`: what the user named is a directory, and `repo_id` its path as typed. `revision` is the branch, tag or commit
+    that was asked for with `MODEL@REVISION`, "" for the main branch.
     """
 
     repo_id: str
     spec: Spec
     config: dict[str, Any]
     local: bool = False
+    revision: str = ""
 
 
 def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
     """Find the spec of a hub id, an alias, or a local directory with a config.json.
 
     A name that a spec lists is that model, whatever the working directory holds: `./NAME` is the directory of that name. A
-    hub id that no spec lists is looked up in the user's hub cache, then on the hub.
+    hub id that no spec lists is looked up in the user's hub cache, then on the hub; so is any id with a `@REVISION`, whose
+    config may be another than the spec lists.
 
     Raises:
         UsageError: nothing of that name (nearest names are given), or an architecture without a spec.
     """
     _require_possible(name)
-    known = _known(name)
-    local = known is None and Path(name, "config.json").is_file()
-    folder = weights or (Path(name) if local else None)
-    if folder is not None:
-        config, repo_id = read_config(folder), known[0] if known else name
-        return ResolvedModel(repo_id=repo_id, spec=spec_for(config, str(folder)), config=config, local=local)
-    if known:
-        repo_id, spec = known
-        return ResolvedModel(repo_id=repo_id, spec=spec, config=spec.content.models[repo_id].config)
-    cached = cached_snapshot(name)
-    if cached is not None:
-        config = read_config(cached)
-        return ResolvedModel(repo_id=name, spec=spec_for(config, name), config=config)
-    answer = ask_hub(name)
-    if answer.folder is None:
-        raise _unknown(name, answer.why)
-    config = read_config(answer.folder)
-    return ResolvedModel(repo_id=name, spec=spec_for(config, name), config=config)
+    if Path(name, "config.json").is_file() and _known(name) is None:
+        return _in_directory(weights or Path(name), name, local=True)
+    base, _, revision = name.partition("@")
+    known = _known(base)
+    repo_id = known[0] if known else base
+    if weights is not None:
+        return _in_directory(weights, repo_id)
+    if known and not revision:
+        return ResolvedModel(repo_id=repo_id, spec=known[1], config=known[1].content.models[repo_id].config)
+    folder = cached_snapshot(repo_id, revision)
+    if folder is None:
+        answer = ask_hub(repo_id, revision)
+        if answer.folder is None:
+            raise _unknown(name, answer.why)
+        folder = answer.folder
+    config = read_config(folder)
+    return ResolvedModel(repo_id=repo_id, spec=spec_for(config, name), config=config, revision=revision)
+
+
+def _in_directory(folder: Path, repo_id: str, *, local: bool = False) -> ResolvedModel:
+    config = read_config(folder)
+    return ResolvedModel(repo_id=repo_id, spec=spec_for(config, str(folder)), config=config, local=local)
 
 
 def _require_possible(name: str) -> None:
@@ -113,24 +120,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         return loaded
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {error}", code="bad-config", where=str(path)) from error
-
-
-def hub_cache() -> Path:
-    """The user's hub cache, where the hub library itself would look."""
-    if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"])
-    return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
-
-
-def cached_snapshot(repo_id: str) -> Path | None:
-    """The snapshot directory of a model in the user's hub cache."""
-    root = hub_cache() / f"models--{repo_id.replace('/', '--')}"
-    try:
-        commit = (root / "refs" / "main").read_text().strip()
-    except OSError:
-        return None
-    snapshot = root / "snapshots" / commit
-    return snapshot if (snapshot / "config.json").is_file() else None
 
 
 def _known(name: str) -> tuple[str, Spec] | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from parity_audit.specs.hub.refusals import refusal
+
 PATIENCE = 5.0
 """Seconds to wait for the hub's first answer; the hub library alone would try for half a minute."""
 
@@ -17,21 +19,33 @@ class HubAnswer:
     why: str = ""
 
 
-def ask_hub(repo_id: str) -> HubAnswer:
-    """Fetch config.json of a repository into the user's hub cache; offline mode and endpoint are the hub library's."""
+def ask_hub(repo_id: str, revision: str = "") -> HubAnswer:
+    """Fetch config.json of a repository into the user's hub cache; offline mode and endpoint are the hub library's.
+
+    Raises:
+        UsageError: the hub has the repository, and no such revision of it.
+    """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         try_to_load_from_cache(repo_id, "config.json")  # refuses a malformed id before anybody is asked
         silent = _silent()
         if silent:
             return HubAnswer(why=silent)
-        return HubAnswer(folder=Path(hf_hub_download(repo_id, "config.json")).parent)
+        return HubAnswer(folder=Path(hf_hub_download(repo_id, "config.json", revision=revision or None)).parent)
     except HFValidationError:
         return HubAnswer(why="it is not a hub id either")
     except GatedRepoError:
         return HubAnswer(why="the hub has it behind a licence: accept it there and log in")
+    except RevisionNotFoundError as error:
+        raise refusal(error, repo_id, revision) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         missing = status in (401, 404)  # the hub answers 401 for names it does not want to tell apart
