@@ -125,7 +125,10 @@ Timeout = Annotated[float, typer.Option(help="Seconds that a backend may take fo
 Tf32 = Annotated[bool, typer.Option("--tf32", help="Allow TF32 on the GPU, to see what it costs.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for the report and the logs.")]
 Format = Annotated[
-    str, typer.Option("--format", help="What to print: terminal, markdown or json.", **completion.fixed(*FORMATS))
+    str,
+    typer.Option(
+        "--format", help="What to print: terminal, markdown, json, junit or sarif.", **completion.fixed(*FORMATS)
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="The report as JSON on stdout, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and only the verdicts.")]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 from parity_audit.core.choices import require_choice
+from parity_audit.core.gate import GateReport
 from parity_audit.core.report import Report
-from parity_audit.report import json, markdown, terminal
+from parity_audit.report import json, junit, markdown, sarif, terminal
+from parity_audit.report.cases import gate_of
 from parity_audit.report.words import headline, label
 
-FORMATS = ("terminal", "markdown", "json")
+FORMATS = ("terminal", "markdown", "json", "junit", "sarif")
+
+
+OF_CASES: dict[str, Callable[[GateReport], str]] = {"junit": junit.render, "sarif": sarif.render}
 
 
 def require_format(format: str) -> None:
@@ -29,6 +35,8 @@ def show(report: Report, format: str, *, quiet: bool = False) -> None:
         text = json.dumps(report)
     elif format == "markdown":
         text = markdown.render(report, where=where)
+    elif format in OF_CASES:
+        text = OF_CASES[format](gate_of(report))
     elif format == "terminal" and quiet:
         text = "\n".join([headline(report), *(f"{label(item)}: {item.verdict.value}" for item in report.candidates)])
     else:
