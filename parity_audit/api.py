@@ -244,7 +244,7 @@ def logprobs(
         timeout: seconds that a worker may take for one request.
         chat: put prompts that are text through the checkpoint's chat template.
         exports: further files: xlsx, parquet, svg, png.
-        engine_mode: "eager" or "compiled" (vLLM's inductor); compared with the other on the same tokens.
+        engine_mode: "eager" or "compiled" (vLLM's inductor, no other engine has one); compared with the other on the same tokens.
         prefix_cache: on or off; compared with the other on the same tokens, and proved by the engine's counter.
         attribute: flip every switch of both sides on the same tokens, and say what share of the squared error each explains.
         target: what a proposed set of switches should reach: a share (0.8), or "rmse=0.001" in nats. Given, it asks for
@@ -267,8 +267,8 @@ def logprobs(
         )  # fmt: skip
         return layer_findings(context, _ref(trainer), bare_engine(own), completions)
 
-    modes = engine_modes(engine_mode, prefix_cache)
     wanted = None if engine is None else _ref(engine)
+    modes = engine_modes("vllm" if wanted is None else wanted.name, engine_mode, prefix_cache)
     own = served(engine_url, wanted, restarts=bool(modes or attribute or target is not None or explain)) if engine_url else (
         wanted or _ref("vllm")
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,3 +20,11 @@ class Case:
     sizes: tuple[int, ...]
     at: Callable[[int], Tensor]
     like_it: int = 0
+
+
+class HeadCall(NamedTuple):
+    """The head of an engine that applies it outside the model: its name, the function, and its input `[token d_model]`."""
+
+    name: str
+    head: Callable[[Tensor], Tensor]
+    hidden: Tensor

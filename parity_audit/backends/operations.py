@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from parity_audit.backends.attention_calls import AttentionCalls, attention_cases
 from parity_audit.backends.base import Tell
-from parity_audit.backends.operation_case import Case
+from parity_audit.backends.operation_case import Case, HeadCall
 from parity_audit.backends.taps import returned_logits
 from parity_audit.backends.wrappers import BRIDGE_PART
 from parity_audit.core.operations import ROWS, Operation, OperationsReply, OperationsRequest
@@ -60,7 +60,7 @@ def operations(backend: Any, request: OperationsRequest, tell: Tell) -> Operatio
     cases = [
         *_modules(recorded, request),
         *attention_cases(attention.calls, request),
-        *_outputs(model, recorded, request),
+        *_outputs(_head_call(inner, model, recorded), recorded, request),
     ]
     for case in cases:
         try:
@@ -134,17 +134,25 @@ def _at(call: Callable[..., Any], args: Any, kwargs: Any, tokens: int) -> Callab
     return at
 
 
-def _outputs(model: Any, recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
-    """The head of an engine that applies it outside the model, and log-softmax of the logits."""
-    value = returned_logits(recorded.returned)
+def _head_call(backend: Any, model: Any, recorded: _Recorded) -> HeadCall | Tensor | None:
+    """The head of an engine that applies it outside the model, and its input; else the logits that the model returned."""
+    if hasattr(backend, "head_call"):
+        found: HeadCall = backend.head_call()
+        return found
+    value, head = returned_logits(recorded.returned), getattr(model, "compute_logits", None)
+    return value if value is None or head is None else HeadCall("compute_logits", head, value)
+
+
+def _outputs(returned: HeadCall | Tensor | None, recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
+    """The head of an engine, and log-softmax of the logits."""
+    value = returned.hidden if isinstance(returned, HeadCall) else returned
     if value is None or rows_axis(value, recorded.tokens) is None:
         return
-    head = getattr(model, "compute_logits", None)
-    if head is not None:
-        shape = f"{value.shape[-1]} in"
-        yield Case("compute_logits", "head", shape, ROWS, request.sizes, _at(head, (value,), {}, recorded.tokens))
+    if isinstance(returned, HeadCall):
+        shape, at = f"{value.shape[-1]} in", _at(returned.head, (value,), {}, recorded.tokens)
+        yield Case(returned.name, "head", shape, ROWS, request.sizes, at)
         with torch.no_grad():
-            value = head(value)
+            value = returned.head(value)
     yield Case(
         "log_softmax", "torch", f"{value.shape[-1]}", ROWS, request.sizes,
         _at(lambda logits: F.log_softmax(logits, dim=-1), (value.detach(),), {}, recorded.tokens),

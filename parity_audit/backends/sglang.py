@@ -1,4 +1,4 @@
-"""SGLang's own model runner, in this process.
+"""SGLang's own scheduler and model, in this process.
 
 Probes go in as ordinary requests, one per row and without padding; hooks on the engine's own modules show the sites, and
 replace them where a replay asks for it. Tensors are `[token, d]`, so `vllm_gather` puts them back into `[batch, pos]`.
@@ -9,68 +9,74 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from parity_audit.backends import sglang_engine
+from parity_audit.backends import sglang_engine, sglang_settings
 from parity_audit.backends.base import Tell
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.loading import tokenization
 from parity_audit.backends.modes import not_run
+from parity_audit.backends.operation_case import HeadCall
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.vllm_gather import Gatherer
 from parity_audit.backends.vllm_weights import parameter_count
+from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
 SHOWN_SETTINGS = (
     "attention_backend", "sampling_backend", "dtype", "kv_cache_dtype", "context_length", "max_total_tokens", "page_size",
-    "disable_radix_cache", "chunked_prefill_size", "tp_size", "quantization", "speculative_algorithm", "enable_torch_compile",
-    "enable_fp32_lm_head",
+    "disable_radix_cache", "disable_overlap_schedule", "chunked_prefill_size", "tp_size", "quantization",
+    "speculative_algorithm", "enable_torch_compile", "enable_fp32_lm_head",
 )  # fmt: skip
-LOGITS_PROCESSOR = "logits_processor"
+CACHED_TOKENS = "cached_prompt_tokens"
 
 
 class SglangBackend:
-    """A model runner without radix cache and graphs unless settings say otherwise; settings go to `ServerArgs`."""
+    """A scheduler without radix cache and graphs unless settings say otherwise; settings go to `ServerArgs`."""
 
     request: LoadRequest
-    runner: sglang_engine.Runner
+    engine: sglang_engine.Engine
+    head: sglang_engine.Head
+    model: Any
 
     def __init__(self) -> None:
         self.edits = LiveEdits()
 
     def prepare(self, request: LoadRequest) -> None:
         """Import SGLang, in the environment that the request asks for: most of the time that a start takes."""
-        sglang_engine.set_environment(request)
-        importlib.import_module("sglang.benchmark.one_batch")
+        sglang_settings.set_environment(request)
+        importlib.import_module("sglang.srt.managers.scheduler")
 
     def load(self, request: LoadRequest) -> None:
         """Load the model; the environment is set before SGLang is imported."""
         self.prepare(request)
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
-        self.runner = sglang_engine.Runner(request)
+        self.engine = sglang_engine.Engine(request)
+        self.model = self.engine.model
 
     def describe(self) -> Description:
         """Versions, the settings and attention kernel in force, and live knob values."""
-        model = self.runner.model
-        settings = {**self.request.settings, **self.runner.settings(SHOWN_SETTINGS)}
+        model = self.model
+        settings = {**self.request.settings, **self.engine.settings(SHOWN_SETTINGS)}
         found = versions("sglang", "transformers", "triton")
         return Description(
             backend="sglang", package="sglang", version=found["sglang"], versions=found, settings=settings,
             not_run=not_run("sglang", settings), effective=effective(model, self.request.reads),
-            tokenization=tokenization(self.request), max_positions=self.runner.longest,
+            tokenization=tokenization(self.request), max_positions=self.engine.longest,
             numerics=numerics(next(model.parameters()).dtype), parameters=parameter_count(model),
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprints of the live parameters."""
-        return fingerprints(self.runner.model, request)
+        return fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """Run the probe's rows as one batch of requests, as long as the engine takes them.
@@ -78,7 +84,7 @@ class SglangBackend:
         Raises:
             NotImplementedError: float64 was asked for; the engine has no such kernels.
         """
-        return run_as_far_as_it_goes(request, self.runner.longest, self._whole, past=False)
+        return run_as_far_as_it_goes(request, self.engine.longest, self._whole, past=False)
 
     replay = run
 
@@ -87,33 +93,42 @@ class SglangBackend:
         """One batch of requests; see `run`."""
         if request.precision == FLOAT64:
             raise NotImplementedError("SGLang cannot be the judge: it has no float64 kernels")
-        if request.chunk is not None or request.keep_cache:
-            raise NotImplementedError(
-                "prompts in chunks and kept caches are SGLang's scheduler's, which is not run here"
-            )
-        model: Any = self.runner.model
         recorder = Recorder(request)
-        gatherer, head = Gatherer(request, recorder), sglang_engine.Head(getattr(model, LOGITS_PROCESSOR))
+        gatherer = Gatherer(request, recorder)
+        self.head = head = sglang_engine.Head(self.model.logits_processor, gatherer.sampler(forced=request.cached))
         with ExitStack() as stack:
-            stack.enter_context(hooked(model, gatherer))
+            stack.enter_context(self.engine.hooks_of_the_whole())
+            stack.callback(self.model.register_forward_pre_hook(gatherer.before_step, with_kwargs=True).remove)
+            stack.enter_context(hooked(self.model, gatherer))
             stack.callback(head.processor.register_forward_hook(head.seen, with_kwargs=True).remove)
-            self._steps(gatherer, head, request.probe.decode_from if request.cached else None)
+            stack.enter_context(self.engine.tokens_per_step(request.chunk))
+            cached = self._generate(request, gatherer.rows)
         gatherer.finish(head)
-        return recorder.reply()
+        return replace(recorder.reply(), facts={**gatherer.largest, CACHED_TOKENS: cached})
 
-    def _steps(self, gatherer: Gatherer, head: sglang_engine.Head, prompt: int | None) -> None:
-        """The rows as prompts; of a decoded probe its first `prompt` tokens, and then token by token."""
-        rows = [row[:prompt] for row in gatherer.rows]
-        gatherer.step([token for row in rows for token in row], [place for row in rows for place in range(len(row))])
-        batch = self.runner.prompt(rows)
-        gatherer.sampled_from(head.returned)
-        if prompt is None:
-            return
-        for place, token in enumerate(gatherer.rows[0][prompt:], start=prompt):
-            gatherer.step([token], [place])
-            self.runner.token(batch, token)
-            gatherer.sampled_from(head.returned)
+    def _generate(self, request: RunRequest, rows: list[list[int]]) -> int:
+        """Run the rows as prompts; of a decoded probe its prompt, and then token by token.
+
+        Returns the prompt tokens that came out of the radix cache, by the engine's own counter.
+        """
+        prompt = request.probe.decode_from if request.cached else None
+        more = 1 if prompt is None else len(rows[0]) - prompt + 1
+        sampling = replace(sglang_engine.GREEDY, max_new_tokens=more)
+        done = self.engine.generate([row[:prompt] for row in rows], sampling, keep_cache=request.keep_cache)
+        return sum(one.cached_tokens for one in done)
+
+    def head_call(self) -> HeadCall:
+        """The head, and what the last step of the last run gave it."""
+        assert self.head.hidden is not None
+        return HeadCall("logits_processor", self.head, self.head.hidden)
+
+    @torch.no_grad()
+    def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
+        """Draw completions, tokens only: log-probabilities are asked of SGLang's server."""
+        rows = [ids for ids in request.prompts for _ in range(request.sampling.samples)]
+        done = self.engine.generate(rows, request.sampling)
+        return SampleReply(completions=tuple(sglang_engine.completion(one) for one in done))
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits; `load` edits (`json_model_override_args`) need a fresh engine, which the parent starts."""
-        return self.edits.bring_to(self.runner.model, request.edits)
+        return self.edits.bring_to(self.model, request.edits)

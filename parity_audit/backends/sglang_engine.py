@@ -1,158 +1,152 @@
-"""How SGLang's model runner is started in this process, and how it is given a batch of rows.
+"""How SGLang's scheduler is started in this process, and how it is given requests.
 
-The runner is what SGLang's scheduler drives: the real model code, paged key-value pool, attention backend and logits
-processor. It is built the way SGLang's own one-batch benchmark builds it, with that module's functions, because they are
-what each release adapts to its own internals. The scheduler, its radix cache and the HTTP server are not part of it.
+The scheduler is what every SGLang server runs: batches, prompts in chunks, the radix cache, and below it the real model code,
+paged key-value pool, attention backend, logits processor and sampler. It is driven as its own event loop drives it, one step
+after another. The processes around it (tokenizer, HTTP server) are not part of it, and its answers are read off its requests.
 """
 
 from __future__ import annotations
 
-import difflib
-import inspect
-import json
-import os
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from parity_audit.backends.loading import load_name
+from parity_audit.backends import sglang_settings
+from parity_audit.core.errors import BackendFailed
+from parity_audit.core.rollouts import Completion, Sampling
 from parity_audit.core.wire import LoadRequest
 
-CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
-OVERRIDES = "json_model_override_args"
-"""The setting of SGLang that replaces keys of the checkpoint's config; JSON text there, a mapping in a BACKEND string."""
-OWN_SETTINGS = ("tf32",)
-ROWS = 16
-SPARE_TOKENS = 2048
-"""Tokens of the key-value pool beside those of the longest row: a batch of short rows fits as well."""
-PLAINEST = {
-    "skip_tokenizer_init": True,
-    "disable_radix_cache": True,
-    "disable_overlap_schedule": True,
-    "chunked_prefill_size": -1,
-    "random_seed": 0,
-    "log_level": "error",
-}
-"""The plainest path through the engine: nothing is cached across requests and every prompt runs whole."""
-ON_CPU = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "mem_fraction_static": 0.9}
-"""The only attention kernel and sampler that run on a CPU without the compiled CPU kernels.
-
-The share of memory is a bound and not an allocation, since the number of tokens in the pool is given; what SGLang would
-choose by itself comes out negative where prompts are not cut into chunks.
-"""
+GREEDY = Sampling(temperature=0.0, ignore_eos=True)
 
 
-def set_environment(request: LoadRequest) -> None:
-    """Variables that SGLang reads when it is imported."""
-    if request.device == "cpu":
-        os.environ[CPU_ENGINE] = "1"
-
-
-def arguments(request: LoadRequest) -> dict[str, Any]:
-    """Arguments of `ServerArgs`: the user's settings over ours.
-
-    Raises:
-        ValueError: a setting that SGLang does not have, with the nearest one.
-    """
-    given = {key: value for key, value in request.settings.items() if key not in OWN_SETTINGS}
-    check_settings(given)
-    if isinstance(given.get(OVERRIDES), dict):
-        given[OVERRIDES] = json.dumps(given[OVERRIDES])
-    length = _length(request, given.pop("context_length", None))
-    chosen: dict[str, Any] = {
-        **PLAINEST, **(ON_CPU if request.device == "cpu" else {}), "model_path": load_name(request.checkpoint),
-        "device": request.device, "dtype": request.dtype, "context_length": length, "max_running_requests": ROWS,
-        "max_total_tokens": length + SPARE_TOKENS,
-    }  # fmt: skip
-    return chosen | given
-
-
-def _length(request: LoadRequest, asked: Any) -> int:
-    """Positions of the longest row: what was asked for, as far as the checkpoint's config goes."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(load_name(request.checkpoint)).get_text_config()
-    own = next(
-        (int(value) for key in ("max_position_embeddings", "n_positions") if (value := getattr(config, key, 0))), 0
-    )
-    return min(int(asked), own) if asked and own else int(asked or own)
-
-
-def check_settings(settings: dict[str, Any]) -> None:
-    """Refuse what SGLang would only refuse after seconds, as an unexpected keyword.
-
-    Raises:
-        ValueError: an unknown setting.
-    """
-    from sglang.srt.server_args import ServerArgs
-
-    known = [*inspect.signature(ServerArgs).parameters, *OWN_SETTINGS]
-    for key in settings:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            raise ValueError(f"`{key}` is not a setting of SGLang" + (f"; did you mean `{near[0]}`?" if near else ""))
-
-
-class Runner:
-    """A loaded model, its key-value pool, and the two steps of a batch: a prompt, then one token at a time."""
+class Engine:
+    """A loaded model and the scheduler that runs requests through it."""
 
     def __init__(self, request: LoadRequest) -> None:
-        from sglang.benchmark import one_batch
+        from sglang.srt.entrypoints.engine import _set_envs_and_config
+        from sglang.srt.managers.scheduler import Scheduler, SpawnRanks, publish, spawn_world_rank
         from sglang.srt.server_args import PortArgs, ServerArgs
 
-        self.steps: Any = one_batch
-        self.args: Any = ServerArgs(**arguments(request))
+        self.args: Any = ServerArgs(**sglang_settings.arguments(request))
         self.args.resolve_once()
-        one_batch._set_envs_and_config(self.args)
-        ports = PortArgs.init_new(self.args)
-        world = one_batch.spawn_world_rank(self.args, tp_rank=0, pp_rank=0)
-        one_batch.publish(self.args, role="scheduler", ranks=one_batch.SpawnRanks(world_rank=world, gpu_id=0))
-        one_batch._init_process_global_configs()
-        with _without_tokenizer(one_batch):
-            loaded, _ = one_batch.load_model(self.args, ports, 0, 0)
-        self.runner: Any = loaded.torch_runner
-        self.model: torch.nn.Module = self.runner.model
-        self.longest = int(self.runner.model_config.context_len)
+        _set_envs_and_config(self.args)
+        world = spawn_world_rank(self.args, tp_rank=0, pp_rank=0)
+        publish(self.args, role="scheduler", ranks=SpawnRanks(world_rank=world, dp_rank=None, gpu_id=0))
+        self.scheduler: Any = Scheduler(self.args, PortArgs.init_new(self.args))
+        self.scheduler.ipc_channels.send_to_detokenizer.socket = None  # nobody listens there
+        self.model: Any = self.scheduler.tp_worker.model_runner.model
+        self.longest = int(self.scheduler.max_req_input_len)
 
-    def prompt(self, rows: Sequence[Sequence[int]]) -> Any:
-        """Run the rows as prompts, in one step; returns the batch that `token` goes on with."""
-        self.runner.req_to_token_pool.clear()
-        self.runner.token_to_kv_pool_allocator.clear()
-        requests = self.steps.prepare_synthetic_inputs_for_latency_test(
-            len(rows), len(rows[0]), [list(row) for row in rows]
-        )
-        _, _, batch = self.steps.extend(requests, self.runner)
-        return batch
+    def generate(self, rows: Sequence[Sequence[int]], sampling: Sampling, *, keep_cache: bool = False) -> list[Any]:
+        """Run the rows as requests that come in at once, until each has its tokens; the scheduler's own requests, finished.
 
-    def token(self, batch: Any, token: int) -> None:
-        """Run one more token of the batch's only row, from the cache."""
-        self.steps.decode(torch.tensor([token], device=self.runner.device), batch, self.runner)
+        Raises:
+            BackendFailed: the scheduler refused a request.
+        """
+        scheduler = self.scheduler
+        if not keep_cache:
+            scheduler.flush_cache()
+        scheduler.process_input_requests([_request(number, row, sampling) for number, row in enumerate(rows)])
+        requests = list(scheduler.waiting_queue)
+        while not all(request.finished() for request in requests):
+            self._step()
+        self._step()  # lets go of what has finished
+        for request in requests:
+            reason = request.finished_reason.to_json()
+            if reason["type"] == "abort":
+                raise BackendFailed(f"SGLang refused a request: {reason.get('message')}")
+        return requests
+
+    def _step(self) -> None:
+        """One turn of the scheduler's event loop."""
+        scheduler = self.scheduler
+        plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+        scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
+        if batch:
+            scheduler.process_batch_result(batch, scheduler.run_batch(batch))
+        scheduler.last_batch = batch
+
+    @contextmanager
+    def tokens_per_step(self, most: int | None) -> Iterator[None]:
+        """Let the scheduler run at most so many tokens of prompts in a step, so that it cuts longer prompts into chunks."""
+        before = self.scheduler.chunked_prefill_size
+        self.scheduler.chunked_prefill_size = before if most is None else most
+        try:
+            yield
+        finally:
+            self.scheduler.chunked_prefill_size = before
+
+    @contextmanager
+    def hooks_of_the_whole(self) -> Iterator[None]:
+        """Let every step pass the hooks of the model as a whole: the engine calls its `forward`, which hooks do not see."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            del self.model.forward
+            try:
+                return self.model(*args, **kwargs)
+            finally:
+                self.model.forward = forward
+
+        self.model.forward = forward
+        try:
+            yield
+        finally:
+            del self.model.forward
 
     def settings(self, names: Sequence[str]) -> dict[str, Any]:
         """Settings in force, of those that this release has."""
-        return {name: _plain(getattr(self.args, name)) for name in names if hasattr(self.args, name)}
+        asked = {name: _plain(getattr(self.args, name)) for name in names if hasattr(self.args, name)}
+        return {**asked, "page_size": self.scheduler.page_size}
+
+
+def _request(number: int, row: Sequence[int], sampling: Sampling) -> Any:
+    """A request for the scheduler, as the tokenizer's process would send it."""
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    settings = SamplingParams(
+        temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k or -1,
+        max_new_tokens=sampling.max_new_tokens, ignore_eos=sampling.ignore_eos,
+    )  # fmt: skip
+    settings.normalize(None)
+    return TokenizedGenerateReqInput(
+        rid=f"row-{number}", input_text=None, input_ids=array("q", row), input_embeds=None, mm_inputs=None,
+        sampling_params=settings, return_logprob=False, logprob_start_len=-1, top_logprobs_num=0,
+        token_ids_logprob=None, token_type_ids=None, stream=False,
+    )  # fmt: skip
+
+
+def completion(request: Any) -> Completion:
+    """What a finished request generated."""
+    return Completion(
+        prompt_ids=tuple(request.origin_input_ids), token_ids=tuple(request.output_ids),
+        finish_reason=str(request.finished_reason.to_json()["type"]),
+    )  # fmt: skip
 
 
 class Head:
     """The engine's own logits processor, asked for more tokens than it computes for itself.
 
-    What it is called with last (the head's weights, the batch) is kept, and used again for the logits of any hidden
-    states. `returned` is what it gave its sampler: `[request d_vocab]`, for the last token of each request of a step.
+    What it is called with last (hidden states `[token d_model]`, the head's weights, the batch) is kept, and used again for
+    the logits of any hidden states. `sampled_from` is told what it gives its sampler: `[request d_vocab]`, for the last
+    token of each request of a step. What that returns instead, the engine samples from.
     """
 
-    def __init__(self, processor: Any) -> None:
-        self.processor = processor
+    def __init__(self, processor: Any, sampled_from: Callable[[Tensor], Tensor | None]) -> None:
+        self.processor, self.sampled_from = processor, sampled_from
+        self.hidden: Tensor | None = None
         self.weights: Any = None
         self.batch: Any = None
-        self.returned: Tensor | None = None
 
     def seen(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook of the logits processor."""
-        self.weights, self.batch = args[2:4]
-        self.returned = output.next_token_logits
+        self.hidden, self.weights, self.batch = args[1:4]
+        forced = self.sampled_from(output.next_token_logits)
+        if forced is not None:
+            output.next_token_logits = forced
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits `[token d_vocab]` of final-norm outputs `[token d_model]`."""
@@ -162,16 +156,6 @@ class Head:
         facts = LogitsMetadata.from_forward_batch(self.batch)
         logits: Tensor = self.processor._get_logits(hidden.to(device), self.weights, facts)
         return logits
-
-
-@contextmanager
-def _without_tokenizer(steps: Any) -> Any:
-    """The benchmark loads a tokenizer that nothing here uses, and that a checkpoint need not have."""
-    original, steps.get_tokenizer = steps.get_tokenizer, lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        steps.get_tokenizer = original
 
 
 def _plain(value: Any) -> Any:

@@ -9,13 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 from parity_audit.backends.endpoint import Endpoint, per_token, rows
+from parity_audit.backends.sglang_settings import PREFIX_CACHE
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.rollouts import Completion, SampleReply, SampleRequest, ScoreReply, ScoreRequest, Scores
 
 CACHED = "cached_prompt_tokens"
-PREFIX_CACHE = "enable_prefix_caching"
-"""What every engine's cache of prompt prefixes is called in reports; SGLang's is its radix cache."""
-SHOWN = ("attention_backend", "sampling_backend", "dtype", "kv_cache_dtype", "tp_size", "device", "quantization")
+SHOWN = (
+    "attention_backend",
+    "sampling_backend",
+    "dtype",
+    "kv_cache_dtype",
+    "tp_size",
+    "device",
+    "quantization",
+    "max_running_requests",
+)
 
 
 class SglangHttp:
@@ -70,7 +78,10 @@ class SglangHttp:
         if request.decoded:
             raise NotImplementedError("SGLang cannot be told which tokens to decode")
         prompts = [[*one.prompt_ids, *one.token_ids] for one in request.completions]
-        replies = self._ask(prompts, {"max_new_tokens": 0, "temperature": 0.0}, logprob_start_len=0, top_logprobs_num=1)
+        # From the last token of the prompt on: what stands before it may come out of the radix cache.
+        starts = [len(one.prompt_ids) - 1 for one in request.completions]
+        asked = {"max_new_tokens": 0, "temperature": 0.0}
+        replies = self._ask(prompts, asked, logprob_start_len=starts, top_logprobs_num=1)
         pairs = zip(request.completions, replies, strict=True)
         scores = tuple(_scores(one, reply, self.vocabulary) for one, reply in pairs)
         return ScoreReply(scores=scores, facts=_facts(replies))

@@ -14,10 +14,9 @@ import sys
 import time
 from dataclasses import replace
 
-from parity_audit.backends import sglang_engine
+from parity_audit.backends import sglang_settings
 from parity_audit.backends.endpoint import Endpoint
 from parity_audit.backends.served import ServedBackend, recognised
-from parity_audit.backends.sglang_http import PREFIX_CACHE
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import Description
 from parity_audit.core.wire import LoadRequest
@@ -31,8 +30,6 @@ from sglang.launch_server import run_server
 from sglang.srt.server_args import ServerArgs
 run_server(ServerArgs(**json.loads(sys.argv[1])))
 """
-RESERVED = 16
-"""Positions beyond the longest sequence: the scheduler keeps a few of the context to itself (5 in 0.5.23)."""
 LOOK_AGAIN = 0.25
 """Seconds between two questions whether the server is ready; it takes ten to thirty."""
 
@@ -49,12 +46,10 @@ class SglangServer(ServedBackend):
             ValueError: a setting that SGLang does not have.
             BackendFailed: the server ended instead of starting.
         """
-        sglang_engine.set_environment(request)
+        sglang_settings.set_environment(request)
         given = dict(request.settings)
-        cache, original = bool(given.pop(PREFIX_CACHE, False)), bool(given.pop(ORIGINAL, False))
-        if "context_length" in given:
-            given["context_length"] = int(given["context_length"]) + RESERVED
-        plain = sglang_engine.arguments(replace(request, settings={"disable_radix_cache": not cache, **given}))
+        original = bool(given.pop(ORIGINAL, False))
+        plain = sglang_settings.arguments(replace(request, settings=given))
         port = _free_port()
         environ = {**os.environ, ORIGINAL_ENV: str(int(original))}
         command = [sys.executable, "-I", "-c", SERVE, json.dumps({**plain, "host": "127.0.0.1", "port": port})]

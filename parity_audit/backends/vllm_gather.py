@@ -111,12 +111,12 @@ class Gatherer:
         """Forward pre-hook of the whole model: learn where this step's tokens belong."""
         given = dict(zip(("input_ids", "positions"), args, strict=False)) | kwargs
         ids, positions = given["input_ids"], given["positions"]
-        if self.request.keep_cache and not any(self.done):
-            self.skipped = self.done[0] = int(positions[0])  # what came out of the prefix cache is not computed
         self.step(ids.tolist(), positions.tolist())
 
     def step(self, ids: Sequence[int], positions: Sequence[int]) -> None:
         """What runs next: a step of these tokens at these positions."""
+        if self.request.keep_cache and not any(self.done):
+            self.skipped = self.done[0] = int(positions[0])  # what came out of the prefix cache is not computed
         self.pieces = place(ids, positions, self.rows, self.done)
         self.tokens = len(ids)
         self._count()
@@ -189,13 +189,7 @@ class Gatherer:
         def compute_logits(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             out: Tensor = original(hidden, *args, **kwargs)
             self.sampled_from(out)
-            if not forced:
-                return out
-            chosen = torch.full_like(out, FORBIDDEN)
-            for number, piece in enumerate(self.pieces[: len(out)]):
-                row, done = self.rows[piece.row], self.done[piece.row]
-                chosen[number, row[done] if done < len(row) else 0] = 0.0
-            return chosen
+            return self.forced(out) if forced else out
 
         original = model.compute_logits
         model.compute_logits = compute_logits
@@ -203,6 +197,23 @@ class Gatherer:
             yield
         finally:
             del model.compute_logits
+
+    def sampler(self, *, forced: bool) -> Callable[[Tensor], Tensor | None]:
+        """What an engine calls with the logits of a step: keeps them, and returns those to sample from instead, if any."""
+
+        def seen(out: Tensor) -> Tensor | None:
+            self.sampled_from(out)
+            return self.forced(out) if forced else None
+
+        return seen
+
+    def forced(self, out: Tensor) -> Tensor:
+        """Logits `[request d_vocab]` from which each request of this step samples its row's own next token."""
+        chosen = torch.full_like(out, FORBIDDEN)
+        for number, piece in enumerate(self.pieces[: len(out)]):
+            row, done = self.rows[piece.row], self.done[piece.row]
+            chosen[number, row[done] if done < len(row) else 0] = 0.0
+        return chosen
 
     def sampled_from(self, out: Tensor | None) -> None:
         """What the sampler of a step was given: `[request d_vocab]`, for the last token of each of its requests."""

@@ -61,7 +61,8 @@ def score(llm: Any, request: ScoreRequest) -> ScoreReply:
     prompts = [{"prompt_token_ids": [*one.prompt_ids, *one.token_ids]} for one in request.completions]
     outputs = llm.generate(prompts, settings, use_tqdm=False)
     pairs = zip(request.completions, outputs, strict=True)
-    return ScoreReply(scores=tuple(_scores(one, output) for one, output in pairs))
+    scores = tuple(_scores(one, output) for one, output in pairs)
+    return ScoreReply(scores=scores, facts={"cached_prompt_tokens": cached_tokens(outputs)})
 
 
 def _decoded(llm: Any, request: ScoreRequest) -> ScoreReply:

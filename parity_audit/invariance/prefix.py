@@ -11,11 +11,13 @@ from dataclasses import replace
 from parity_audit.core.types import Edit
 from parity_audit.invariance.conditions import PREFIX, Condition, Ids, Planner, probe
 from parity_audit.invariance.observe import CACHED_TOKENS, Seen
-from parity_audit.invariance.runs import Floors, Runs
+from parity_audit.invariance.runs import SCHEDULERS, Floors, Runs
 
 COLD = "cold"
 LENGTH = 261
-"""Tokens of the prompt: two pages of 128, the size on a CPU, and five more."""
+"""Tokens of the prompt: two pages of 128, vLLM's size on a CPU, and five more."""
+EDGE = 128
+"""Tokens that other prompts share with it, about: at the end of a page where pages are larger than one token."""
 SETTING = "enable_prefix_caching"
 NO_CACHE = "this backend keeps no keys and values from one prompt to the next"
 
@@ -28,7 +30,8 @@ def long_subject(plan: Planner, limit: int | None) -> Ids | None:
 def prefix_cache(runs: Runs, subject: Ids | None, floor: Floors) -> None:
     """Load the engine with its prefix cache on, and run the prompt cold, hot, and behind prompts that share a part of it."""
     whole = Condition(axis=PREFIX, name=COLD, base=COLD, probe=probe(COLD, [subject or (0,)]))
-    if runs.session.plan.backend_key != "vllm":
+    engine = SCHEDULERS.get(runs.session.plan.backend_key)
+    if engine is None:
         return runs.leave(replace(whole, name="cold, hot, partial"), NO_CACHE)
     if subject is None:
         return runs.leave(replace(whole, name="cold, hot, partial"), f"the model has fewer than {LENGTH} positions")
@@ -37,8 +40,9 @@ def prefix_cache(runs: Runs, subject: Ids | None, floor: Floors) -> None:
     runs.bases[COLD] = _proven(cold, 0)
     if runs.bases[COLD].gap:
         return runs.leave(replace(whole, name="cold, hot, partial"), runs.bases[COLD].gap)
-    page = int(runs.session.description().settings.get("block_size") or 0)
-    shares = {"hot": len(subject) - 1} | {f"{page + more} tokens shared": page + more for more in (-1, 0, 1) if page}
+    page = int(runs.session.description().settings.get(engine.page) or 0)
+    edge = max(1, EDGE // page) * page if page else 0
+    shares = {"hot": len(subject) - 1} | {f"{edge + more} tokens shared": edge + more for more in (-1, 0, 1) if page}
     for name, shared in shares.items():
         asked = replace(whole, name=name, probe=replace(whole.probe, name=name.replace(" ", "-")))
         runs.test(asked, floor=floor, look=lambda asked=asked, shared=shared: _behind(runs, asked, shared, page))  # type: ignore[misc]

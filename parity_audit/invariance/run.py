@@ -102,7 +102,7 @@ def _planned(runs: Runs) -> list[Condition]:
         *conditions.places(plan),
         *conditions.neighbours(plan),
         *(conditions.paddings(plan) if pads(runs.session) else []),
-        *conditions.steps(plan, PAGE if runs.session.plan.backend_key == "vllm" else None),
+        *conditions.steps(plan, None if pads(runs.session) else PAGE),
     ]
 
 

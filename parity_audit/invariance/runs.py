@@ -21,6 +21,22 @@ Floors = Mapping[str, Floor]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """Settings of an engine that schedules requests itself: most of them in a step, most tokens, and tokens of a page of its
+    cache as the loaded engine reports them."""
+
+    rows: str
+    tokens: str
+    page: str
+
+
+SCHEDULERS = {
+    "vllm": Scheduler(rows="max_num_seqs", tokens="max_num_batched_tokens", page="block_size"),
+    "sglang": Scheduler(rows="max_running_requests", tokens="max_total_tokens", page="page_size"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """What is asked of every backend. `long_subject` is the prompt of the prefix cache, None where the model is too short."""
 
@@ -99,12 +115,13 @@ def as_asked(condition: Condition, seen: Seen) -> Seen:
 
 def loading(session: Session, question: Question) -> dict[str, Any]:
     """Load settings of an engine that has to hold the largest batch at once; the user's own come first."""
-    if session.plan.backend_key != "vllm":
+    engine = SCHEDULERS.get(session.plan.backend_key)
+    if engine is None:
         return {}
-    wanted = {"max_num_seqs": question.bound, "max_num_batched_tokens": max(2048, 2 * question.bound * LONG)}
+    wanted = {engine.rows: question.bound, engine.tokens: max(2048, 2 * question.bound * LONG)}
     return {key: value for key, value in wanted.items() if key not in session.plan.ref.settings}
 
 
 def pads(session: Session) -> bool:
     """Whether a batch of sequences of several lengths is padded."""
-    return session.plan.backend_key != "vllm"
+    return session.plan.backend_key not in SCHEDULERS

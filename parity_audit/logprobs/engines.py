@@ -9,8 +9,8 @@ from parity_audit.core.errors import UsageError
 from parity_audit.core.types import BackendRef
 from parity_audit.envs.recipes import SERVED
 
-ROLLOUTS_ONLY = {"sglang": ("return_original_logprob", "enable_prefix_caching")}
-"""Settings of an engine's sampler and scheduler, which nothing else of it has."""
+ROLLOUTS_ONLY = {"sglang": ("return_original_logprob",)}
+"""Settings of an engine's sampler, which nothing else of it has."""
 
 
 def served(url: str, engine: BackendRef | None, *, restarts: bool) -> BackendRef:
@@ -40,6 +40,6 @@ def served(url: str, engine: BackendRef | None, *, restarts: bool) -> BackendRef
 
 
 def bare_engine(engine: BackendRef) -> BackendRef:
-    """The engine as a backend whose layers are audited: without what only its sampler and scheduler have."""
+    """The engine as a backend whose layers are audited: without what only its sampler has."""
     left_out = ROLLOUTS_ONLY.get(engine.name, ())
     return replace(engine, settings={key: value for key, value in engine.settings.items() if key not in left_out})

@@ -30,13 +30,14 @@ class Tested:
 
     From an engine these are its decode and prefill legs; from a rollout file its rollout and, where the file has it, its
     trainer. `prefill_top1` is empty where no leg says which token it ranks first. `facts` are the engine's own
-    counters, `settings` what it reported when it sampled.
+    counters when it sampled, `prefill_facts` those of its prefill leg, `settings` what it reported.
     """
 
     completions: tuple[Completion, ...]
     values: dict[str, Array]
     prefill_top1: tuple[int, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    prefill_facts: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
 

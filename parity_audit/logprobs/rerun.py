@@ -23,6 +23,7 @@ from parity_audit.specs.view import dims
 
 FORCED_DECODING = "forced_decoding"
 """Load setting of an engine that is to be told which tokens to decode."""
+NO_HIT = "no prompt token came out of the prefix cache, by the engine's own counter"
 CAN_BE_TOLD = ("vllm",)
 """Engines that have it; of others the prefill leg is asked again."""
 
@@ -36,6 +37,7 @@ def modes(
     settings = tested.settings
     leg = _repeatable(context, decided)
     train = native.by_meaning[decided[leg].meaning]
+    said = tested.facts if leg == legs.DECODE else tested.prefill_facts
     found = []
     for key in context.asked:
         other = {key: not settings[key]}
@@ -45,11 +47,13 @@ def modes(
             values, gap = _engine(context, tested, leg, other), ""
         except NotJudged as error:
             values, gap = None, error.message
+        if key == PREFIX_CACHE and settings[key] and not said.get(legs.CACHED_TOKENS):
+            values, gap = None, NO_HIT
         on, off = TOGGLES[key]
         found.append(
             EngineMode(
                 name=on if settings[key] else off, leg=leg, setting=key, value=bool(settings[key]),
-                proof=_proof(key, settings, tested.facts), rmse=verdict.rmse(tested.values[leg], train),
+                proof=_proof(key, settings, said), rmse=verdict.rmse(tested.values[leg], train),
                 other_rmse=None if values is None else verdict.rmse(values, train),
                 moved=None if values is None else float(np.abs(values - tested.values[leg]).max()), gap=gap,
             )
@@ -129,9 +133,7 @@ def _engine(context: Context, tested: legs.Tested, leg: str, settings: dict[str,
     if settings.get(PREFIX_CACHE):
         reply = ask()
         if not reply.facts.get(legs.CACHED_TOKENS):
-            raise NotJudged(
-                "no prompt token came out of the prefix cache, by the engine's own counter", code="no-cache-hit"
-            )
+            raise NotJudged(NO_HIT, code="no-cache-hit")
     return legs.flat([score.logprobs[0] for score in reply.scores])
 
 

@@ -27,6 +27,8 @@ WRITTEN = {"attention": "attn_implementation"}
 """Steps that a BACKEND string calls otherwise."""
 PREFIX_CACHE, EAGER = "enable_prefix_caching", "enforce_eager"
 MODES = ("eager", "compiled")
+COMPILING = ("vllm",)
+"""Engines that run eagerly or compiled, as their user likes; SGLang's torch-native attention rules out its graphs."""
 TOGGLES = {EAGER: ("eager engine", "compiled engine"), PREFIX_CACHE: ("prefix cache", "no prefix cache")}
 """Engine settings that are on or off, and what a report calls the engine in each case."""
 ONE_BY_ONE = "one sequence at a time"
@@ -106,16 +108,21 @@ def trainer_switches(dtype: str, attention: str, base: Variation, *, experts: bo
     return [*found, Switch(name=ONE_BY_ONE, trainer={"rows": 1})]
 
 
-def engine_modes(mode: str | None, prefix_cache: bool | None) -> dict[str, bool]:
+def engine_modes(engine: str, mode: str | None, prefix_cache: bool | None) -> dict[str, bool]:
     """The load settings of an engine that a user chooses by name; nothing for what was not chosen.
 
     Raises:
-        UsageError: a mode that no engine has.
+        UsageError: a mode that no engine has, or that this one does not have.
     """
     if mode not in (None, *MODES):
         raise UsageError(
             f"`{mode}` is no engine mode", code="engine-mode", found=str(mode), expected=" or ".join(MODES)
         )
+    if mode is not None and engine not in COMPILING:
+        raise UsageError(
+            f"{engine} has one mode only: nothing of it is compiled on this path", code="engine-mode", found=mode,
+            expected=f"--engine-mode with {' or '.join(COMPILING)}", hint="drop --engine-mode",
+        )  # fmt: skip
     chosen = {} if mode is None else {EAGER: mode == MODES[0]}
     return chosen if prefix_cache is None else {**chosen, PREFIX_CACHE: prefix_cache}
 
@@ -132,8 +139,10 @@ def engine_switches(settings: Mapping[str, Any]) -> list[Switch]:
     ]
     if settings.get("cache_dtype") not in (None, "auto"):
         found.append(Switch(name="keys and values as computed", engine={"kv_cache_dtype": "auto"}))
-    if settings.get("max_num_seqs") not in (None, 1):
-        found.append(Switch(name=ONE_BY_ONE, engine={"max_num_seqs": 1}))
+    found += [
+        Switch(name=ONE_BY_ONE, engine={key: 1}) for key in ("max_num_seqs", "max_running_requests")
+        if settings.get(key) not in (None, 1)
+    ]  # fmt: skip
     return found
 
 

@@ -30,7 +30,10 @@ def sampled(context: Context) -> legs.Tested:
         legs.PREFILL: legs.flat([score.logprobs[0] for score in prefill.scores]),
     }
     top1 = tuple(token for score in prefill.scores for token in score.top1)
-    return legs.Tested(completions=completions, values=values, prefill_top1=top1, facts=reply.facts, settings=settings)
+    return legs.Tested(
+        completions=completions, values=values, prefill_top1=top1, facts=reply.facts,
+        prefill_facts=prefill.facts, settings=settings,
+    )  # fmt: skip
 
 
 def given(rollouts: Rollouts, tokens: int) -> legs.Tested:

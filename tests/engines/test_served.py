@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,17 +21,21 @@ import parity_audit
 from parity_audit.backends.endpoint import Endpoint
 from parity_audit.backends.sglang_server import SERVE
 from parity_audit.core.backend_ref import parse_backend
-from parity_audit.core.errors import EXIT_NOT_JUDGED, BackendFailed, EnvFailed, NotJudged, UsageError
-from parity_audit.core.logprob_report import LogprobReport
-from parity_audit.core.report import Verdict
-from parity_audit.core.rollouts import Sampling
+from parity_audit.core.errors import (
+    EXIT_MISMATCH,
+    EXIT_NOT_JUDGED,
+    EXIT_OK,
+    BackendFailed,
+    EnvFailed,
+    NotJudged,
+    UsageError,
+)
 from parity_audit.envs.build import python_for
 from parity_audit.specs import miniature
 from parity_audit.specs.resolve import resolve_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 MODEL = "meta-llama/Llama-3.2-1B"
-SAMPLING = Sampling(temperature=0.5, samples=1, max_new_tokens=8)
 SECONDS_TO_START = 300
 SGLANG: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "attention_backend": "torch_native", "sampling_backend": "pytorch",
@@ -102,10 +107,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def asked(url: str, out: Path, model: str = MODEL, engine: str | None = None) -> LogprobReport:
-    return parity_audit.logprobs(
-        model, engine=engine, engine_url=url, miniature="mini", sampling=SAMPLING, presets=[], out=out
-    )
+def asked(url: str, out: Path, *more: str, model: str = MODEL) -> tuple[int, str]:
+    """The exit code of the command line, and what it printed."""
+    sizes = ("--temperature", "0.5", "--samples", "1", "--max-new-tokens", "8")
+    done = subprocess.run(
+        [sys.executable, "-m", "parity_audit", "logprobs", model, "--miniature", "--engine-url", url, *sizes, "--quiet",
+         "--out", str(out), *more],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
 @contextmanager
@@ -153,43 +163,57 @@ def cutting(url: str, after: int) -> Iterator[str]:
 def test_a_running_server_agrees_with_the_trainer_or_says_what_its_numbers_are(server, tmp_path):
     """SGLang returns log-probabilities after the temperature, vLLM as it was started here those before it."""
     engine, url = server
-    report = asked(url, tmp_path / "out", engine=engine)
-    legs = {leg.name: leg for leg in report.legs}
+    code, said = asked(url, tmp_path / "out", "--engine", engine)
+    report = json.loads((tmp_path / "out" / "logprobs.json").read_text())
+    legs = {leg["name"]: leg for leg in report["legs"]}
 
-    assert legs["engine-decode"].package == engine
-    assert legs["engine-decode"].version
-    assert legs["engine-decode"].noise_ratio <= 4.0
-    assert legs["engine-prefill"].noise_ratio <= 4.0
-    assert legs["engine-prefill"].meaning.startswith("log-probability at temperature 1 ")
+    assert legs["engine-decode"]["package"] == engine
+    assert legs["engine-decode"]["version"]
+    assert legs["engine-decode"]["noise_ratio"] <= 4.0
+    assert legs["engine-prefill"]["noise_ratio"] <= 4.0
+    assert legs["engine-prefill"]["meaning"].startswith("log-probability at temperature 1 ")
     if engine == "sglang":
-        assert (report.verdict, report.findings) == (Verdict.PARITY, ())
-        assert legs["engine-decode"].meaning.startswith("log-probability at temperature 0.5 ")
-        assert any("SGLANG_RETURN_ORIGINAL_LOGPROB" in note for note in report.notes)
+        assert (code, report["verdict"], report["findings"]) == (EXIT_OK, "parity", []), said
+        assert legs["engine-decode"]["meaning"].startswith("log-probability at temperature 0.5 ")
+        assert any("SGLANG_RETURN_ORIGINAL_LOGPROB" in note for note in report["notes"])
     else:
-        assert [finding.name for finding in report.findings] == ["logprobs.temperature"]
-        assert legs["engine-decode"].meaning.startswith("log-probability at temperature 1 ")
+        assert code == EXIT_MISMATCH, said
+        assert [finding["name"] for finding in report["findings"]] == ["logprobs.temperature"]
+        assert legs["engine-decode"]["meaning"].startswith("log-probability at temperature 1 ")
 
 
 def test_an_answer_that_is_cut_off_judges_nothing(server, tmp_path):
-    with cutting(server[1], after=700) as url, pytest.raises(NotJudged, match="cut off") as caught:
-        asked(url, tmp_path / "out")
-    assert (caught.value.code, caught.value.exit_code) == ("server-answer", EXIT_NOT_JUDGED)
+    with cutting(server[1], after=700) as url:
+        code, said = asked(url, tmp_path / "out")
+    assert code == EXIT_NOT_JUDGED
+    assert said.startswith("nothing was judged error[server-answer]"), said
+    assert f"{url} to /" in said
+    assert "is cut off" in said
 
 
-def test_another_model_and_another_engine_judge_nothing(server, tmp_path):
+def test_another_model_judges_nothing(server, tmp_path):
+    code, said = asked(server[1], tmp_path / "out", model="Qwen/Qwen2-0.5B")
+    assert code == EXIT_NOT_JUDGED
+    assert said.startswith("nothing was judged error[server-model]"), said
+    assert "and the question is about `Qwen/Qwen2-0.5B`" in said
+
+
+def test_another_engine_judges_nothing(server, tmp_path):
     engine, url = server
-    with pytest.raises(NotJudged, match="and the question is about") as caught:
-        asked(url, tmp_path / "model", model="Qwen/Qwen2-0.5B")
-    assert caught.value.exit_code == EXIT_NOT_JUDGED
     other = "vllm" if engine == "sglang" else "sglang"
     with pytest.raises(NotJudged, match=f"the server is {engine}'s, and --engine says {other}"):
-        asked(url, tmp_path / "engine", engine=other)
+        parity_audit.logprobs(MODEL, engine=other, engine_url=url, miniature="mini", presets=[], out=tmp_path / "out")
 
 
 def test_a_dead_port_judges_nothing(tmp_path):
-    with pytest.raises(NotJudged, match="no server answers") as caught:
-        asked(f"http://127.0.0.1:{free_port()}", tmp_path / "out")
-    assert (caught.value.code, caught.value.exit_code) == ("no-server", EXIT_NOT_JUDGED)
+    """A port that is bound and never listened on: nobody else can come to listen there meanwhile."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{one.getsockname()[1]}"
+        code, said = asked(url, tmp_path / "out")
+    assert code == EXIT_NOT_JUDGED
+    assert said.startswith("nothing was judged error[no-server]"), said
+    assert f"no server answers at {url}" in said
 
 
 @pytest.mark.parametrize("more", [{"engine_url": "127.0.0.1:80"}, {"attribute": True}, {"engine": "vllm,seed=1"}])

@@ -22,12 +22,20 @@ from parity_audit.logprobs.switches import engine_modes, own_steps
     ],
 )
 def test_modes_are_load_settings(mode, cache, settings):
-    assert engine_modes(mode, cache) == settings
+    assert engine_modes("vllm", mode, cache) == settings
 
 
 def test_another_mode_is_refused():
     with pytest.raises(UsageError, match="engine mode"):
-        engine_modes("inductor", None)
+        engine_modes("vllm", "inductor", None)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_an_engine_with_one_mode_only_is_asked_for_none(mode):
+    with pytest.raises(UsageError, match="sglang has one mode only") as caught:
+        engine_modes("sglang", mode, None)
+    assert (caught.value.code, caught.value.exit_code) == ("engine-mode", 2)
+    assert engine_modes("sglang", None, True) == {"enable_prefix_caching": True}
 
 
 COMPILED = {"enforce_eager": False, "compilation": "VLLM_COMPILE", "enable_prefix_caching": True}
