@@ -43,7 +43,7 @@ from parity_audit.offline.diff import diff as diff
 from parity_audit.offline.own_divergence import check_own_divergence
 from parity_audit.offline.stored import prune as prune
 from parity_audit.offline.stored import stored as stored
-from parity_audit.report.files import failure_reported, set_aside
+from parity_audit.report.files import failure_reported, read_report, set_aside
 from parity_audit.report.notebook import with_bar
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.schema import Spec
@@ -88,6 +88,7 @@ def audit(
     tf32: bool = False,
     accept_patched: bool = False,
     match_reference: bool = False,
+    baseline: PathLike | None = None,
     timeout: float = TIMEOUT,
     progress: Progress = SILENT,
 ) -> Report:
@@ -106,6 +107,7 @@ def audit(
         install: allow creating environments.
         match_reference: where the reference departs from the spec, patch candidates to do what it does. Otherwise a
             right reference is proposed, and candidates are patched against that.
+        baseline: report.json of an earlier audit; the exit code is 1 where a figure left its band, 3 where the question changed.
         timeout: seconds that a worker may take for one request.
 
     Raises:
@@ -117,6 +119,7 @@ def audit(
     with failure_reported(model, out):
         check_options(dtype=dtype, device=device, seed=seed, timeout=timeout, target=target)
         check_weights_option(weights, miniature)
+        earlier = None if baseline is None else read_report(Path(baseline))
         believed, refs = _ref(reference), _candidates(candidates, device, install)
         recipe_for(believed, device)
         workspace, plan = opened(
@@ -129,7 +132,7 @@ def audit(
     )  # fmt: skip
     with failure_reported(model, workspace.out), nothing_left(workspace):
         check_backends([believed, *refs], plan.config)
-        return run_audit(context, believed, refs, accept_patched=accept_patched)
+        return run_audit(context, believed, refs, accept_patched=accept_patched, baseline=earlier)
 
 
 @accepting(weights=path, out=path, dtype=torch_name, device=torch_name, probes=several, prompt=several, prompts=path)

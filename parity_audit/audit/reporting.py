@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.capture.store import Capture
 from parity_audit.core.report import Candidate, Report
-from parity_audit.core.types import Checkpoint, NotTested
+from parity_audit.core.types import Checkpoint, NotTested, Probe
 from parity_audit.repair.outcome import backend_facts, side_of
 from parity_audit.repair.reference import Reference
 from parity_audit.report.environment import this_machine
@@ -49,5 +51,14 @@ def weights_of(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def probes_of(taken: Capture) -> tuple[dict[str, object], ...]:
-    """Name, shape and purpose of every probe of a capture."""
-    return tuple({"name": probe.name, "shape": list(probe.shape), "purpose": probe.purpose} for probe in taken.probes)
+    """Name, shape, purpose and a hash of the tokens of every probe of a capture."""
+    return tuple(
+        {"name": probe.name, "shape": list(probe.shape), "purpose": probe.purpose, "tokens": tokens_hash(probe)}
+        for probe in taken.probes
+    )
+
+
+def tokens_hash(probe: Probe) -> str:
+    """16 hex digits that differ where a token, a mask bit or the start of decoding does."""
+    told = json.dumps([probe.token_ids, probe.mask, probe.decode_from])
+    return hashlib.sha256(told.encode()).hexdigest()[:16]

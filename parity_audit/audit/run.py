@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from parity_audit.audit.baseline import held_against
 from parity_audit.audit.candidates import judge_all
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.reporting import report_of
@@ -28,9 +29,10 @@ FILES = "the files of this report"
 
 
 def run_audit(
-    context: AuditContext, reference: BackendRef, candidates: Sequence[BackendRef], *, accept_patched: bool
-) -> Report:
-    """Judge every candidate against the reference, and write the report.
+    context: AuditContext, reference: BackendRef, candidates: Sequence[BackendRef], *, accept_patched: bool,
+    baseline: Report | None = None,
+) -> Report:  # fmt: skip
+    """Judge every candidate against the reference, and write the report; with a `baseline`, held against that.
 
     Raises:
         NotJudged: the reference could not be captured, so nothing can be said about anybody.
@@ -63,7 +65,7 @@ def run_audit(
     report = report_of(context, truth, notes, results, captures, code, time.perf_counter() - started)
     if code != EXIT_NOT_JUDGED:
         workspace.drop([*captures, *truth.held, *rights.held])
-    return _written(report, workspace.out)
+    return _written(report if baseline is None else held_against(report, baseline), workspace.out)
 
 
 def _written(report: Report, folder: Path) -> Report:

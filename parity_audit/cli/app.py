@@ -13,13 +13,15 @@ from parity_audit.cli import completion
 from parity_audit.cli.cache import cache
 from parity_audit.cli.divergence import check_divergence
 from parity_audit.cli.errors import guarded, run_app
+from parity_audit.cli.history import history
 from parity_audit.cli.invariance import invariance
 from parity_audit.cli.logprobs import logprobs
+from parity_audit.cli.matrix import keep_cards, matrix
 from parity_audit.cli.mistyped import refuse_mistyped
 from parity_audit.cli.progress import progress_for
 from parity_audit.cli.sections import doctor, envs, specs
 from parity_audit.cli.selftest import selftest
-from parity_audit.cli.show import FORMATS, require_format
+from parity_audit.cli.show import FORMATS, require_format, show_file
 from parity_audit.cli.spec import spec
 from parity_audit.core.errors import UsageError
 from parity_audit.core.version import __version__
@@ -127,10 +129,14 @@ Out = Annotated[Path | None, typer.Option(help="Directory for the report and the
 Format = Annotated[
     str,
     typer.Option(
-        "--format", help="What to print: terminal, markdown, json, junit or sarif.", **completion.fixed(*FORMATS)
+        "--format", help="What to print: terminal, markdown, html, json, junit or sarif.", **completion.fixed(*FORMATS)
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="The report as JSON on stdout, nothing else.")]
+Baseline = Annotated[
+    Path | None, typer.Option(help="report.json of an earlier audit: exit 1 where a figure moved beyond rounding.")
+]
+Card = Annotated[bool, typer.Option("--card", help="Write a card of each candidate into reports/cards.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and only the verdicts.")]
 
 
@@ -160,6 +166,8 @@ def audit(
     tf32: Tf32 = False,
     timeout: Timeout = TIMEOUT,
     out: Out = None,
+    baseline: Baseline = None,
+    card: Card = False,
     format: Format = "terminal",
     json: Json = False,
     quiet: Quiet = False,
@@ -175,7 +183,12 @@ def audit(
             weights=weights, dtype=dtype, device=device, probes=probe, prompt=prompt, prompts=prompts, chat=chat,
             target=target, repair=not no_repair, hooks=hooks, out=out,
             install=not no_install, tf32=tf32, accept_patched=accept_patched, match_reference=match_reference,
-            timeout=timeout, progress=progress,
+            timeout=timeout, baseline=baseline, progress=progress,
+        )  # fmt: skip
+    if card:
+        keep_cards(
+            report, candidate, reference=reference, synthetic=_size(miniature, synthetic), seed=seed, dtype=dtype,
+            device=device, probes=tuple(probe or ()), repair=not no_repair,
         )  # fmt: skip
     show(report, "json" if json else format, quiet=quiet)
     return report.exit_code
@@ -240,6 +253,9 @@ def diff(
 app.command()(selftest)
 app.command()(logprobs)
 app.command()(invariance)
+app.command()(matrix)
+app.command(name="show")(show_file)
+app.command()(history)
 app.command(name="check-divergence")(check_divergence)
 
 

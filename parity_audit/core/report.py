@@ -262,6 +262,32 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BaselineFigure:
+    """One figure of the logits of one candidate, in an earlier audit and in this one; `ratio` is None where one of them is 0."""
+
+    candidate: str
+    figure: str
+    before: float
+    now: float
+    ratio: float | None
+    within: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """An earlier report that this one was held against.
+
+    `changed_question` names what differs in model, weights, reference or the tokens of a probe: then no figure was
+    compared. `departures` say in words which verdicts changed and which figures left the band, in either direction.
+    """
+
+    band: float
+    changed_question: tuple[str, ...]
+    figures: tuple[BaselineFigure, ...]
+    departures: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The whole audit; `report.json` is this, field by field."""
 
@@ -279,6 +305,7 @@ class Report:
     exit_code: int
     not_tested: tuple[NotTested, ...] = ()
     error: dict[str, Any] | None = None
+    baseline: Baseline | None = None
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows of it, once a renderer has registered."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Candidate, Finding, Patch, SiteDelta, Verdict
 from parity_audit.report.blocks import (
@@ -67,17 +69,21 @@ def candidate_content(candidate: Candidate, title: str) -> list[Block]:
     """Everything that is known of one candidate, what matters most first."""
     verdict = (f": {candidate.verdict.value}", style_of(candidate.verdict))
     parts: list[Block] = [SPACE, styled(("── ", DIM), (title, BOLD), verdict, level=2)]
+    return [*parts, *(block for blocks in sections(candidate, title).values() for block in blocks)]
+
+
+def sections(candidate: Candidate, title: str) -> dict[str, list[Block]]:
+    """The same by name, in the order in which they are read; those without anything to say are empty."""
+    return {name: draw(candidate) for name, draw in SECTIONS.items()} | {"about": _about(candidate, title)}
+
+
+def _about(candidate: Candidate, title: str) -> list[Block]:
+    parts: list[Block] = []
     if candidate.error:
         keys = ("message", "where", "expected", "found", "hint")
         parts.append(pairs([(key, str(candidate.error[key])) for key in keys if candidate.error.get(key)]))
     if settings_text(candidate) and settings_text(candidate) not in title:
         parts.append(pairs([("settings", settings_text(candidate))]))
-    for section in (_layers, _own_variation, _divergence, _findings, _right_reference):
-        parts += section(candidate)
-    for patch in candidate.patches:
-        parts += _patch(patch)
-    for section in (_before_after, _proof, _gaps):
-        parts += section(candidate)
     return parts
 
 
@@ -160,6 +166,10 @@ def _right_reference(candidate: Candidate) -> list[Block]:
     ]
 
 
+def _patches(candidate: Candidate) -> list[Block]:
+    return [block for patch in candidate.patches for block in _patch(patch)]
+
+
 def _patch(patch: Patch) -> list[Block]:
     fixes = ", ".join(patch.fixes or (patch.knob,))
     parts: list[Block] = [SPACE, styled(("Patch ", BOLD), (f"for {fixes} in {patch.backend}", ""), level=4)]
@@ -207,3 +217,17 @@ def _gaps(candidate: Candidate) -> list[Block]:
     if limits:
         parts += [SPACE, heading(LIMITS), columns(LIMIT_TITLES, limits)]
     return [*parts, paragraph(blind, indent=2)] if blind else parts
+
+
+SECTIONS: dict[str, Callable[[Candidate], list[Block]]] = {
+    "about": lambda _: [],
+    "layers": _layers,
+    "own variation": _own_variation,
+    "divergence": _divergence,
+    "findings": _findings,
+    "right reference": _right_reference,
+    "patches": _patches,
+    "before and after": _before_after,
+    "proof": _proof,
+    "gaps": _gaps,
+}

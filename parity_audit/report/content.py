@@ -5,6 +5,7 @@ from __future__ import annotations
 from parity_audit.core.report import Candidate, Report
 from parity_audit.report.blocks import BAD, BOLD, SPACE, Block, Pairs, Paragraph, heading, pairs, paragraph, styled
 from parity_audit.report.candidate_content import candidate_content, style_of
+from parity_audit.report.history_content import baseline_content
 from parity_audit.report.numbers import seconds
 from parity_audit.report.rows import not_tested
 from parity_audit.report.words import headline, label, labels, release_lines, scope_line, weights_line
@@ -24,8 +25,8 @@ def opening(report: Report) -> list[Block]:
         row = (one.verdict.value, f"{name}: {one.why}")
         blocks.append(Pairs(rows=(row,), width=VERDICT_WIDTH, style=style_of(one.verdict)))
     if report.error:
-        blocks += [SPACE, *_error(report.error)]
-    return [*blocks, SPACE, _context(report)]
+        blocks += [SPACE, *error_blocks(report.error)]
+    return [*blocks, SPACE, context(report)]
 
 
 def candidates(report: Report) -> list[tuple[Candidate, list[Block]]]:
@@ -37,18 +38,21 @@ def candidates(report: Report) -> list[tuple[Candidate, list[Block]]]:
 def closing(report: Report, where: str) -> list[Block]:
     """What the whole run did not test, and what the verdicts hold for."""
     gaps = not_tested(report)
-    blocks: list[Block] = [SPACE, heading("Not tested in this run"), pairs(gaps)] if gaps else []
+    blocks = baseline_content(report.baseline)
+    blocks += [SPACE, heading("Not tested in this run"), pairs(gaps)] if gaps else []
     blocks += [SPACE, paragraph(scope_line(report))]
     return [*blocks, Paragraph(text=f"report: {where}", wrap=False)] if where else blocks
 
 
-def _error(error: dict[str, object]) -> list[Block]:
+def error_blocks(error: dict[str, object]) -> list[Block]:
+    """What ended a run, and what to do next."""
     line = styled((f"error[{error.get('code', 'error')}]: {error.get('message', '')}", BAD))
     known = [(name, str(error[name])) for name in ("where", "expected", "found", "hint") if error.get(name)]
     return [line, pairs(known)] if known else [line]
 
 
-def _context(report: Report) -> Pairs:
+def context(report: Report) -> Pairs:
+    """Model, weights, both sides, releases, probes and the time it took."""
     rows = [("model", report.model)]
     if report.architecture:
         rows.append(("architecture", report.architecture))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NVID
 
 
 def this_machine() -> dict[str, Any]:
-    """Program, interpreter, packages of the main environment, processor, memory. No host name, no user, no paths."""
+    """Program, date (UTC), interpreter, packages of the main environment, processor, memory. No host name, no user, no paths."""
     return {
         "parity_audit": __version__,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "processor": _processor(),

@@ -1,4 +1,4 @@
-"""The three files of a report directory: report.json, report.md and report.txt."""
+"""The files of a report directory: report.json, and the same as Markdown, text and one HTML page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from parity_audit.core.errors import EXIT_USAGE, Interrupted, NotJudged, explained
+from parity_audit.core.errors import EXIT_USAGE, Interrupted, NotJudged, UsageError, explained
 from parity_audit.core.report import Report
-from parity_audit.report import json, markdown, terminal
+from parity_audit.report import audit_page, json, markdown, terminal
 from parity_audit.report.failure import failed_report
 
 JSON_NAME = "report.json"
@@ -18,6 +18,7 @@ RENDERERS: dict[str, Callable[[Report], str]] = {
     JSON_NAME: json.dumps,
     "report.md": partial(markdown.render, where=JSON_NAME),
     "report.txt": partial(terminal.render, where=JSON_NAME),
+    "report.html": audit_page.render,
 }
 
 
@@ -38,6 +39,24 @@ def write_report(report: Report, folder: Path) -> Path:
             hint="choose another place with --out",
         ) from error  # fmt: skip
     return path
+
+
+def read_report(path: Path) -> Report:
+    """A report of an earlier audit.
+
+    Raises:
+        UsageError: there is none, or it is of another release or no report at all.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(
+            f"not a report: {why}",
+            code="bad-report",
+            where=str(path),
+            hint="give a report.json that an audit of this release wrote",
+        ) from error
 
 
 def set_aside(folder: Path) -> None:

@@ -13,7 +13,7 @@ from parity_audit.core.report import Candidate, Report
 from parity_audit.report.blocks import Bar, Block, Code, Line, Pairs, Paragraph, Space, Table
 from parity_audit.report.content import candidates, closing, opening
 from parity_audit.report.escape import plain
-from parity_audit.report.numbers import BAR_WIDTH, bar
+from parity_audit.report.numbers import BAR_WIDTH, bar, ratio
 from parity_audit.report.words import GOOD
 
 STYLE = """
@@ -23,7 +23,7 @@ STYLE = """
 .parity-audit table { border-collapse: collapse; margin: .3em 0 .6em; font-size: 13px }
 .parity-audit td, .parity-audit th { padding: .1em .9em .1em 0; text-align: left !important; vertical-align: top }
 .parity-audit .right { text-align: right !important; font-variant-numeric: tabular-nums; white-space: nowrap }
-.parity-audit .dim, .parity-audit th { opacity: .65; font-weight: normal; white-space: nowrap }
+.parity-audit .dim, .parity-audit thead th { opacity: .65 } .parity-audit th { font-weight: normal; white-space: nowrap }
 .parity-audit .bold { font-weight: bold } .parity-audit .good { color: #1a7f37; font-weight: bold }
 .parity-audit .bad { color: #cf222e; font-weight: bold } .parity-audit .unsure { color: #9a6700; font-weight: bold }
 .parity-audit pre { background: rgba(127, 127, 127, .12); padding: .6em .8em; overflow-x: auto; white-space: pre }
@@ -73,33 +73,38 @@ def _(block: Paragraph) -> str:
 @drawn.register
 def _(block: Pairs) -> str:
     rows = (
-        f'<tr><td class="{block.style}">{text_of(name)}</td><td>{text_of(text)}</td></tr>' for name, text in block.rows
+        f'<tr><th scope="row" class="{block.style}">{text_of(name)}</th><td>{text_of(text)}</td></tr>'
+        for name, text in block.rows
     )
-    return f"<table>{''.join(rows)}</table>"
+    return f'<table class="pairs"><tbody>{"".join(rows)}</tbody></table>'
 
 
 @drawn.register
 def _(block: Table) -> str:
-    titles = _row("th", block.titles, block.right)
-    return f"<table>{titles}{''.join(_row('td', row, block.right) for row in block.rows)}</table>"
+    titles = _row('th scope="col"', block.titles, block.right)
+    rows = "".join(_row("td", row, block.right) for row in block.rows)
+    return f'<div class="scroll"><table><thead>{titles}</thead><tbody>{rows}</tbody></table></div>'
 
 
 @drawn.register
 def _(block: Code) -> str:
-    return f"<pre>{text_of(block.text)}</pre>"
+    return f'<pre tabindex="0">{text_of(block.text)}</pre>'
 
 
 def _row(tag: str, cells: Iterable[str | Bar], right: tuple[int, ...]) -> str:
     aligned = ((' class="right"' if number in right else "", cell) for number, cell in enumerate(cells))
-    return "<tr>" + "".join(f"<{tag}{about}>{_cell(cell)}</{tag}>" for about, cell in aligned) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}{about}>{cell_of(cell)}</{tag[:2]}>" for about, cell in aligned) + "</tr>"
 
 
-def _cell(cell: str | Bar) -> str:
+def cell_of(cell: str | Bar) -> str:
+    """What is inside one cell of a table."""
     if not isinstance(cell, Bar):
         return text_of(cell)
     filled, mark = (100 * cells // BAR_WIDTH for cells in bar(cell.ratio, cell.limit))
     colour = ' class="bad"' if cell.wrong else ""
-    return f'<div class="bar"><i{colour} style="width: {filled}%"></i><b style="left: {mark}%"></b></div>'
+    said = f"{ratio(cell.ratio)} the noise floor, limit {cell.limit:g}x"
+    parts = f'<i{colour} style="width: {filled}%"></i><b style="left: {mark}%"></b>'
+    return f'<div class="bar" role="img" aria-label="{said}">{parts}</div>'
 
 
 def _spans(block: Line) -> str:

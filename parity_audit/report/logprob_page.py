@@ -4,37 +4,21 @@ from __future__ import annotations
 
 from parity_audit.core.logprob_report import LogprobReport, TokenTable
 from parity_audit.report.blocks import Block, columns, heading
-from parity_audit.report.html import STYLE, drawn
-from parity_audit.report.html import text_of as text
 from parity_audit.report.logprob_content import headline, logprob_content
 from parity_audit.report.logprob_pictures import pictures
 from parity_audit.report.numbers import number
-from parity_audit.report.pictures.export import CHART_STYLE
+from parity_audit.report.page import page, with_title
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Nothing is loaded and nothing runs, whatever a model or a token is called."""
-PAGE_STYLE = """
-body { background: #fff; color: #1c1c1e; margin: 2em } .parity-audit { max-width: 76em; margin: auto }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(22em, 1fr)); gap: 1em }
-svg { width: 100%; height: auto }
-"""
 LONGEST_SHOWN = 200
 """Tokens of the longest completion that its table shows."""
 
 
 def render(report: LogprobReport, tokens: TokenTable) -> str:
     """The whole page."""
-    blocks = logprob_content(report)
-    top = "".join(drawn(block) for block in blocks[:1])
-    rest = "".join(drawn(block) for block in [*blocks[1:], *_longest(tokens)])
+    blocks = [*logprob_content(report), *_longest(tokens)]
     charts = "\n".join(f"<div>{picture}</div>" for picture in pictures(report, tokens).values())
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="viewport" content="width=device-width">'
-        f"<title>{text(report.model)}: {text(headline(report))}</title><style>{STYLE}{PAGE_STYLE}{CHART_STYLE}</style></head>\n"
-        f'<body><div class="parity-audit"><p>log-probabilities of {text(report.model)}</p>{top}\n'
-        f'<div class="charts">\n{charts}\n</div>{rest}</div></body></html>\n'
-    )
+    body = with_title(f"log-probabilities of {report.model}", blocks, f'<div class="charts">\n{charts}\n</div>')
+    return page(title=f"{report.model}: {headline(report)}", body=body)
 
 
 def _longest(tokens: TokenTable) -> list[Block]:

@@ -1,4 +1,4 @@
-"""The JSON Schema of report.json, generated from the dataclasses: `python -m parity_audit.report.schema`."""
+"""JSON Schemas, generated from the dataclasses: `python -m parity_audit.report.schema` for report.json, with `card` for cards."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import dataclasses
 import enum
 import inspect
 import json
+import sys
 import types
 import typing
 from typing import Any
 
+from parity_audit.core.card import CARD_VERSION, Card
 from parity_audit.core.report import SCHEMA_VERSION, Report
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -25,10 +27,19 @@ SIMPLE: dict[Any, dict[str, Any]] = {
 
 def report_schema() -> dict[str, Any]:
     """The schema of the whole report; every dataclass is one entry of `$defs`."""
+    return _published(Report, SCHEMA_VERSION, "parity-audit report.json")
+
+
+def card_schema() -> dict[str, Any]:
+    """The schema of one card of the matrix."""
+    return _published(Card, CARD_VERSION, "parity-audit card")
+
+
+def _published(kind: Any, version: int, title: str) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
-    root = _schema(Report, definitions)
-    definitions["Report"]["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    return {"$schema": DRAFT, "title": "parity-audit report.json", **root, "$defs": dict(sorted(definitions.items()))}
+    root = _schema(kind, definitions)
+    definitions[kind.__name__]["properties"]["schema_version"] = {"const": version}
+    return {"$schema": DRAFT, "title": title, **root, "$defs": dict(sorted(definitions.items()))}
 
 
 def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -75,10 +86,13 @@ def _definition(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def schema_text() -> str:
-    """The file `docs/report.schema.json`."""
-    return json.dumps(report_schema(), indent=1, ensure_ascii=False) + "\n"
+SCHEMAS = {"report": report_schema, "card": card_schema}
+
+
+def schema_text(of: str = "report") -> str:
+    """The file `docs/report.schema.json`, or `docs/card.schema.json`."""
+    return json.dumps(SCHEMAS[of](), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    print(schema_text(), end="")
+    print(schema_text(*sys.argv[1:]), end="")

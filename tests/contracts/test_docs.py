@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 from typer.testing import CliRunner
 
 from parity_audit.cli.app import app
 from parity_audit.core import errors
-from parity_audit.report import json, markdown
+from parity_audit.matrix.cards import read_cards
+from parity_audit.matrix.cells import cells, read_matrix
+from parity_audit.matrix.command import Table, rendered
+from parity_audit.report import audit_page, json, markdown
 from parity_audit.report.terminal import render
 from parity_audit.specs.load import list_specs
 
@@ -25,6 +29,9 @@ COMMANDS = (
     "invariance",
     "check-divergence",
     "audit",
+    "matrix",
+    "show",
+    "history",
     "capture",
     "diff",
     "selftest",
@@ -120,9 +127,34 @@ def test_the_text_of_a_worked_example_is_the_rendering_of_its_json(path):
 
     assert path.with_name("report.txt").read_text() == render(report, where="report.json")
     assert path.with_name("report.md").read_text() == markdown.render(report, where="report.json")
+    assert path.with_name("report.html").read_text() == audit_page.render(report)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
 def test_a_worked_example_names_no_directory_of_the_machine_it_ran_on(path):
     texts = [item.read_text() for item in path.parent.iterdir() if item.is_file()]
     assert [found for text in texts for found in re.findall(r"/(?:home|root|work|tmp|Users|var)/\S*", text)] == []
+
+
+def test_the_notebook_was_run_whole_and_shows_a_report():
+    """Its cells are those that were run, in order and without an error, and no path of that machine is in it."""
+    text = (ROOT / "docs" / "audit.ipynb").read_text()
+    notebook = nbformat.reads(text, 4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert "error" not in {output.output_type for output in outputs}
+    assert any("parity-audit" in output.get("data", {}).get("text/html", "") for output in outputs)
+    assert re.findall(r"/(?:home|root|work|tmp|Users)/", text) == []
+
+
+def test_every_architecture_of_the_committed_matrix_has_a_row_or_is_said_to_be_missing():
+    table = (ROOT / "reports" / "matrix.md").read_text()
+    asked = cells(read_matrix(ROOT / "reports" / "matrix.yaml"))
+    cards = read_cards(ROOT / "reports" / "cards")
+    missing = [one for one in asked if one not in {card.asked for card in cards}]
+
+    assert table == rendered(Table(cards=tuple(cards), not_run=tuple(missing), exit_code=0), "markdown")
+    assert len(cards) + len(missing) == len(asked)

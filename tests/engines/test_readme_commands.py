@@ -16,6 +16,7 @@ from typer.main import get_command
 from parity_audit.cli.app import app
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.envs.recipes import recipe_for
+from parity_audit.matrix.cells import expanded
 from parity_audit.specs.resolve import resolve_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +54,9 @@ RUN_BY = {
     ),
     "parity-audit check-divergence my_losses.py:jsd": "cli/test_divergence.py::test_the_three_variants",
     "parity-audit spec check my_spec.yaml": "speccheck/test_check.py::",
+    "parity-audit matrix gpt2 gemma-2-2b-it --miniature -c 'transformer_lens=={3.9.0,4.3.0}'": (
+        "matrix/test_cards.py::test_the_command_audits_keeps_a_card_and_shows_it_again"
+    ),
     "parity-audit selftest": "selftest/test_score.py::",
 }
 
@@ -91,8 +95,9 @@ def test_a_command_is_one_that_the_parser_takes(line, tmp_path, monkeypatch):
     (tmp_path / "my_port.py").write_text("def load(model_path, dtype, device): ...\n")
     name, given = parsed(line)
 
-    assert name in ("audit", "spec check", "selftest", "logprobs", "check-divergence", "invariance")
-    for backend in [*(given.get("candidate") or ()), *filter(None, [given.get("reference")])]:
+    assert name in ("audit", "spec check", "selftest", "logprobs", "check-divergence", "invariance", "matrix")
+    given_backends = [*(given.get("candidate") or ()), *filter(None, [given.get("reference")])]
+    for backend in (one for text in given_backends for one in expanded(str(text))):
         assert recipe_for(parse_backend(str(backend))).requirements
     assert "model" not in given or name != "audit" or resolve_model(str(given["model"])).config
 

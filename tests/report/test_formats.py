@@ -17,7 +17,7 @@ from sample import EVIL_REPORT, NOTHING, ONE_DEAD, REPORT, logits
 
 from parity_audit.core.errors import NotJudged, WorkerDied
 from parity_audit.core.report import Candidate, Finding, Patch, Proof
-from parity_audit.report import html, json, markdown, notebook, terminal
+from parity_audit.report import audit_page, html, json, markdown, notebook, terminal
 from parity_audit.report.failure import failed_report
 from parity_audit.report.files import write_report
 from parity_audit.report.schema import report_schema, schema_text
@@ -120,9 +120,16 @@ def drawn_as_html(report):
     return stdlib_html.unescape(re.sub(r"<[^>]*>", " ", inside))
 
 
+def drawn_as_page(report):
+    inside = re.sub(r"<(style|script|title)>.*?</\1>", "", audit_page.render(report), flags=re.DOTALL)
+    return stdlib_html.unescape(re.sub(r"<[^>]*>", " ", inside)) + " report: report.json"
+
+
 @pytest.mark.parametrize("report", ALL.values(), ids=ALL)
 @pytest.mark.parametrize(
-    "draw", [lambda report: markdown.render(report, where="report.json"), drawn_as_html], ids=["md", "html"]
+    "draw",
+    [lambda report: markdown.render(report, where="report.json"), drawn_as_html, drawn_as_page],
+    ids=["md", "html", "page"],
 )
 def test_no_format_loses_a_word_that_the_text_has(report, draw):
     in_text = words_of(terminal.render(report, where="report.json", width=10_000))
@@ -210,11 +217,16 @@ def test_html_opens_what_is_wrong_and_folds_what_is_right():
     assert re.findall(r"<details( open)?><summary>.*?</summary>", text) == [" open", ""]
 
 
-def test_a_directory_gets_three_files_and_no_part_is_left(tmp_path):
+def test_a_directory_gets_every_format_and_no_part_is_left(tmp_path):
     path = write_report(REPORT, tmp_path / "new" / "out")
 
     assert json.loads(path.read_text()) == REPORT
-    assert sorted(item.name for item in path.parent.iterdir()) == ["report.json", "report.md", "report.txt"]
+    assert sorted(item.name for item in path.parent.iterdir()) == [
+        "report.html",
+        "report.json",
+        "report.md",
+        "report.txt",
+    ]
 
 
 def test_a_directory_that_cannot_be_written_is_a_clear_error(tmp_path):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, opened
 
 from parity_audit.core.logprob_report import Leg, LogprobFinding, LogprobReport, TokenTable
 from parity_audit.core.report import Verdict
@@ -23,7 +22,6 @@ from parity_audit.report.pictures.charts import MOST_POINTS, drawn
 from parity_audit.report.terminal import printed
 
 EVIL = "</title><script>alert(1)</script><img src=x onerror=alert(2)>"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -67,20 +65,10 @@ def test_no_foreign_text_becomes_markup_and_nothing_is_loaded(made):
 def test_the_page_opens_in_a_browser_without_an_error_or_a_request(made, tmp_path):
     page = tmp_path / "logprobs.html"
     page.write_text(render(*made))
-    log = tmp_path / "net.json"
-    done = subprocess.run(
-        [
-            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-            "--disable-component-update", "--disable-sync", "--no-first-run", f"--user-data-dir={tmp_path / 'profile'}",
-            "--enable-logging=stderr", f"--log-net-log={log}", f"--screenshot={tmp_path / 'page.png'}",
-            "--window-size=1300,1600", page.as_uri(),
-        ],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    seen = opened(page, tmp_path)
 
-    assert (tmp_path / "page.png").stat().st_size > 10_000
-    assert "CONSOLE" not in done.stderr
-    assert "alert" not in done.stderr
+    assert seen.picture.stat().st_size > 10_000
+    assert (seen.console, seen.addresses) == ((), ())
 
 
 def test_every_metric_of_the_table_is_in_every_format(made):

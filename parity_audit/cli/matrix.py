@@ -1,0 +1,90 @@
+"""`parity-audit matrix`: parse, run the cells without a current card, print the table of all cards."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from parity_audit.cli import completion
+from parity_audit.cli.errors import guarded
+from parity_audit.cli.progress import progress_for
+from parity_audit.core.backend_ref import parse_backend
+from parity_audit.core.card import Asked
+from parity_audit.core.choices import require_choice
+from parity_audit.core.report import Report
+from parity_audit.core.version import __version__
+
+FORMATS = ("terminal", "markdown", "html", "json")
+WIDTH = 160
+"""One column per backend stands side by side, which takes more than a narrow terminal."""
+
+
+@guarded
+def matrix(
+    model: Annotated[
+        list[str] | None, typer.Argument(help="Models; `all` is one of every architecture. None: only show the cards.")
+    ] = None,
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--candidate",
+            "-c",
+            help="BACKEND, several releases in braces: 'transformer_lens=={3.9.0,4.3.0}'. Repeatable.",
+            autocompletion=completion.backends,
+        ),
+    ] = None,
+    reference: Annotated[str, typer.Option("--reference", "-r", help="BACKEND that is believed.")] = "hf",
+    file: Annotated[Path | None, typer.Option(help="A matrix file (YAML) in place of MODEL and --candidate.")] = None,
+    miniature: Annotated[
+        bool, typer.Option("--miniature", help="Seeded tiny weights with the real constants.")
+    ] = False,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32 (default), bfloat16 or float16. Repeatable.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    probe: Annotated[list[str] | None, typer.Option("--probe", help="Run only these probes. Repeatable.")] = None,
+    no_repair: Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")] = False,
+    cards: Annotated[Path | None, typer.Option(help="Directory of the cards; default reports/cards.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run cells too whose card is current.")] = False,
+    apart: Annotated[bool, typer.Option("--apart", help="One audit per cell, not one per model.")] = False,
+    no_install: Annotated[bool, typer.Option("--no-install", help="Never create an environment.")] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Run nothing: list cells without a card as not run.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory for matrix.md and matrix.html.")] = None,
+    format: Annotated[
+        str, typer.Option("--format", help="What to print: terminal, markdown, html or json.")
+    ] = "terminal",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and only the counts.")] = False,
+) -> int:
+    """Audit every model with every candidate, keep a card of each, and show the table of all cards."""
+    from parity_audit.matrix import command
+    from parity_audit.matrix.cells import Matrix
+
+    require_choice(format, FORMATS, what="a format", code="unknown-format")
+    asked = Matrix(
+        models=tuple(model or ()), candidates=tuple(candidate or ()), reference=reference,
+        synthetic="mini" if miniature else None, dtypes=tuple(dtype or ("float32",)), device=device,
+        probes=tuple(probe or ()), repair=not no_repair,
+    )  # fmt: skip
+    with progress_for(quiet=quiet) as progress:
+        table = command.answer(
+            asked, file=file, folder=cards, again=again, together=not apart, install=not no_install, run=not no_run,
+            progress=progress,
+        )  # fmt: skip
+    if out is not None:
+        command.write(table, out)
+    sys.stdout.write(command.rendered(table, format, width=WIDTH, quiet=quiet, colour=sys.stdout.isatty()))
+    return table.exit_code
+
+
+def keep_cards(report: Report, given: list[str] | None, *, reference: str, **question: Any) -> None:
+    """Write the cards of one audit, with the question that its options asked."""
+    from parity_audit.matrix.cards import CARDS, cards_of, write_card
+
+    asked = Asked(
+        model=report.model, candidate="", reference=str(parse_backend(reference)), program=__version__, **question
+    )
+    for card in cards_of(report, given, asked):
+        write_card(card, CARDS)

@@ -1,0 +1,112 @@
+"""Which cells a matrix has: models by candidates, from the command line or from a YAML file."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from parity_audit.core.backend_ref import parse_backend
+from parity_audit.core.card import Asked
+from parity_audit.core.choices import nearest
+from parity_audit.core.errors import UsageError
+from parity_audit.core.version import __version__
+from parity_audit.specs.load import list_specs, read_yaml
+from parity_audit.specs.resolve import ResolvedModel, resolve_model
+
+BRACES = re.compile(r"\{([^{}:\"]*,[^{}:\"]*)\}")
+"""A list of versions; a setting that is a JSON object has colons and quotes, and is left alone."""
+EVERY_ARCHITECTURE = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """Every model with every candidate in every dtype, on the same probes."""
+
+    models: tuple[str, ...]
+    candidates: tuple[str, ...]
+    reference: str = "hf"
+    synthetic: str | None = None
+    seed: int = 0
+    dtypes: tuple[str, ...] = ("float32",)
+    device: str = "cpu"
+    probes: tuple[str, ...] = ()
+    repair: bool = True
+
+
+def expanded(text: str) -> list[str]:
+    """`transformer_lens=={2.18.0,4.3.0}` as one BACKEND per version, like the braces of a shell."""
+    found = BRACES.search(text)
+    if found is None:
+        return [text]
+    before, after = text[: found.start()], text[found.end() :]
+    return [one for choice in found[1].split(",") for one in expanded(f"{before}{choice.strip()}{after}")]
+
+
+def cells(matrix: Matrix) -> list[Asked]:
+    """Every cell, model by model; a BACKEND or model that is malformed or unknown is refused before anything runs.
+
+    Raises:
+        UsageError: it is named.
+    """
+    models = [_pinned(resolve_model(name)) for name in _models(matrix.models)]
+    candidates = [str(parse_backend(one)) for text in matrix.candidates for one in expanded(text)]
+    if not models or not candidates:
+        raise UsageError(
+            "a matrix needs a model and a candidate", code="empty-matrix",
+            hint="parity-audit matrix MODEL -c 'transformer_lens=={3.9.0,4.3.0}', or --file matrix.yaml",
+        )  # fmt: skip
+    return [
+        Asked(
+            model=model, candidate=candidate, reference=str(parse_backend(matrix.reference)), synthetic=matrix.synthetic,
+            seed=matrix.seed, dtype=dtype, device=matrix.device, probes=matrix.probes, repair=matrix.repair,
+            program=__version__,
+        )
+        for model, dtype, candidate in itertools.product(
+            dict.fromkeys(models), matrix.dtypes, dict.fromkeys(candidates)
+        )
+    ]  # fmt: skip
+
+
+def _pinned(model: ResolvedModel) -> str:
+    """The model by its hub id, with the revision that was asked for."""
+    return f"{model.repo_id}@{model.revision}" if model.revision else model.repo_id
+
+
+def _models(names: Sequence[str]) -> list[str]:
+    """`all` stands for the first released model of every architecture."""
+    if EVERY_ARCHITECTURE not in names:
+        return list(names)
+    every = [next(iter(spec.content.models)) for spec in list_specs() if spec.content.models]
+    return [*every, *(name for name in names if name != EVERY_ARCHITECTURE)]
+
+
+def read_matrix(path: Path) -> Matrix:
+    """A matrix file: the fields of `Matrix`, lists where they are several.
+
+    Raises:
+        UsageError: no such file, an unknown key, or a value of another type.
+    """
+    if not path.is_file():
+        raise UsageError(f"no matrix file `{path}`", code="bad-matrix", where=str(path.absolute()))
+    data = dict(read_yaml(path))
+    known = {item.name: item for item in fields(Matrix)}
+    for key, value in data.items():
+        if key not in known:
+            raise _refused(path, f"`{key}` is not a key of a matrix", ", ".join(known), nearest(str(key), known))
+        wanted = "a list" if isinstance(known[key].default, tuple) or key in ("models", "candidates") else "one value"
+        if isinstance(value, list) != (wanted == "a list") or isinstance(value, dict):
+            raise _refused(path, f"`{key}` is not {wanted}", wanted, "")
+    if "models" not in data or "candidates" not in data:
+        raise _refused(path, "a matrix needs `models` and `candidates`", "models: [gpt2]", "")
+    plain: dict[str, Any] = {
+        key: tuple(map(str, item)) if isinstance(item, list) else item for key, item in data.items()
+    }
+    return Matrix(**plain)
+
+
+def _refused(path: Path, message: str, expected: str, hint: str) -> UsageError:
+    return UsageError(message, code="bad-matrix", where=str(path), expected=expected, hint=hint)

@@ -1,0 +1,47 @@
+"""A series of reports, and one held against a baseline, as blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parity_audit.core.report import Baseline
+from parity_audit.report.blocks import SPACE, Block, columns, heading, pairs, paragraph
+from parity_audit.report.numbers import number, ratio
+
+SERIES = ("date", "model", "candidate", "release", "verdict", "noise ratio", "max |difference|", "to the one before")
+
+
+def history_content(entries: Sequence[Any]) -> list[Block]:
+    """One row per candidate and report; `other question` where the one before was asked something else."""
+    rows = [
+        (one.date[:16], one.model, one.candidate, one.version, one.verdict, ratio(one.noise_ratio), number(one.max_abs),
+         ratio(one.ratio) if one.same_question else "other question")
+        for one in entries
+    ]  # fmt: skip
+    return [columns(SERIES, rows, right=(5, 6, 7))]
+
+
+def baseline_content(baseline: Baseline | None) -> list[Block]:
+    """Every figure beside that of the baseline, what left its band, or why nothing was held against it."""
+    if baseline is None:
+        return []
+    blocks: list[Block] = [SPACE, heading("Against the baseline")]
+    if baseline.changed_question:
+        asked = ", ".join(baseline.changed_question)
+        return [*blocks, paragraph(f"Not comparable: the baseline was asked another question. It differs in {asked}.")]
+    rows = [
+        (
+            one.candidate,
+            one.figure,
+            number(one.before),
+            number(one.now),
+            ratio(one.ratio),
+            "yes" if one.within else "no",
+        )
+        for one in baseline.figures
+    ]
+    titles = ("candidate", "figure", "baseline", "now", "ratio", f"within {baseline.band:g}x either way")
+    blocks.append(columns(titles, rows, right=(2, 3, 4)))
+    said = [("departs", line) for line in baseline.departures] or [("as before", "no figure left its band")]
+    return [*blocks, pairs(said)]
