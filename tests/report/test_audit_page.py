@@ -148,6 +148,14 @@ def test_fitted_constants_lie_where_their_values_are():
     assert line == third
 
 
+def test_scatter_within_rounding_is_not_drawn_as_a_trend():
+    """Fits a millionth apart lie within a pixel of one another."""
+    entries = [{"layer": layer, "value": 50.0 + layer * 5e-5} for layer in range(4)]
+    at = heights(fitted_by_layer(replace(WRONG.findings[0], evidence={"candidate": entries}, spec_value=50.0)))
+
+    assert max(at) - min(at) < 1.0
+
+
 def test_a_finding_without_a_series_and_a_candidate_without_ratios_have_no_picture():
     assert fitted_by_layer(WRONG.findings[1]) == ""
     assert noise_by_layer(replace(WRONG, sites=())) == ""

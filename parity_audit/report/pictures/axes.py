@@ -67,7 +67,7 @@ def chart(title: str, x: Axis, y: Axis, x_label: str, y_label: str, body: Sequen
 
 
 def _ticks(own: Axis, draw: Callable[[float, str], str]) -> list[str]:
-    return [draw(own.at(value), f"{value:.4g}") for value in own.ticks()]
+    return [draw(own.at(value), f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-")) for value in own.ticks()]
 
 
 def plane(

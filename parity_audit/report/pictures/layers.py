@@ -13,7 +13,8 @@ from parity_audit.report.numbers import shown
 from parity_audit.report.pictures.axes import Axis, chart, plane
 
 Points = Sequence[tuple[float, float]]
-RIGHT_ROOM = 34
+LEAST_SHOWN = 0.05
+"""Half the height of a chart of fitted constants, as a share of the value."""
 SHAPES = ("observed", "introduced", "patched", "reference")
 """Classes of the style sheet; each has a mark of its own, so that a series is known without its colour."""
 
@@ -41,7 +42,7 @@ def fitted_by_layer(finding: Finding) -> str:
         "reference": _fitted(finding.evidence.get("reference")),
         "observed": _fitted(finding.evidence.get("candidate")),
     }
-    if not series["observed"]:
+    if finding.kind != "constant" or not series["observed"]:
         return ""
     points = [point for own in series.values() for point in own]
     wanted = [float(finding.spec_value)] if _is_number(finding.spec_value) else []
@@ -110,15 +111,16 @@ def _padded(layers: Sequence[float]) -> list[float]:
 
 
 def _wider(own: Axis) -> Axis:
-    """A fifth more on both ends, so that no point lies on the frame."""
-    room = 0.2 * (own.high - own.low)
-    return Axis(own.low - room, own.high + room, own.start, own.stop)
+    """A fifth more on both ends, and never less than 5 % of the value: scatter within rounding is not drawn as a trend."""
+    middle = (own.low + own.high) / 2.0
+    half = max(0.7 * (own.high - own.low), LEAST_SHOWN * abs(middle))
+    return Axis(middle - half, middle + half, own.start, own.stop)
 
 
 def _level(x: Axis, y: Axis, value: float, kind: str, text: str) -> str:
     at = y.at(value)
     line = f'<line x1="{x.start:.1f}" y1="{at:.1f}" x2="{x.stop:.1f}" y2="{at:.1f}" class="{kind}"/>'
-    return f'{line}<text x="{x.stop - 3:.1f}" y="{at - 4:.1f}" class="end">{escape(text)}</text>'
+    return f'{line}<text x="{x.start + 3:.1f}" y="{at - 4:.1f}" class="start">{escape(text)}</text>'
 
 
 def _series(kind: str, points: Points, x: Axis, y: Axis) -> list[str]:
