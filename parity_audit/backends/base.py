@@ -22,6 +22,13 @@ REGISTRY = {
     "spec": "parity_audit.backends.spec:SpecBackend",
     "python": "parity_audit.backends.python_port:PythonPort",
 }
+CONFIG_TABLES = {
+    "hf": "parity_audit.backends.config_tables:ParsedConfigs",
+    "hooked_transformer": "parity_audit.backends.config_tables:HookedTransformerTable",
+    "transformer_bridge": "parity_audit.backends.config_tables:BridgeConfigs",
+    "vllm": "parity_audit.backends.config_tables:VllmConfigs",
+}
+"""What answers for the config of released models, where an engine has more than the config.json itself."""
 
 
 class Backend(Protocol):

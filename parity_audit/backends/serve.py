@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parity_audit.backends.base import REGISTRY
+from parity_audit.backends.base import CONFIG_TABLES, REGISTRY
 from parity_audit.core.errors import ParityError, is_out_of_memory
 from parity_audit.core.jsonio import dumps, from_plain, to_plain
 from parity_audit.core.operations import OperationsRequest
@@ -27,6 +27,7 @@ from parity_audit.core.wire import (
     PROTOCOL,
     WIRE_FD_ENV,
     ApplyRequest,
+    ConfigsRequest,
     LoadRequest,
     RunRequest,
     WeightsRequest,
@@ -114,6 +115,8 @@ class _Server:
         if op in ("prepare", "load"):
             self.backend = _backend_class(self.backend_key)()
             return getattr(self.backend, op)(from_plain(LoadRequest, args))
+        if op == "configs":
+            return self.configs(from_plain(ConfigsRequest, args))
         if self.backend is None:
             raise RuntimeError(f"`{op}` before `load`")
         if op == "describe":
@@ -129,6 +132,12 @@ class _Server:
         if op in ("run", "replay"):
             return self.run(op, from_plain(RunRequest, args), tell)
         raise ValueError(f"unknown operation `{op}`")
+
+    def configs(self, request: ConfigsRequest) -> Any:
+        """The engine's own config of released models; nothing has to be loaded."""
+        if self.backend_key not in CONFIG_TABLES:
+            raise NotImplementedError(f"the backend `{self.backend_key}` has no configs of its own")
+        return _class_at(CONFIG_TABLES[self.backend_key])().configs(request)
 
     def run(self, op: str, request: RunRequest, tell: Any) -> Any:
         """One run, with its own number of threads where it asks for one; the reply says how many there were."""
@@ -153,7 +162,11 @@ class _Server:
 
 
 def _backend_class(key: str) -> Any:
-    module, _, name = REGISTRY.get(key, key).partition(":")
+    return _class_at(REGISTRY.get(key, key))
+
+
+def _class_at(place: str) -> Any:
+    module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 

@@ -34,6 +34,6 @@ def write_answer(
     elif quiet:
         sys.stdout.write(headline(report) + "\n")
     else:
-        where = str(report.environment.get("report", ""))
+        where = str(getattr(report, "environment", {}).get("report", ""))
         sys.stdout.write(printed(content(report, where=where), width=width, colour=sys.stdout.isatty()))
     return int(report.exit_code)

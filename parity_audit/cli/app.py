@@ -10,11 +10,14 @@ import typer
 from rich.console import Console
 
 from parity_audit.cli import completion
+from parity_audit.cli.bisect import bisect
 from parity_audit.cli.cache import cache
+from parity_audit.cli.ci import ci
 from parity_audit.cli.divergence import check_divergence
 from parity_audit.cli.errors import guarded, run_app
 from parity_audit.cli.history import history
 from parity_audit.cli.invariance import invariance
+from parity_audit.cli.lint import lint
 from parity_audit.cli.logprobs import logprobs
 from parity_audit.cli.matrix import keep_cards, matrix
 from parity_audit.cli.mistyped import refuse_mistyped
@@ -251,6 +254,9 @@ def diff(
 
 
 app.command()(selftest)
+app.command()(ci)
+app.command()(bisect)
+app.command()(lint)
 app.command()(logprobs)
 app.command()(invariance)
 app.command()(matrix)

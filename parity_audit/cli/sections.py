@@ -11,6 +11,7 @@ from rich.text import Text
 
 from parity_audit.cli import completion
 from parity_audit.cli.errors import guarded
+from parity_audit.core.jsonio import dumps
 
 specs = typer.Typer(help="Architectures and models that have a spec.", no_args_is_help=True, rich_markup_mode=None)
 envs = typer.Typer(help="Environments of backends and releases.", no_args_is_help=True, rich_markup_mode=None)
@@ -87,10 +88,15 @@ def envs_remove(
 
 
 @guarded
-def doctor() -> int:
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="The same as JSON on stdout, nothing else.")] = False,
+) -> int:
     """What can run here, and why the rest cannot."""
     from parity_audit import api
 
+    if json:
+        typer.echo(dumps({"checks": api.doctor()}, indent=1))
+        return 0
     table = Table(show_header=False, box=None)
     for check in api.doctor():
         table.add_row("ok" if check.ok else "no", Text(check.name), Text(check.why))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -65,11 +65,41 @@ def check(
             done = check_spec(one, backend, faults=faults, seed=seed, install=not no_install, progress=progress)
             checks.append(done)
     if out is not None:
-        out.write_text(json.dumps([{**dataclasses.asdict(done), "ok": done.ok} for done in checks], indent=1) + "\n")
+        out.write_text(json.dumps([_plain(done) for done in checks], indent=1) + "\n")
     if docs is not None:
         docs.write_text(page(checks))
     _print(checks)
     return 0 if all(done.ok for done in checks) else EXIT_FAILED
+
+
+@spec.command("validate")
+@guarded
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="Spec files.")],
+) -> int:
+    """Is every file a spec? Reads and validates, runs nothing: for a pre-commit hook."""
+    from parity_audit.core.errors import EXIT_USAGE, UsageError
+    from parity_audit.specs.load import load_spec
+
+    broken = 0
+    for file in files:
+        try:
+            load_spec(file)
+        except UsageError as error:
+            broken += 1
+            typer.echo(str(error), err=True)
+    typer.echo(f"{len(files) - broken} of {len(files)} are valid")
+    return EXIT_USAGE if broken else 0
+
+
+@spec.command("schema")
+@guarded
+def schema() -> int:
+    """The JSON Schema of spec files, for editors."""
+    from parity_audit.specs.schema import schema_text
+
+    typer.echo(schema_text(), nl=False)
+    return 0
 
 
 @spec.command("new")
@@ -114,6 +144,11 @@ def _mutate(chosen: list, *, seed: int, quiet: bool, out: Path | None) -> int:  
     return 0 if everything and named >= NAMED_SHARE * len(everything) else EXIT_FAILED
 
 
+def _plain(done: Any) -> dict[str, Any]:
+    """One check as JSON: contradicted constants in words."""
+    return {**dataclasses.asdict(done), "contradicted": [str(one) for one in done.contradicted], "ok": done.ok}
+
+
 def _print(checks: list) -> None:  # type: ignore[type-arg]
     table = Table("spec", "backend", "result", "why")
     for done in checks:
@@ -122,7 +157,7 @@ def _print(checks: list) -> None:  # type: ignore[type-arg]
             table.add_row(*map(Text, (done.spec, f"{pair.backend} {pair.version}".strip(), said, pair.why)))
         result = "contradicted" if done.contradicted else "ok"
         words = (
-            "; ".join(done.contradicted)
+            "; ".join(map(str, done.contradicted))
             or f"{done.components} components are what the spec's formulas make of their inputs"
         )
         table.add_row(done.spec, "formulas", result, Text(words))

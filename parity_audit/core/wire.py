@@ -107,3 +107,19 @@ class ApplyRequest:
     """Bring the live model to exactly these edits: earlier ones not listed are undone."""
 
     edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigsRequest:
+    """What does an engine make of these configs? By the name under which it would be asked for each; no weights are loaded."""
+
+    configs: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigsReply:
+    """The engine's own config by name; `without` names of its table, or of the request, that gave none, and why."""
+
+    version: str
+    configs: dict[str, dict[str, Any]]
+    without: dict[str, str]

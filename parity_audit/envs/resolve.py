@@ -21,11 +21,11 @@ from pathlib import Path
 from parity_audit.cache.root import cache_root
 from parity_audit.core.errors import EnvFailed
 from parity_audit.envs.recipes import Recipe
+from parity_audit.envs.releases import indexed
 from parity_audit.envs.torch_build import is_for, torch_options
 from parity_audit.envs.uv import run_uv
 
 DAYS_AFTER = 2  # wheels of one release are uploaded over hours, and its dependencies' fixes follow within a day
-UPLOADED = re.compile(r"upload-time = (\d{4}-\d{2}-\d{2})")
 HEADER = re.compile(r"^# (date|options): (.*)$", re.MULTILINE)
 PIN = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+)", re.MULTILINE)
 
@@ -92,11 +92,7 @@ def release_date(recipe: Recipe) -> str:
         EnvFailed: the index does not have that release.
     """
     pinned = f"{recipe.package}=={recipe.version}"
-    lock = run_uv(
-        "pip", "compile", "--quiet", "--no-deps", "--format", "pylock.toml", "--python-version", recipe.python, "-",
-        what=f"{recipe.package} {recipe.version} cannot be installed", text=pinned, downloads=False,
-    )  # fmt: skip
-    days = UPLOADED.findall(lock)
+    days = indexed(pinned, recipe.python, what=f"{recipe.package} {recipe.version} cannot be installed").days
     if not days:
         return ""
     return (datetime.date.fromisoformat(max(days)) + datetime.timedelta(days=DAYS_AFTER)).isoformat()

@@ -17,7 +17,7 @@ from parity_audit.envs.build import default_candidates
 from parity_audit.envs.recipes import backend_key, recipe_for
 from parity_audit.selftest.corpus import load_corpus
 from parity_audit.selftest.run import run_corpus
-from parity_audit.speccheck.constants import contradictions
+from parity_audit.speccheck.constants import Contradiction, contradictions
 from parity_audit.speccheck.judged import judged_components
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import cannot, section
@@ -29,7 +29,8 @@ UNSEEN, SELF_CHECK = "detection limit of ", "self-check: "
 
 @dataclass(frozen=True, kw_only=True)
 class PairCheck:
-    """One architecture on one backend. `why` is empty where all is well; `hidden` are sites that it does not show.
+    """One architecture on one backend. `why` is empty where all is well; `hidden` are sites that it does not show; `error` is
+    the code of what ended it.
 
     `status` is "known error" where the backend does otherwise in exactly the ways that the spec lists.
     """
@@ -42,6 +43,7 @@ class PairCheck:
     verdict: str = ""
     why: str = ""
     hidden: tuple[str, ...] = ()
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class SpecCheck:
     """One spec: its pairs, the constants whose change no probe of the miniature shows, and planted errors that were missed.
 
     `components`: how many components of the reference were held against the spec's formulas. `contradicted`: constants that
-    the reference does not have, in words.
+    the reference does not have.
     """
 
     spec: str
@@ -60,7 +62,7 @@ class SpecCheck:
     planted: int = 0
     missed: tuple[str, ...] = ()
     components: int = 0
-    contradicted: tuple[str, ...] = ()
+    contradicted: tuple[Contradiction, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -85,16 +87,15 @@ def check_spec(
         ParityError: the reference itself does not run, so nothing can be said.
     """
     model = next(iter(spec.content.models))
-    refs = [parse_backend(name) for name in backends] if backends else default_candidates("cpu", install=install)
-    barred = {str(ref): why for ref in refs if (why := _cannot(spec, ref))}
-    asked = [ref for ref in refs if str(ref) not in barred] or [BackendRef(name="hf")]
+    able, barred = able_backends(spec, backends, install=install)
+    asked = able or [BackendRef(name="hf")]
     with tempfile.TemporaryDirectory() as out:
         report = audit(
             model, candidates=asked, miniature="mini", seed=seed, repair=False, install=install, out=Path(out),
             progress=progress,
         )  # fmt: skip
     pairs = [_reference(spec, model, report)]
-    pairs += [_pair(spec, model, ref, found) for ref, found in zip(asked, report.candidates, strict=True)]
+    pairs += [pair_check(spec, model, ref, found) for ref, found in zip(asked, report.candidates, strict=True)]
     pairs += [
         PairCheck(architecture=spec.architecture, model=model, backend=name, version="", status=NOT_RUN, why=why)
         for name, why in barred.items()
@@ -106,6 +107,15 @@ def check_spec(
         not_excited=_not_excited(report), planted=planted, missed=missed,
         components=compared, contradicted=contradicted,
     )  # fmt: skip
+
+
+def able_backends(
+    spec: Spec, backends: Sequence[str] | None, *, install: bool
+) -> tuple[list[BackendRef], dict[str, str]]:
+    """The backends that may run a spec, and why each of the others does not; every one that can run here when None."""
+    refs = [parse_backend(name) for name in backends] if backends else default_candidates("cpu", install=install)
+    barred = {str(ref): why for ref in refs if (why := _cannot(spec, ref))}
+    return [ref for ref in refs if str(ref) not in barred], barred
 
 
 def _cannot(spec: Spec, ref: BackendRef) -> str:
@@ -133,7 +143,8 @@ def _reference(spec: Spec, model: str, report: Report) -> PairCheck:
     )  # fmt: skip
 
 
-def _pair(spec: Spec, model: str, ref: BackendRef, found: Candidate) -> PairCheck:
+def pair_check(spec: Spec, model: str, ref: BackendRef, found: Candidate) -> PairCheck:
+    """A candidate's result against what the spec knows of its backend."""
     listed = _known(spec, replace(ref, version=found.version or _release(ref)))
     known = {knob: why for knob, why in listed.items() if not knob.startswith(SELF_CHECK)}
     seen = {finding.knob: finding.message for finding in found.findings}
@@ -142,6 +153,7 @@ def _pair(spec: Spec, model: str, ref: BackendRef, found: Candidate) -> PairChec
     return PairCheck(
         architecture=spec.architecture, model=model, backend=found.backend, version=found.version,
         status=status, verdict=found.verdict.value, why=why, hidden=tuple(hidden),
+        error=str((found.error or {}).get("code", "")),
     )  # fmt: skip
 
 
@@ -171,11 +183,11 @@ def _not_excited(report: Report) -> tuple[str, ...]:
                          if gap.what.startswith(UNSEEN) and gap.why.startswith("not excited")}))  # fmt: skip
 
 
-def _proved(spec: Spec, seed: int, progress: Progress) -> tuple[int, tuple[str, ...]]:
+def _proved(spec: Spec, seed: int, progress: Progress) -> tuple[int, tuple[Contradiction, ...]]:
     """How many components were held against the formulas, and what the reference contradicts."""
     with judged_components(spec, seed, progress) as (residuals, components):
         found = contradictions(residuals, components, residuals.decoder.values)
-    return len(components), tuple(map(str, found))
+    return len(components), tuple(found)
 
 
 def _planted(model: str, seed: int, progress: Progress) -> tuple[int, tuple[str, ...]]:

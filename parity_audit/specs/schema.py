@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +142,17 @@ class SpecFile(_Strict):
     roles: dict[str, str | RoleEntry | None] = {}
     knobs: dict[str, KnobEntry | None] = {}
     backends: dict[str, BackendSection] = Field(default_factory=dict)
+
+
+def schema_text() -> str:
+    """The JSON Schema of spec files: what `docs/spec.schema.json` holds, for editors.
+
+    A file that extends another may give a part of an entry, so only `architecture` is required.
+    """
+    made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **SpecFile.model_json_schema()}
+    for entry in made["$defs"].values():
+        entry.pop("required", None)
+    return json.dumps({**made, "title": "parity-audit model spec"}, indent=1) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ from parity_audit.core.wire import (
     PROTOCOL,
     WIRE_FD_ENV,
     ApplyRequest,
+    ConfigsReply,
+    ConfigsRequest,
     LoadRequest,
     RunReply,
     RunRequest,
@@ -139,6 +141,10 @@ class Worker:
     def score(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreReply:
         """Score given completions."""
         return self._asked(ScoreReply, "score", request, on_progress)
+
+    def configs(self, request: ConfigsRequest) -> ConfigsReply:
+        """The engine's own config of released models; nothing has to be loaded."""
+        return self._asked(ConfigsReply, "configs", request)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Bring the live model to exactly these edits."""

@@ -40,6 +40,12 @@ COMMANDS = (
     "envs create",
     "specs list",
     "cache prune",
+    "ci",
+    "bisect",
+    "lint",
+    "doctor",
+    "spec validate",
+    "spec schema",
 )
 
 

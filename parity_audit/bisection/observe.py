@@ -1,0 +1,100 @@
+"""One release judged, and what was judged kept on disk: a bisection that was interrupted goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from parity_audit.api import audit
+from parity_audit.core.bisection import UNEXPLAINED, Observation
+from parity_audit.core.errors import ParityError, UsageError
+from parity_audit.core.jsonio import dumps, from_plain
+from parity_audit.core.progress import Progress
+from parity_audit.core.report import Candidate, Verdict
+from parity_audit.core.types import BackendRef
+from parity_audit.envs.releases import Release
+from parity_audit.report.numbers import shown
+
+KEPT = "observations.json"
+JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
+
+
+@dataclass
+class Observer:
+    """Judges releases of a backend on one model; each only once for the same probes."""
+
+    model: str
+    backend: BackendRef
+    reference: str
+    seed: int
+    install: bool
+    timeout: float
+    out: Path
+    progress: Progress
+    kept: dict[str, Observation] = field(default_factory=dict)
+
+    def observe(self, release: Release, probes: tuple[str, ...]) -> Observation:
+        """Run one release, or take what an earlier run of the same question saw."""
+        key = self._key(release, probes)
+        if key not in self.kept:
+            self.kept[key] = self._run(release, probes)
+            self._keep()
+        return self.kept[key]
+
+    def known(self, release: Release, probes: tuple[str, ...]) -> Observation | None:
+        """What was seen of a release, where it was run."""
+        return self.kept.get(self._key(release, probes))
+
+    def recall(self) -> None:
+        """What an earlier run left in the folder; a release that was skipped is tried again."""
+        try:
+            stored = json.loads((self.out / KEPT).read_text())
+            found = from_plain(dict[str, Observation], stored)
+        except (OSError, ValueError, TypeError):
+            return
+        self.kept = {key: seen for key, seen in found.items() if not seen.skipped}
+
+    def _key(self, release: Release, probes: tuple[str, ...]) -> str:
+        """Everything that decides what is seen."""
+        return f"{self.model} {self.reference} {self._ref(release)} seed {self.seed} {' '.join(probes) or 'all probes'}"
+
+    def _ref(self, release: Release) -> BackendRef:
+        return replace(self.backend, version=release.version)
+
+    def _run(self, release: Release, probes: tuple[str, ...]) -> Observation:
+        started = time.perf_counter()
+        say: dict[str, Any] = {"version": release.version, "date": release.date}
+        try:
+            report = audit(
+                self.model, candidates=[self._ref(release)], reference=self.reference, miniature="mini", seed=self.seed,
+                probes=probes or None, repair=False, install=self.install, timeout=self.timeout,
+                out=self.out / release.version, progress=self.progress,
+            )  # fmt: skip
+            seen = _seen(report.candidates[0])
+        except UsageError:
+            raise
+        except ParityError as error:
+            seen = {"skipped": error.message}
+        return Observation(**say, **seen, seconds=time.perf_counter() - started)
+
+    def _keep(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        part = self.out / f".{KEPT}.part"
+        part.write_text(dumps(self.kept, indent=1) + "\n")
+        os.replace(part, self.out / KEPT)
+
+
+def _seen(one: Candidate) -> dict[str, Any]:
+    """What a candidate's result says of its release."""
+    if one.verdict not in JUDGED:
+        return {"skipped": one.why}
+    own = {
+        finding.knob: shown(finding.candidate_value)
+        for finding in one.findings if finding.departs_from_spec != "reference"
+    }  # fmt: skip
+    unexplained = {UNEXPLAINED: one.why} if one.verdict is Verdict.MISMATCH and not one.findings else {}
+    return {"verdict": one.verdict.value, "faults": {**own, **unexplained}}

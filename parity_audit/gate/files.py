@@ -1,0 +1,49 @@
+"""What a gate writes: JSON, JUnit, SARIF and the summary, and the summary of the workflow run where there is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from parity_audit.core.errors import NotJudged
+from parity_audit.core.gate import GateReport
+from parity_audit.core.jsonio import dumps
+from parity_audit.report import junit, markdown, sarif
+from parity_audit.report.gate_content import gate_content
+
+SUMMARY_ENV = "GITHUB_STEP_SUMMARY"
+SUMMARY = "summary.md"
+
+
+def summary(gate: GateReport) -> str:
+    """The Markdown of a gate."""
+    return markdown.written(gate_content(gate))
+
+
+FILES: dict[str, Callable[[GateReport], str]] = {
+    "gate.json": lambda gate: dumps(gate, indent=1) + "\n",
+    "junit.xml": junit.render,
+    "results.sarif": sarif.render,
+    SUMMARY: summary,
+}
+
+
+def write_gate(gate: GateReport, out: Path) -> None:
+    """Write every file below `out`, and add the summary to the workflow run's own.
+
+    Raises:
+        NotJudged: the disk is full or read-only.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, render in FILES.items():
+            (out / name).write_text(render(gate), encoding="utf-8")
+        if os.environ.get(SUMMARY_ENV):
+            with open(os.environ[SUMMARY_ENV], "a", encoding="utf-8") as shown:
+                shown.write(summary(gate) + "\n")
+    except OSError as error:
+        raise NotJudged(
+            f"cannot write what the gate found: {error.strerror or error}", code="disk", where=str(out),
+            hint="choose another place with --out",
+        ) from error  # fmt: skip

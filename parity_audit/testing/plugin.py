@@ -1,0 +1,23 @@
+"""The pytest plugin: the fixture `parity_audit`. Importing it loads nothing heavy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parity_audit.core.report import Report
+from parity_audit.testing.assertion import assert_parity
+
+
+@pytest.fixture(name="parity_audit")
+def _parity_audit(tmp_path: Path) -> SimpleNamespace:
+    """`parity_audit.assert_parity(...)`, whose report stays in the test's own temporary folder (`parity_audit.out`)."""
+    out = tmp_path / "parity-audit"
+    asserted: Callable[..., Report] = functools.partial(assert_parity, out=out)
+    made: Any = SimpleNamespace(assert_parity=asserted, out=out)
+    return made  # type: ignore[no-any-return]
