@@ -15,10 +15,11 @@ from parity_audit.core.version import __version__
 
 _PLACES = {
     "batch_invariant.context": ("invariant",),
-    "api": ("audit", "capture", "diff", "invariance", "logprobs"),
+    "api": ("audit", "audit_live", "capture", "diff", "invariance", "logprobs"),
     "core.invariance_report": ("InvarianceReport",),
     "core.logprob_report": ("LogprobReport",),
     "core.rollouts": ("Sampling",),
+    "report.frame": ("findings_frame",),
     "core.report": (
         "Candidate", "DetectionLimit", "Finding", "HookEdit", "LogitsDelta", "Patch", "Patched", "Proof", "Report", "Side",
         "SiteDelta", "Verdict",
@@ -61,15 +62,17 @@ __all__ = [
     "WorkerDied",
     "__version__",
     "audit",
+    "audit_live",
     "capture",
     "diff",
+    "findings_frame",
     "invariance",
     "invariant",
     "logprobs",
 ]
 
 if TYPE_CHECKING:
-    from parity_audit.api import audit, capture, diff, invariance, logprobs
+    from parity_audit.api import audit, audit_live, capture, diff, invariance, logprobs
     from parity_audit.batch_invariant.context import invariant
     from parity_audit.core.errors import (
         BackendFailed,
@@ -100,6 +103,7 @@ if TYPE_CHECKING:
     )
     from parity_audit.core.rollouts import Sampling
     from parity_audit.core.types import BackendRef, NotTested, NotVisible
+    from parity_audit.report.frame import findings_frame
 
 
 class _Package(ModuleType):

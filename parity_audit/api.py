@@ -50,6 +50,7 @@ from parity_audit.specs.schema import Spec
 from parity_audit.specs.shown import ShownSpec as ShownSpec
 from parity_audit.specs.shown import show_spec as show_spec
 from parity_audit.workers.client import TIMEOUT
+from parity_audit.workers.live import facts_of, lent
 
 BackendLike = str | BackendRef
 PathLike = str | Path
@@ -133,6 +134,27 @@ def audit(
     with failure_reported(model, workspace.out), nothing_left(workspace):
         check_backends([believed, *refs], plan.config)
         return run_audit(context, believed, refs, accept_patched=accept_patched, baseline=earlier)
+
+
+def audit_live(model: Any, name: str, **question: Any) -> Report:
+    """Audit a model that this process has loaded: as the only candidate, run where it is, and left as it was.
+
+    The reference and the judge run in workers of their own, on the weights that `name` stands for, or on `weights=DIR`.
+
+    Args:
+        model: what transformers, TransformerLens or nnsight returned (also compiled, or with adapters), or any `nn.Module`
+            with `sites=FILE`, its site map.
+        name: hub id, alias or local path of what it is a port of.
+        question: as of `audit`, without candidates; dtype and device are those of the model.
+
+    Raises:
+        UsageError, NotJudged: as `audit`; or `model` is no model.
+    """
+    sites = question.pop("sites", None)
+    about = facts_of(model)
+    with lent(model, **({} if sites is None else {"sites": str(sites)})) as candidate:
+        report: Report = audit(name, candidates=candidate, **{**about, **question})
+        return report
 
 
 @accepting(weights=path, out=path, dtype=torch_name, device=torch_name, probes=several, prompt=several, prompts=path)

@@ -11,6 +11,7 @@ from typing import Any
 
 from parity_audit.audit.ports import check_port
 from parity_audit.capture.workspace import Workspace
+from parity_audit.core.backend_ref import LIVE
 from parity_audit.core.choices import nearest, require_choice
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import BackendRef
@@ -67,6 +68,8 @@ def check_backends(refs: Sequence[BackendRef], config: Mapping[str, Any]) -> Non
         UsageError: a setting that cannot be, or a port that is not there.
     """
     for ref in refs:
+        if ref.name == LIVE:
+            continue
         if ref.target is not None:
             check_port(ref)
         elif ref.name == "hf":

@@ -56,17 +56,20 @@ class PythonPort:
             if request.checkpoint.synthetic is not None and "transformer_lens" in Path(file).read_text():
                 stack.enter_context(_sizes_replaced(request, replaced))
             model = unwrapped(_called(_function(Path(file), name), request))
+        self.take(model, request)
+        self.inner.replaced = replaced
+
+    def take(self, model: Any, request: LoadRequest) -> None:
+        """Run this model with the code of the backend that it is. Raises PortError for what no section describes."""
         self.section = kind_of(model)
         self.inner = _runner(self.section)
         own = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
         reads = request.reads_by_section.get(self.section, {})
         self.inner.request = dataclasses.replace(request, settings=own, reads=reads)
         self.inner.model = model
-        self.inner.replaced = replaced
         if self.section == MODULE and MODULE not in request.reads_by_section:
             raise PortError(
-                f"the port returned {_described(model)}, which needs a site map: `sites=map.yaml` in the BACKEND string, "
-                "or `--sites map.yaml`"
+                f"{_described(model)} needs a site map: `sites=map.yaml` in the BACKEND string, or `--sites map.yaml`"
             )
         model.eval()
 

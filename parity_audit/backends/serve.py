@@ -51,7 +51,7 @@ def main() -> None:
     for fd in (read_fd, write_fd):
         os.set_inheritable(fd, False)
     with os.fdopen(read_fd) as requests, os.fdopen(write_fd, "w") as replies:
-        server = _Server(sys.argv[1], replies)
+        server = Server(sys.argv[1], replies)
         server.say({"hello": PROTOCOL, "python": sys.version.split()[0], "pid": os.getpid()})
         for line in requests:
             message = json.loads(line)
@@ -80,7 +80,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class _Server:
+class Server:
     """One backend and the wire."""
 
     def __init__(self, backend_key: str, replies: Any) -> None:
@@ -109,7 +109,7 @@ class _Server:
             trace = traceback.format_exc()
             with contextlib.suppress(OSError):  # a port may have closed it
                 os.write(STDERR, trace.encode(errors="replace"))
-            self.say({"id": number, "error": _explained(error, trace)})
+            self.say({"id": number, "error": explained(error, trace)})
 
     def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:
         if op in ("prepare", "load"):
@@ -170,7 +170,7 @@ def _class_at(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _explained(error: BaseException, trace: str) -> dict[str, Any]:
+def explained(error: BaseException, trace: str) -> dict[str, Any]:
     """The exception as data: its kind decides the hint, its last lines are kept."""
     if isinstance(error, ParityError):
         return {"code": error.code, "message": error.message, "traceback": trace[-8000:]}

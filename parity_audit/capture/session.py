@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from parity_audit.cache.locks import Lock
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.prompts import Prompt
+from parity_audit.core.backend_ref import LIVE
 from parity_audit.core.errors import NotJudged, WorkerDied
 from parity_audit.core.operations import OperationsReply, OperationsRequest
 from parity_audit.core.progress import SILENT, Progress
@@ -30,7 +31,9 @@ from parity_audit.specs.checkpoints import stored_names
 from parity_audit.specs.facts import decoder_facts
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import dims, reads, weight_taps
+from parity_audit.workers.asking import Asking
 from parity_audit.workers.client import TIMEOUT, Worker
+from parity_audit.workers.live import LiveWorker
 
 T = TypeVar("T")
 HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE")
@@ -85,8 +88,8 @@ class Session:
     edits: tuple[Edit, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     read_back: tuple[ReadBack, ...] = ()
-    _worker: Worker | None = None
-    _ready: Worker | None = None
+    _worker: Asking | None = None
+    _ready: Asking | None = None
     _description: Description | None = None
     _use: Lock | None = None
 
@@ -170,7 +173,7 @@ class Session:
             self._use.release()
         self._worker = self._ready = self._use = None
 
-    def _asked(self, question: Callable[[Worker], T]) -> T:
+    def _asked(self, question: Callable[[Asking], T]) -> T:
         """The answer of the loaded model. A process that died is let go, so that the next question starts another."""
         worker = self._loaded()
         try:
@@ -179,7 +182,7 @@ class Session:
             self.release()
             raise
 
-    def _loaded(self) -> Worker:
+    def _loaded(self) -> Asking:
         """The loaded model. Where that fails in a damaged environment, the environment is made again, once."""
         if self._worker is not None:
             return self._worker
@@ -192,7 +195,7 @@ class Session:
                 raise
             return self._load()
 
-    def _load(self) -> Worker:
+    def _load(self) -> Asking:
         plan, started = self.plan, time.perf_counter()
         self.progress.update("load", self.label)
         worker, self._ready = self._ready or self._started(), None
@@ -209,7 +212,9 @@ class Session:
         self.seconds["load"] = self.seconds.get("load", 0.0) + time.perf_counter() - started
         return worker
 
-    def _started(self) -> Worker:
+    def _started(self) -> Asking:
+        if self.plan.ref.name == LIVE:
+            return LiveWorker(self.label, self.log)
         environment = self.plan.environment
         self._use = self._use or use(environment)
         return Worker.start(

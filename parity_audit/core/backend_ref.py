@@ -14,6 +14,8 @@ from parity_audit.core.types import BackendRef
 BACKENDS = ("hf", "transformer_lens", "vllm", "sglang", "spec")
 EXAMPLE = "hf==4.43.2,attn_implementation=sdpa"
 PORT, PORT_FUNCTION = "python", "load"
+LIVE = "live"
+"""A model that the calling process has loaded; no BACKEND string says that, `parity_audit.audit_live` does."""
 
 
 def parse_backend(text: str) -> BackendRef:
@@ -56,12 +58,12 @@ def _port(head: str, text: str) -> str:
 
 def report_names(refs: Sequence[BackendRef]) -> list[str]:
     """What reports call each of these: its name, and for a port FILE:FUNCTION with as many folders as tell files apart."""
-    files = {Path(ref.target.rpartition(":")[0]) for ref in refs if ref.target}
+    files = {Path(ref.target.rpartition(":")[0]) for ref in refs if ref.target and ref.name == PORT}
     return [_report_name(ref, files) for ref in refs]
 
 
 def _report_name(ref: BackendRef, files: set[Path]) -> str:
-    if ref.target is None:
+    if ref.target is None or ref.name == LIVE:
         return ref.name
     file, _, function = ref.target.rpartition(":")
     parts = Path(file).parts

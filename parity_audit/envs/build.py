@@ -17,6 +17,7 @@ from typing import Any
 from parity_audit.cache.aside import set_aside
 from parity_audit.cache.locks import hold_if_free, locked
 from parity_audit.cache.root import cache_root
+from parity_audit.core.backend_ref import LIVE, PORT
 from parity_audit.core.errors import EnvFailed, UsageError
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef
@@ -55,6 +56,8 @@ def python_for(
     Raises:
         EnvFailed: none exists and none may be made, or the recipe does not resolve or does not start.
     """
+    if ref.name == LIVE:
+        return Environment(python=sys.executable, key=f"{LIVE}-{ref.target}", same=True, backend_key=PORT, version="")
     if ref.target is not None:
         return _port_environment(ref, device=device, allow_install=allow_install, progress=progress)
     if ref.name == SPEC:

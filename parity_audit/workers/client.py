@@ -9,32 +9,27 @@ import subprocess
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from parity_audit.core.errors import LESS_MEMORY, BackendFailed, EnvFailed, WorkerDied
-from parity_audit.core.jsonio import from_plain
-from parity_audit.core.operations import OperationsReply, OperationsRequest
-from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
-from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import (
     PROTOCOL,
     WIRE_FD_ENV,
+<<<<<<< HEAD
     ApplyRequest,
     ConfigsReply,
     ConfigsRequest,
+=======
+>>>>>>> 0628636 (audit_live: a model that the process has loaded is audited where it is and left as it was; findings as a pandas table)
     LoadRequest,
-    RunReply,
-    RunRequest,
-    WeightsRequest,
 )
+from parity_audit.workers.asking import Asking, OnProgress
 from parity_audit.workers.bundle import bundle
 from parity_audit.workers.channel import Channel, Ended, Garbled, TimedOut
 from parity_audit.workers.reap import MARK_ENV, end_family, how_it_ended
 
-T = TypeVar("T")
-OnProgress = Callable[..., None]
 LOG_TAIL_LINES, LOG_TAIL_BYTES = 20, 1 << 16
 TIMEOUT = 3600.0
 """Seconds that one request may take: a float64 run of a full-size model on a few cores takes most of an hour."""
@@ -58,7 +53,7 @@ HINTS = {
 _ALIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
-class Worker:
+class Worker(Asking):
     """A running backend process. Use `start`, ask with the typed methods, always `kill` in the end."""
 
     def __init__(self, channel: Channel, label: str, mark: str, timeout: float) -> None:
@@ -110,6 +105,7 @@ class Worker:
         with contextlib.suppress(TimedOut, Ended, Garbled):
             self._ask("prepare", request, time.monotonic() + self.timeout)
 
+<<<<<<< HEAD
     def load(self, request: LoadRequest, on_progress: OnProgress | None = None) -> None:
         """Load a model."""
         self.call("load", request, on_progress=on_progress)
@@ -157,8 +153,10 @@ class Worker:
         except (TypeError, ValueError) as error:
             raise self._bad(op, f"answered what is no {kind.__name__}: {error}") from error
 
+=======
+>>>>>>> 0628636 (audit_live: a model that the process has loaded is audited where it is and left as it was; findings as a pandas table)
     def call(self, op: str, args: Any, *, on_progress: OnProgress | None = None) -> Any:
-        """Ask and wait.
+        """As `Asking.call`.
 
         Raises:
             WorkerDied: no process, no answer in time, or an answer that is not the protocol's.
@@ -238,11 +236,7 @@ class Worker:
     def _failed(self, op: str, error: Any) -> BackendFailed | WorkerDied:
         if not isinstance(error, dict) or not all(isinstance(error.get(key), str) for key in ("code", "message")):
             return self._bad(op, f"failed with {error!r:.80}")
-        code = error["code"]
-        return BackendFailed(
-            f"{self.label} failed during `{op}`: {error['message']}", code=code, where=str(self.log),
-            hint=HINTS.get(code, ""),
-        )  # fmt: skip
+        return backend_failed(self.label, op, error, self.log)
 
     def _log_tail(self) -> str:
         try:
@@ -252,6 +246,14 @@ class Worker:
         except OSError:
             return ""
         return "\n" + "\n".join(f"    {line[:500]}" for line in lines) if lines else ""
+
+
+def backend_failed(label: str, op: str, error: Mapping[str, str], log: Path) -> BackendFailed:
+    """What a backend raised, as the worker's end of the wire explains it."""
+    code = error["code"]
+    return BackendFailed(
+        f"{label} failed during `{op}`: {error['message']}", code=code, where=str(log), hint=HINTS.get(code, "")
+    )
 
 
 @atexit.register
