@@ -36,7 +36,7 @@ def signature(report: Report) -> dict[str, Any]:
 
 def held_against(report: Report, earlier: Report) -> Report:
     """The report with its comparison to an earlier one; exit code 1 where a figure left its band, 3 where the question changed."""
-    changed = _changed(signature(earlier), signature(report))
+    changed = changed_question(signature(earlier), signature(report))
     figures = () if changed else tuple(_figures(report.candidates, earlier.candidates))
     departures = () if changed else tuple(_departures(report.candidates, earlier.candidates, figures))
     code = report.exit_code
@@ -48,7 +48,7 @@ def held_against(report: Report, earlier: Report) -> Report:
     return dataclasses.replace(report, baseline=baseline, exit_code=code)
 
 
-def _changed(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, ...]:
+def changed_question(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, ...]:
     """Names of what differs; a probe whose tokens were not recorded cannot be shown to be the same."""
     unknown = {
         name for side in (before, now) for name, value in side.items() if name.startswith("probe") and value[1] is None

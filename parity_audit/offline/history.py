@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from parity_audit.audit.baseline import name_of, signature
+from parity_audit.audit.baseline import changed_question, name_of, signature
 from parity_audit.core.errors import UsageError
 from parity_audit.core.report import Report
 from parity_audit.report.files import JSON_NAME, read_report
@@ -39,12 +40,13 @@ def history(folder: Path) -> list[Entry]:
         raise UsageError(f"no {JSON_NAME} below `{folder}`", code="no-reports", where=str(folder.absolute()))
     dated = [(_date(report, path), report, path) for path in paths for report in [read_report(path)]]
     entries: list[Entry] = []
-    last: dict[tuple[str, str], tuple[str, Entry]] = {}
+    last: dict[tuple[str, str], tuple[dict[str, Any], Entry]] = {}
     for date, report, path in sorted(dated, key=lambda item: (item[0], str(item[2]))):
         for entry in _entries(date, report, path.parent.relative_to(folder)):
-            asked, key = repr(signature(report)), (entry.model, entry.candidate)
+            asked, key = signature(report), (entry.model, entry.candidate)
             before = last.get(key)
-            entries.append(_beside(entry, before[1] if before and before[0] == asked else None, before is not None))
+            same = before is not None and not changed_question(before[0], asked)
+            entries.append(_beside(entry, before[1] if before and same else None, before is not None))
             last[key] = asked, entries[-1]
     return sorted(entries, key=lambda entry: (entry.model.lower(), entry.candidate))
 

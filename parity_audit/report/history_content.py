@@ -8,6 +8,7 @@ from typing import Any
 from parity_audit.core.report import Baseline
 from parity_audit.report.blocks import SPACE, Block, columns, heading, pairs, paragraph
 from parity_audit.report.numbers import number, ratio
+from parity_audit.report.words import LABEL_SETTINGS
 
 SERIES = ("date", "model", "candidate", "release", "verdict", "noise ratio", "max |difference|", "to the one before")
 
@@ -15,11 +16,16 @@ SERIES = ("date", "model", "candidate", "release", "verdict", "noise ratio", "ma
 def history_content(entries: Sequence[Any]) -> list[Block]:
     """One row per candidate and report; `other question` where the one before was asked something else."""
     rows = [
-        (one.date[:16], one.model, one.candidate, one.version, one.verdict, ratio(one.noise_ratio), number(one.max_abs),
+        (one.date[:16], one.model, _short(one.candidate), one.version, one.verdict, ratio(one.noise_ratio), number(one.max_abs),
          ratio(one.ratio) if one.same_question else "other question")
         for one in entries
     ]  # fmt: skip
     return [columns(SERIES, rows, right=(5, 6, 7))]
+
+
+def _short(candidate: str) -> str:
+    """A backend with its settings where they are few; `--json` has them all."""
+    return candidate if len(candidate) <= LABEL_SETTINGS else f"{candidate.partition(',')[0]},..."
 
 
 def baseline_content(baseline: Baseline | None) -> list[Block]:

@@ -124,6 +124,15 @@ def test_the_series_of_a_folder_has_ratios_to_the_one_before(tmp_path):
     assert len(json.loads(CliRunner().invoke(app, ["history", str(tmp_path), "--json"]).output)) == 4
 
 
+def test_reports_that_did_not_record_their_tokens_have_no_ratio(tmp_path):
+    unknown = tuple({**probe, "tokens": None} for probe in THEN.probes)
+    for day in ("01", "02"):
+        made = replace(THEN, probes=unknown, environment={"date": f"2026-11-{day}T00:00:00+00:00"})
+        write_report(made, tmp_path / day)
+
+    assert [(entry.ratio, entry.same_question) for entry in history(tmp_path)] == [(None, True), (None, False)]
+
+
 def test_a_folder_without_reports_is_an_error(tmp_path):
     with pytest.raises(UsageError, match=r"no report\.json"):
         history(tmp_path)

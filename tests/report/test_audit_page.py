@@ -13,7 +13,7 @@ from sample import EVIL_REPORT, NOTHING, ONE_DEAD, REPORT, WRONG, delta
 from parity_audit.core.report import Report, Verdict
 from parity_audit.report.audit_page import render
 from parity_audit.report.heat import brief, heat_map
-from parity_audit.report.page import SCRIPT, policy
+from parity_audit.report.page import SCRIPT, policy, style
 from parity_audit.report.pictures.layers import fitted_by_layer, noise_by_layer
 from parity_audit.report.words import headline
 
@@ -193,3 +193,25 @@ def test_an_error_and_a_request_would_be_seen(tmp_path):
 
     assert any("broken" in line for line in seen.console)
     assert any("127.0.0.1:9/x.png" in address for address in seen.addresses)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `#rrggbb` (WCAG 2.2)."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_every_text_has_the_contrast_of_wcag_aa(scheme):
+    """4.5 : 1, for text of every size on what it stands on."""
+    named = dict(re.findall(r"--([\w-]+): (#\w{6})", re.findall(r":root \{(.*?)\}", style(), re.DOTALL)[scheme]))
+    pairs = [(ink, "surface") for ink in ("ink", "muted", "good", "bad", "unsure", "accent")]
+    pairs += [("muted", "ground"), ("n4-ink", "n4"), *((kind, f"{kind}-soft") for kind in ("good", "bad", "unsure"))]
+    pairs += [("ink", cell) for cell in ("n0", "n1", "n2", "n3")]
+    ratios = {}
+    for ink, ground in pairs:
+        dark, bright = sorted((luminance(named[ink]), luminance(named[ground])))
+        ratios[ink, ground] = (bright + 0.05) / (dark + 0.05)
+
+    assert {pair: value for pair, value in ratios.items() if value < 4.5} == {}
