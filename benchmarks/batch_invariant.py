@@ -1,26 +1,28 @@
 """Greedy completions under random batch sizes, with and without `parity_audit.invariant()`, and what the mode costs.
 
-    python benchmarks/batch_invariant.py [--completions 1000] [--tokens 64] [--out benchmarks/batch_invariant.json]
+    python benchmarks/batch_invariant.py [--completions 1000] [--tokens 64] [--device cuda] [--out benchmarks/batch_invariant.md]
 
 Completions: one prompt, decoded greedily from the cache in batches of 1 to 12 copies of it, by a random Llama (2 layers, 128
 wide, float32). The rows of its head come in pairs that differ by 1e-6 of their size, so that the two likeliest tokens are
 nearly tied at every step: a stress for the last bits, which a trained model meets only now and then. Without the mode the
 batch size decides some of these ties; with it there must be one completion, or the program fails.
 
-Overhead: seconds of a decoding step and of a prompt of 128 tokens, plain and with the mode in turns, as the ratio of medians,
+Overhead: seconds of a decoding step and of a prompt of 128 tokens, plain and with the mode in turns, as the median ratio
+of pairs of neighbouring runs,
 for the Llama-3.2 and Gemma-2 miniatures and for a random Llama of 100 million parameters. The first pass of a shape, in
-which faster calls are compared with the definition, is not timed.
+which faster calls are compared with the definition, is not timed. With `--device cuda` the plain runs are
+those of cuBLAS and torch's attention.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,32 +36,56 @@ from parity_audit.specs.resolve import resolve_model
 
 LARGEST_BATCH = 12
 TIE = 1e-6
-REPEATS = 7
+REPEATS = 15
+"""Pairs: other work on the machine slows both runs of a pair, and the median leaves out the pairs that it slowed by halves."""
 PROMPT = 16
 MINIATURES = ("meta-llama/Llama-3.2-1B", "gemma-2-2b-it")
 
 
 def main() -> None:
-    """Print both tables and write them as JSON; exit 1 where the mode leaves more than one completion."""
+    """Print both tables and write them as Markdown; exit 1 where the mode leaves more than one completion."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--completions", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models are timed")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("NOT TESTED: no CUDA device")
     torch.set_num_threads(given.threads)
     found = {
-        "machine": platform.processor() or platform.machine(), "torch": torch.__version__, "threads": given.threads,
+        "device": torch.cuda.get_device_name() if given.device == "cuda" else platform.processor() or platform.machine(),
+        "torch": torch.__version__, "threads": given.threads,
         "completions": given.completions, "tokens": given.tokens, "unique": unique(given.completions, given.tokens),
         "overhead": [],
     }  # fmt: skip
     for name, model in models():
-        for what, ratio in overhead(model).items():
+        for what, ratio in overhead(model.to(given.device)).items():
             found["overhead"].append({"model": name, "what": what, **ratio})
             print(f"{name}  {what}  {ratio['ratio']:.2f}x", flush=True)
     if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        given.out.write_text(page(found))
     sys.exit(int(found["unique"]["invariant"] != 1))
+
+
+def page(found: dict[str, Any]) -> str:
+    """Both tables in Markdown."""
+    unique_, rows = found["unique"], [
+        f"| {one['model']} | {one['what']} | {one['plain_ms']:.2f} | {one['invariant_ms']:.2f} | {one['ratio']:.2f}x "
+        f"| {one['low']:.2f}x to {one['high']:.2f}x |"
+        for one in found["overhead"]
+    ]  # fmt: skip
+    lines = [
+        "# Batch-invariant mode: completions and cost", "",
+        f"Made by `python benchmarks/batch_invariant.py --threads {found['threads']} --out benchmarks/batch_invariant.md`: torch "
+        f"{found['torch']}, {found['device']}, {found['threads']} thread(s).", "",
+        f"{found['completions']} greedy completions of {found['tokens']} tokens in batches of random size: {unique_['plain']} "
+        f"unique without the mode, {unique_['invariant']} with it.", "",
+        f"Cost: {REPEATS} pairs of neighbouring runs, without and with the mode; medians, and the quartiles of the ratios.", "",
+        "| model | what | plain, ms | invariant, ms | ratio | quartiles |", "|---|---|---:|---:|---:|---|", *rows,
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
 
 
 def unique(completions: int, tokens: int) -> dict[str, int]:
@@ -140,34 +166,49 @@ def overhead(model: Any) -> dict[str, dict[str, float]]:
         seconds()
         with parity_audit.invariant():
             seconds()
-        plain, mode = [], []
-        for _ in range(REPEATS):
-            plain.append(seconds())
-            with parity_audit.invariant():
-                mode.append(seconds())
-        middle = statistics.median(plain), statistics.median(mode)
-        found[what] = {"plain_ms": middle[0] * 1e3, "invariant_ms": middle[1] * 1e3, "ratio": middle[1] / middle[0]}
+        found[what] = paired(seconds)
     return found
+
+
+def paired(seconds: Callable[[], float]) -> dict[str, float]:
+    """Plain and with the mode in turns: medians in milliseconds, and the median and quartiles of the ratios of neighbours."""
+    plain, mode = [], []
+    for _ in range(REPEATS):
+        plain.append(seconds())
+        with parity_audit.invariant():
+            mode.append(seconds())
+    low, middle, high = statistics.quantiles([own / base for own, base in zip(mode, plain, strict=True)], n=4)
+    return {
+        "plain_ms": statistics.median(plain) * 1e3, "invariant_ms": statistics.median(mode) * 1e3, "ratio": middle,
+        "low": low, "high": high,
+    }  # fmt: skip
 
 
 @torch.no_grad()
 def decode_seconds(model: Any, batch: int, steps: int = 8) -> float:
     """Median seconds of a decoding step after a prompt."""
-    cache, new, seconds = DynamicCache(), torch.full((batch, PROMPT), 5), []
+    cache, new, seconds = DynamicCache(), torch.full((batch, PROMPT), 5, device=model.device), []
     model(new, past_key_values=cache)
     for _ in range(steps):
-        started = time.perf_counter()
+        started = now(model)
         model(new[:, :1], past_key_values=cache)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(now(model) - started)
     return statistics.median(seconds)
 
 
 @torch.no_grad()
 def prefill_seconds(model: Any) -> float:
     """Seconds of a prompt of 128 tokens."""
-    started = time.perf_counter()
-    model(torch.full((1, 128), 5), use_cache=False)
-    return time.perf_counter() - started
+    started = now(model)
+    model(torch.full((1, 128), 5, device=model.device), use_cache=False)
+    return now(model) - started
+
+
+def now(model: Any) -> float:
+    """Seconds, after the device has done what it was given."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from parity_audit.backends.base import CONFIG_TABLES, REGISTRY
+from parity_audit.backends.invariant_mode import InvariantMode
 from parity_audit.core.errors import ParityError, is_out_of_memory
 from parity_audit.core.jsonio import dumps, from_plain, to_plain
 from parity_audit.core.operations import OperationsRequest
@@ -87,6 +88,7 @@ class Server:
         self.backend_key = backend_key
         self.replies = replies
         self.backend: Any = None
+        self.mode = InvariantMode(backend_key)
         self.pid = os.getpid()
 
     def say(self, message: dict[str, Any]) -> None:
@@ -114,13 +116,13 @@ class Server:
     def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:
         if op in ("prepare", "load"):
             self.backend = _backend_class(self.backend_key)()
-            return getattr(self.backend, op)(from_plain(LoadRequest, args))
+            return getattr(self.backend, op)(self.mode.taken_from(from_plain(LoadRequest, args)))
         if op == "configs":
             return self.configs(from_plain(ConfigsRequest, args))
         if self.backend is None:
             raise RuntimeError(f"`{op}` before `load`")
         if op == "describe":
-            return self.backend.describe()
+            return self.mode.shown(self.backend.describe())
         if op == "weights":
             return list(self.backend.weights(from_plain(WeightsRequest, args)))
         if op == "apply":

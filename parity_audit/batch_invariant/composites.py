@@ -60,19 +60,65 @@ def attention(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], dim=-3) for x in (key, value))
-    wide = widened(query.dtype)
-    q, k, v = query.to(wide), key.to(wide), value.to(wide)
     if attn_mask is not None:
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], q.shape[-2], k.shape[-2])
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], query.shape[-2], key.shape[-2])
+    fused = has_split_kernel(query) and not dropout_p
     parts = []
-    for start in range(0, q.shape[-2], QUERIES):
-        stop = min(start + QUERIES, q.shape[-2])
-        scores = torch.matmul(q[..., start:stop, :], k.mT) * scale
-        weights = _weights(scores, None if attn_mask is None else attn_mask[..., start:stop, :], is_causal, start)
-        parts.append(torch.matmul(torch.dropout(weights, dropout_p, dropout_p > 0), v))
+    for start in range(0, query.shape[-2], QUERIES):
+        rows = slice(start, start + QUERIES)
+        q, mask = query[..., rows, :], None if attn_mask is None else attn_mask[..., rows, :]
+        if fused:
+            parts.append(_in_splits(q, key, value, _additive(mask, is_causal, start, q, key), scale))
+        else:
+            parts.append(_composed(q, key, value, mask, scale, dropout_p, is_causal, start))
     if not parts:
         return query.new_empty(*query.shape[:-1], value.shape[-1])
-    return torch.cat(parts, dim=-2).to(query.dtype) if len(parts) > 1 else parts[0].to(query.dtype)
+    return torch.cat(parts, dim=-2) if len(parts) > 1 else parts[0]
+
+
+def has_split_kernel(query: Tensor) -> bool:
+    """Whether one kernel computes attention on this device and in this dtype; float64 has products only."""
+    return query.is_cuda and query.dtype != torch.float64
+
+
+def _composed(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout_p: float = 0.0,
+    is_causal: bool = False, start: int = 0,
+) -> Tensor:  # fmt: skip
+    """Scores, softmax and sum, each a kernel of its own, in float32 or wider."""
+    wide = widened(query.dtype)
+    scores = torch.matmul(query.to(wide), key.to(wide).mT) * scale
+    weights = torch.dropout(_weights(scores, mask, is_causal, start), dropout_p, dropout_p > 0)
+    return torch.matmul(weights, value.to(wide)).to(query.dtype)
+
+
+def _in_splits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """The kernel for CUDA, on `[batch, head, pos, d_head]`."""
+    from parity_audit.batch_invariant.cuda import split_attention  # imports Triton
+
+    batch = query.shape[:-3]
+
+    def four(values: Tensor) -> Tensor:
+        return values.expand(*batch, *values.shape[-3:]).reshape(-1, *values.shape[-3:])
+
+    q, k, v = (four(one if one.dim() > 2 else one[None]) for one in (query, key, value))
+    found = split_attention.attention(q, k, v, four(mask) if mask.dim() > 4 else mask, scale, _composed)
+    return found.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _additive(mask: Tensor | None, is_causal: bool, start: int, query: Tensor, key: Tensor) -> Tensor:
+    """What is added to scores `[..., query_pos, key_pos]`, in float32: 0 where a key is seen, minus infinity where not."""
+    shape = (1, 1, query.shape[-2], key.shape[-2])
+    if mask is None:
+        added = torch.zeros(shape, device=query.device)
+    elif mask.dtype == torch.bool:
+        added = torch.zeros(mask.shape, device=query.device).masked_fill(~mask, -math.inf)
+    else:
+        added = mask.float()
+    if is_causal:
+        place = torch.arange(start, start + query.shape[-2], device=query.device)
+        added = added.masked_fill(torch.arange(key.shape[-2], device=query.device) > place[:, None], -math.inf)
+    return added.view(*(1,) * (4 - added.dim()), *added.shape)
 
 
 def _weights(scores: Tensor, mask: Tensor | None, is_causal: bool, start: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from parity_audit.batch_invariant import batched, composites, products, rows
+from parity_audit.batch_invariant.cuda.refused import refusals
 from parity_audit.batch_invariant.elementwise import FUNCTIONS, pointwise
 from parity_audit.core.errors import CannotRun
 
@@ -32,14 +34,42 @@ CPU: Kernels = {
 }
 
 
-def _not_on_cuda(*args: Any, **kwargs: Any) -> Any:
-    raise CannotRun(
-        "batch-invariant kernels exist for the CPU only", code="no-invariant-kernel", found="a tensor on a CUDA device",
-        hint="run the model on the CPU, or leave parity_audit.invariant()",
-    )  # fmt: skip
+CUDA_KERNELS = {
+    "products": {name: name for name in ("mm", "addmm", "mv", "bmm", "baddbmm")},
+    "rows": {
+        "_softmax": "softmax", "_log_softmax": "log_softmax", "logsumexp": "logsumexp", "mean.dim": "mean",
+        "sum.dim_IntList": "total", "native_layer_norm": "layer_norm", "_fused_rms_norm": "rms_norm",
+    },
+}  # fmt: skip
+"""Functions of `batch_invariant.cuda` by the operation that they replace."""
 
 
-CUDA: Kernels = dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_softmax", "_log_softmax", "mean.dim"), _not_on_cuda)
+def _on_cuda(module: str, function: str, *args: Any, **kwargs: Any) -> Any:
+    """A kernel written in Triton, imported when the first CUDA tensor asks for it.
+
+    Raises:
+        CannotRun: Triton is not installed.
+    """
+    try:
+        found = importlib.import_module(f"parity_audit.batch_invariant.cuda.{module}")
+    except ModuleNotFoundError as error:
+        raise CannotRun(
+            "batch-invariant kernels for CUDA need Triton", code="no-invariant-kernel", found=str(error),
+            hint="install the triton that belongs to this torch, or run the model on the CPU",
+        ) from error  # fmt: skip
+    return getattr(found, function)(*args, **kwargs)
+
+
+def cuda_kernels() -> dict[str, Callable[..., Any]]:
+    """What is replaced on CUDA: kernels, and errors where there are none."""
+    own = {
+        name: partial(_on_cuda, module, function)
+        for module, functions in CUDA_KERNELS.items()
+        for name, function in functions.items()
+        if hasattr(torch.ops.aten, name.partition(".")[0])
+    }
+    return {**refusals(), **own}
+
 
 _lock = threading.Lock()
 _open = 0
@@ -54,13 +84,18 @@ def invariant() -> Iterator[None]:
     left. Contexts nest. What `torch.compile` generated is not changed.
 
     Raises:
-        CannotRun: a product, softmax or mean of CUDA tensors, inside the context: there are no kernels for them yet.
+        CannotRun: inside the context, an operation on CUDA tensors whose bits depend on the batch and that has no kernel.
     """
     _enter()
     try:
         yield
     finally:
         _leave()
+
+
+def is_open() -> bool:
+    """Whether the kernels are replaced in this process now."""
+    return _library is not None
 
 
 def _enter() -> None:
@@ -86,7 +121,7 @@ def _registered() -> Any:
     try:
         with warnings.catch_warnings():  # torch warns that kernels are replaced, which is what is wanted
             warnings.simplefilter("ignore", UserWarning)
-            for key, kernels in (("CompositeImplicitAutograd", COMPOSITE), ("CPU", CPU), ("CUDA", CUDA)):
+            for key, kernels in (("CompositeImplicitAutograd", COMPOSITE), ("CPU", CPU), ("CUDA", cuda_kernels())):
                 for name, kernel in kernels.items():
                     library.impl(name, kernel, key)
     except BaseException:
