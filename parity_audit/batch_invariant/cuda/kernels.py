@@ -140,7 +140,7 @@ def attention_split(
     peak = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((QUERIES,), dtype=tl.float32)
     found = tl.zeros((QUERIES, VALUE_WIDTH), dtype=tl.float32)
-    for start in range(0, SPLIT, KEYS):
+    for start in range(0, tl.minimum(SPLIT, keys - split * SPLIT), KEYS):
         place = split * SPLIT + start + tl.arange(0, KEYS)
         there = place < keys
         k = tl.load(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from parity_audit.batch_invariant.cuda import kernels
@@ -33,7 +34,7 @@ def _softmax(values: Tensor, dim: int, half_to_float: bool, *, log: bool) -> Ten
     last = aligned(values.movedim(dim, -1))
     out = torch.empty_like(last, dtype=dtype)
     width = last.shape[-1]
-    wide = kernels.tl.float64 if values.dtype == torch.float64 else kernels.tl.float32
+    wide = tl.float64 if values.dtype == torch.float64 else tl.float32
     launch(
         kernels.row_softmax, (last.numel() // width,), last, out, width, LOG=log, WIDE=wide, BLOCK=BLOCK
     )  # fmt: skip
