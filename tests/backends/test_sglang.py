@@ -1,4 +1,4 @@
-"""SGLang's real model runner against transformers on the same miniature: weights to the bit, sites and edits to rounding."""
+"""SGLang's real scheduler and model against transformers on the same miniature: weights to the bit, sites and edits to rounding."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ import pytest
 import parity_audit
 from parity_audit.backends.endpoint import Endpoint
 from parity_audit.backends.sglang_server import SERVE
+from parity_audit.cli.app import app
+from parity_audit.cli.errors import run_app
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import (
     EXIT_MISMATCH,
@@ -107,15 +109,22 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def asked(url: str, out: Path, *more: str, model: str = MODEL) -> tuple[int, str]:
-    """The exit code of the command line, and what it printed."""
-    sizes = ("--temperature", "0.5", "--samples", "1", "--max-new-tokens", "8")
-    done = subprocess.run(
-        [sys.executable, "-m", "parity_audit", "logprobs", model, "--miniature", "--engine-url", url, *sizes, "--quiet",
-         "--out", str(out), *more],
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    return done.returncode, " ".join((done.stdout + done.stderr).split())
+def arguments(url: str, out: Path, model: str = MODEL) -> list[str]:
+    sizes = ("--temperature", "0.5", "--samples", "1", "--max-new-tokens", "8", "--quiet")
+    return ["logprobs", model, "--miniature", "--engine-url", url, *sizes, "--out", str(out)]
+
+
+@pytest.fixture
+def asked(monkeypatch, capsys):
+    """The command line, in this process: the exit code that it ends with, and what it printed."""
+
+    def ask(url: str, out: Path, *more: str, model: str = MODEL) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["parity-audit", *arguments(url, out, model), *more])
+        code = run_app(app)
+        printed = capsys.readouterr()
+        return code, " ".join((printed.out + printed.err).split())
+
+    return ask
 
 
 @contextmanager
@@ -160,7 +169,7 @@ def cutting(url: str, after: int) -> Iterator[str]:
         listener.close()
 
 
-def test_a_running_server_agrees_with_the_trainer_or_says_what_its_numbers_are(server, tmp_path):
+def test_a_running_server_agrees_with_the_trainer_or_says_what_its_numbers_are(server, asked, tmp_path):
     """SGLang returns log-probabilities after the temperature, vLLM as it was started here those before it."""
     engine, url = server
     code, said = asked(url, tmp_path / "out", "--engine", engine)
@@ -182,7 +191,7 @@ def test_a_running_server_agrees_with_the_trainer_or_says_what_its_numbers_are(s
         assert legs["engine-decode"]["meaning"].startswith("log-probability at temperature 1 ")
 
 
-def test_an_answer_that_is_cut_off_judges_nothing(server, tmp_path):
+def test_an_answer_that_is_cut_off_judges_nothing(server, asked, tmp_path):
     with cutting(server[1], after=700) as url:
         code, said = asked(url, tmp_path / "out")
     assert code == EXIT_NOT_JUDGED
@@ -191,7 +200,7 @@ def test_an_answer_that_is_cut_off_judges_nothing(server, tmp_path):
     assert "is cut off" in said
 
 
-def test_another_model_judges_nothing(server, tmp_path):
+def test_another_model_judges_nothing(server, asked, tmp_path):
     code, said = asked(server[1], tmp_path / "out", model="Qwen/Qwen2-0.5B")
     assert code == EXIT_NOT_JUDGED
     assert said.startswith("nothing was judged error[server-model]"), said
@@ -206,12 +215,14 @@ def test_another_engine_judges_nothing(server, tmp_path):
 
 
 def test_a_dead_port_judges_nothing(tmp_path):
-    """A port that is bound and never listened on: nobody else can come to listen there meanwhile."""
+    """By the process itself. The port is bound and never listened on, so nobody else can come to listen there meanwhile."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{one.getsockname()[1]}"
-        code, said = asked(url, tmp_path / "out")
-    assert code == EXIT_NOT_JUDGED
+        command = [sys.executable, "-m", "parity_audit", *arguments(url, tmp_path / "out")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == EXIT_NOT_JUDGED
     assert said.startswith("nothing was judged error[no-server]"), said
     assert f"no server answers at {url}" in said
 
