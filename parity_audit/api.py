@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.question import check_backends, check_options, check_weights_option, nothing_left
@@ -139,12 +139,10 @@ def audit(
 def audit_live(model: Any, name: str, **question: Any) -> Report:
     """Audit a model that this process has loaded: as the only candidate, run where it is, and left as it was.
 
-    The reference and the judge run in workers of their own, on the weights that `name` stands for, or on `weights=DIR`.
-
     Args:
         model: what transformers, TransformerLens or nnsight returned (also compiled, or with adapters), or any `nn.Module`
             with `sites=FILE`, its site map.
-        name: hub id, alias or local path of what it is a port of.
+        name: hub id, alias or local path of what it is a port of; the reference has its weights, or those of `weights=DIR`.
         question: as of `audit`, without candidates; dtype and device are those of the model.
 
     Raises:
@@ -153,8 +151,7 @@ def audit_live(model: Any, name: str, **question: Any) -> Report:
     sites = question.pop("sites", None)
     about = facts_of(model)
     with lent(model, **({} if sites is None else {"sites": str(sites)})) as candidate:
-        report: Report = audit(name, candidates=candidate, **{**about, **question})
-        return report
+        return cast("Report", audit(name, candidates=candidate, **{**about, **question}))
 
 
 @accepting(weights=path, out=path, dtype=torch_name, device=torch_name, probes=several, prompt=several, prompts=path)
@@ -362,11 +359,8 @@ def _ref(backend: BackendLike) -> BackendRef:
 def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool) -> list[BackendRef]:
     refs = [_ref(item) for item in wanted] if wanted else default_candidates(device, install=install)
     if not refs:
-        raise UsageError(
-            "no candidate can run here",
-            code="no-candidate",
-            hint="run `parity-audit doctor`, or name one with --candidate",
-        )
+        hint = "run `parity-audit doctor`, or name one with --candidate"
+        raise UsageError("no candidate can run here", code="no-candidate", hint=hint)
     for ref in refs:
         recipe_for(ref, device)  # a malformed version is refused before anything is run
     return refs

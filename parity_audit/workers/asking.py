@@ -11,7 +11,15 @@ from parity_audit.core.jsonio import from_plain
 from parity_audit.core.operations import OperationsReply, OperationsRequest
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
-from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+from parity_audit.core.wire import (
+    ApplyRequest,
+    ConfigsReply,
+    ConfigsRequest,
+    LoadRequest,
+    RunReply,
+    RunRequest,
+    WeightsRequest,
+)
 
 T = TypeVar("T")
 OnProgress = Callable[..., None]
@@ -67,6 +75,10 @@ class Asking(ABC):
     def score(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreReply:
         """Score given completions."""
         return self._asked(ScoreReply, "score", request, on_progress)
+
+    def configs(self, request: ConfigsRequest) -> ConfigsReply:
+        """The engine's own config of released models; nothing has to be loaded."""
+        return self._asked(ConfigsReply, "configs", request)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Bring the live model to exactly these edits."""

@@ -17,12 +17,6 @@ from parity_audit.core.errors import LESS_MEMORY, BackendFailed, EnvFailed, Work
 from parity_audit.core.wire import (
     PROTOCOL,
     WIRE_FD_ENV,
-<<<<<<< HEAD
-    ApplyRequest,
-    ConfigsReply,
-    ConfigsRequest,
-=======
->>>>>>> 0628636 (audit_live: a model that the process has loaded is audited where it is and left as it was; findings as a pandas table)
     LoadRequest,
 )
 from parity_audit.workers.asking import Asking, OnProgress
@@ -105,56 +99,6 @@ class Worker(Asking):
         with contextlib.suppress(TimedOut, Ended, Garbled):
             self._ask("prepare", request, time.monotonic() + self.timeout)
 
-<<<<<<< HEAD
-    def load(self, request: LoadRequest, on_progress: OnProgress | None = None) -> None:
-        """Load a model."""
-        self.call("load", request, on_progress=on_progress)
-
-    def describe(self) -> Description:
-        """Versions and effective settings of the loaded model."""
-        return self._asked(Description, "describe", {})
-
-    def weights(self, request: WeightsRequest) -> list[WeightPrint]:
-        """Fingerprints of live tensors."""
-        return self._asked(list[WeightPrint], "weights", request)
-
-    def run(self, request: RunRequest, on_progress: OnProgress | None = None) -> RunReply:
-        """Run one probe."""
-        return self._asked(RunReply, "run", request, on_progress)
-
-    def replay(self, request: RunRequest, on_progress: OnProgress | None = None) -> RunReply:
-        """Run one probe with sites replaced."""
-        return self._asked(RunReply, "replay", request, on_progress)
-
-    def sample(self, request: SampleRequest, on_progress: OnProgress | None = None) -> SampleReply:
-        """Draw completions."""
-        return self._asked(SampleReply, "sample", request, on_progress)
-
-    def operations(self, request: OperationsRequest, on_progress: OnProgress | None = None) -> OperationsReply:
-        """Run each operation of the loaded model on rows of its own input."""
-        return self._asked(OperationsReply, "operations", request, on_progress)
-
-    def score(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreReply:
-        """Score given completions."""
-        return self._asked(ScoreReply, "score", request, on_progress)
-
-    def configs(self, request: ConfigsRequest) -> ConfigsReply:
-        """The engine's own config of released models; nothing has to be loaded."""
-        return self._asked(ConfigsReply, "configs", request)
-
-    def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Bring the live model to exactly these edits."""
-        return self._asked(list[ReadBack], "apply", request)
-
-    def _asked(self, kind: type[T], op: str, args: Any, on_progress: OnProgress | None = None) -> T:
-        answer = self.call(op, args, on_progress=on_progress)
-        try:
-            return from_plain(kind, answer)
-        except (TypeError, ValueError) as error:
-            raise self._bad(op, f"answered what is no {kind.__name__}: {error}") from error
-
-=======
->>>>>>> 0628636 (audit_live: a model that the process has loaded is audited where it is and left as it was; findings as a pandas table)
     def call(self, op: str, args: Any, *, on_progress: OnProgress | None = None) -> Any:
         """As `Asking.call`.
 
