@@ -1,4 +1,4 @@
-"""One cell of a matrix as cases: an audit of a miniature, each finding at the line that asked for the backend."""
+"""One cell of a matrix as cases: an audit, each finding at the line that asked for the backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parity_audit.api import audit
 from parity_audit.capture.workspace import slug
 from parity_audit.core.gate import Case
 from parity_audit.core.progress import Progress
-from parity_audit.gate.matrix import Cell
+from parity_audit.gate.cells import Cell
 from parity_audit.report.cases import candidate_cases, cases_of
 from parity_audit.report.words import labels
 
@@ -38,8 +38,9 @@ def audit_cases(gate: CellGate) -> list[Case]:
     """
     cell, lines = gate.cell, dict(gate.cell.lines)
     report = audit(
-        cell.model, candidates=list(cell.backends), reference=cell.reference, miniature="mini", seed=gate.seed,
-        dtype=cell.dtype, install=gate.install, out=gate.out / slug(gate.group), progress=gate.progress,
+        cell.model, candidates=list(cell.backends), reference=cell.reference, miniature=cell.synthetic,
+        seed=gate.seed, dtype=cell.dtype, device=cell.device, probes=cell.probes, repair=cell.repair,
+        install=gate.install, out=gate.out / slug(gate.group), progress=gate.progress,
     )  # fmt: skip
     own = [
         replace(case, file=cell.file, line=lines.get(str(ref), 0))

@@ -14,8 +14,8 @@ from parity_audit.core.errors import EXIT_OK, SpecError, UsageError
 from parity_audit.core.gate import Case, GateReport, exit_code_of_cases, with_nothing_said
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.gate.audit_cases import CellGate, audit_cases
+from parity_audit.gate.cells import Cell, cells_of
 from parity_audit.gate.changes import Changes, changes_since
-from parity_audit.gate.matrix import Cell, read_matrix
 from parity_audit.gate.retry import asked
 from parity_audit.gate.spec_cases import SpecGate, invalid, spec_cases
 from parity_audit.report.environment import this_machine
@@ -63,7 +63,7 @@ def run_gate(options: GateOptions) -> GateReport:
         )  # fmt: skip
     started = time.perf_counter()
     began = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-    cells = read_matrix(options.matrix) if options.matrix else []
+    cells = cells_of(options.matrix) if options.matrix else []
     changes = changes_since(options.since, options.specs, Path.cwd()) if options.since else None
     cases = tuple(_cases(options, changes, cells))
     untouched = options.untouched_passes and not cases

@@ -9,8 +9,8 @@ import pytest
 
 from parity_audit.core.errors import EnvFailed, NotJudged, UsageError
 from parity_audit.core.gate import Case, Status
+from parity_audit.gate.cells import cells_of
 from parity_audit.gate.changes import changes_since
-from parity_audit.gate.matrix import read_matrix
 from parity_audit.gate.pins import pins
 from parity_audit.gate.retry import asked
 from parity_audit.specs.places import knob_line
@@ -111,25 +111,27 @@ def test_the_line_of_a_knob_is_its_own_or_that_of_what_gives_it(tmp_path):
 def test_a_matrix_is_one_audit_per_model_and_dtype(tmp_path):
     path = tmp_path / "matrix.yaml"
     path.write_text(
-        "models: [gpt2, opt]\ndtypes: [float32, bfloat16]\nbackends:\n  transformer_lens: [2.18.0, 4.3.0]\n  vllm: []\n"
+        "models: [gpt2, opt-125m]\ndtypes: [float32, bfloat16]\nsynthetic: mini\nprobes: [short]\n"
+        'candidates:\n  - "transformer_lens=={2.18.0,4.3.0}"\n  - vllm\n'
     )
-    cells = read_matrix(path)
+    cells = cells_of(path)
 
     assert [(cell.model, cell.dtype) for cell in cells] == [
-        ("gpt2", "float32"), ("gpt2", "bfloat16"), ("opt", "float32"), ("opt", "bfloat16")
+        ("gpt2", "float32"), ("gpt2", "bfloat16"), ("facebook/opt-125m", "float32"), ("facebook/opt-125m", "bfloat16")
     ]  # fmt: skip
     assert [*map(str, cells[0].backends)] == ["transformer_lens==2.18.0", "transformer_lens==4.3.0", "vllm"]
-    assert cells[0].lines == (("transformer_lens==2.18.0", 4), ("transformer_lens==4.3.0", 4), ("vllm", 5))
+    assert cells[0].lines == (("transformer_lens==2.18.0", 6), ("transformer_lens==4.3.0", 6), ("vllm", 7))
+    assert {(cell.synthetic, cell.probes, cell.repair) for cell in cells} == {("mini", ("short",), True)}
 
 
 @pytest.mark.parametrize(
-    "text", ["models: [gpt2]\n", "backends: [hf]\n", "models: [gpt2]\nbackends: [hf]\nmodel: gpt2\n"]
+    "text", ["models: [gpt2]\n", "candidates: [hf]\n", "models: [gpt2]\ncandidates: [hf]\nmodel: gpt2\n"]
 )
 def test_a_matrix_that_asks_nothing_or_something_else_is_refused(tmp_path, text):
     path = tmp_path / "matrix.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match="matrix"):
-        read_matrix(path)
+        cells_of(path)
 
 
 def case(name, status, **more):
