@@ -14,7 +14,8 @@ from parity_audit.specs.hub.cached import cached_snapshot, commit_of
 from parity_audit.specs.hub.download import download
 from parity_audit.specs.hub.home import pinned_home
 from parity_audit.specs.hub.listing import CONVERT
-from parity_audit.specs.resolve import ResolvedModel
+from parity_audit.specs.other_forms import require_plain_weights
+from parity_audit.specs.resolve import ResolvedModel, read_config
 from parity_audit.specs.safetensors_header import check_finite, stored_tensors
 from parity_audit.specs.weight_files import all_there, shards_of, weight_files
 
@@ -31,11 +32,12 @@ def find_checkpoint(
         homes: where the hub cache is made that workers load a model of the hub from (`pinned_home`).
 
     Raises:
-        NotJudged: no weights here and no way to fetch them, or a file is damaged; see `check_weights`.
+        NotJudged: no weights here and no way to fetch them, they are quantised, or a file is damaged; see `check_weights`.
         UsageError: the hub has no such revision.
     """
     given = weights or (Path(model.repo_id) if model.local else None)
     folder = given or _of_the_hub(model, progress)
+    require_plain_weights(read_config(folder), folder)
     files = weight_files(folder)
     if not files:
         raise NotJudged(

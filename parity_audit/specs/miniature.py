@@ -25,6 +25,7 @@ from parity_audit.core.errors import UsageError
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.canonical import written_name
 from parity_audit.specs.draws import DEFAULT_SCALES, draw, inputs_of, tapered
+from parity_audit.specs.other_forms import QUANTISED
 from parity_audit.specs.resolve import ResolvedModel
 from parity_audit.specs.schema import ModelEntry
 from parity_audit.specs.sealed import sealed
@@ -114,7 +115,8 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
         raise UsageError(
             f"`{size}` is not a size of a synthetic checkpoint", code="unknown-size", expected=", ".join(SIZES)
         )
-    config = {**model.config, written_name(model.config, "torch_dtype"): "float32"}
+    released = {key: value for key, value in model.config.items() if key != QUANTISED}  # these weights are plain
+    config = {**released, written_name(model.config, "torch_dtype"): "float32"}
     if sized == "full":
         return config
     sizes = {**known[sized], **_own(model).miniature.get(sized, {})}

@@ -12,6 +12,7 @@ from parity_audit.core.errors import UsageError
 from parity_audit.specs.hub.asking import ask_hub
 from parity_audit.specs.hub.cached import cached_snapshot
 from parity_audit.specs.load import list_specs
+from parity_audit.specs.other_forms import of_a_wrapper, of_no_config
 from parity_audit.specs.schema import Spec
 
 LARGEST_CONFIG = 16 << 20
@@ -91,8 +92,14 @@ def released_config(name: str) -> dict[str, Any]:
 
 
 def spec_for(config: dict[str, Any], where: str) -> Spec:
-    """The spec of `config["architectures"][0]`."""
+    """The spec of `config["architectures"][0]`, or of `model_type` where no architecture is named.
+
+    Raises:
+        UsageError: neither is named, or no spec has it.
+    """
     architectures = config.get("architectures")
+    if architectures is None and isinstance(config.get("model_type"), str):
+        return _spec_of_kind(config["model_type"], where)
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise UsageError(
             "config.json names no architecture", code="bad-config", where=where,
@@ -101,10 +108,22 @@ def spec_for(config: dict[str, Any], where: str) -> Spec:
     for spec in list_specs():
         if spec.architecture == architectures[0]:
             return spec
+    raise _no_spec(f"architecture `{architectures[0]}`", where, of_a_wrapper(config))
+
+
+def _spec_of_kind(kind: str, where: str) -> Spec:
+    """The one spec whose models have this `model_type`: base models are often saved without `architectures`."""
+    for spec in list_specs():
+        if any(entry.config.get("model_type") == kind for entry in spec.content.models.values()):
+            return spec
+    raise _no_spec(f"model type `{kind}`", where, "")
+
+
+def _no_spec(what: str, where: str, hint: str) -> UsageError:
     known = ", ".join(spec.architecture for spec in list_specs())
-    raise UsageError(
-        f"no spec for architecture `{architectures[0]}`", code="unknown-architecture", where=where, expected=known,
-        hint="write one: model_specs/ has the others, CONTRIBUTING says how",
+    return UsageError(
+        f"no spec for {what}", code="unknown-architecture", where=where, expected=known,
+        hint=hint or "write one: model_specs/ has the others, CONTRIBUTING says how",
     )  # fmt: skip
 
 
@@ -141,10 +160,7 @@ def _unknown(name: str, hub_said: str) -> UsageError:
     lowered = {item.lower(): item for item in names}
     near = [lowered[item] for item in difflib.get_close_matches(name.lower(), lowered, 3, 0.5)]
     if Path(name).is_dir():
-        return UsageError(
-            f"the directory {name} has no config.json, so it is no checkpoint", code="unknown-model",
-            hint="give the directory that holds config.json and the safetensors files",
-        )  # fmt: skip
+        return of_no_config(Path(name))
     return UsageError(
         f"unknown model `{name}`: no spec lists it, it is not in the hub cache, and {hub_said}", code="unknown-model",
         hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near

@@ -27,6 +27,7 @@ def ask_hub(repo_id: str, revision: str = "") -> HubAnswer:
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import (
+        EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
@@ -46,7 +47,11 @@ def ask_hub(repo_id: str, revision: str = "") -> HubAnswer:
         return HubAnswer(why="the hub has it behind a licence: accept it there and log in")
     except RevisionNotFoundError as error:
         raise refusal(error, repo_id, revision) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except LocalEntryNotFoundError as error:  # also an EntryNotFoundError
+        return HubAnswer(why=f"the hub did not give it: {error}")
+    except EntryNotFoundError:
+        return HubAnswer(why="the hub has it without a config.json: an adapter, or weights in another form")
+    except (HfHubHTTPError, OSError) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         missing = status in (401, 404)  # the hub answers 401 for names it does not want to tell apart
         return HubAnswer(why="the hub does not know it either" if missing else f"the hub did not give it: {error}")
