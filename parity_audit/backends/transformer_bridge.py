@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from parity_audit.backends.hooked_transformer import (
     load_hf_model,
     tokenization,
 )
-from parity_audit.backends.loading import load_name
+from parity_audit.backends.loading import load_name, own_tokenizer
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_bridge
@@ -37,6 +39,8 @@ class TransformerBridgeBackend(HookedTransformerBackend):
     Settings go to `boot_transformers`; `compatibility_mode=true` switches on the processed weights.
     """
 
+    has_tokenizer = True
+
     def prepare(self, request: LoadRequest) -> None:
         """Import the release."""
         importlib.import_module("transformer_lens.model_bridge")
@@ -50,12 +54,15 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         settings = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
         compatible = settings.pop("compatibility_mode", False)
         name = load_name(request.checkpoint)
-        if name != request.checkpoint.repo_id:
+        if not request.checkpoint.by_name:
             settings["hf_model"] = load_hf_model(name, request.dtype)
-            name = request.checkpoint.repo_id
-        self.model = TransformerBridge.boot_transformers(
-            name, device=request.device, dtype=getattr(torch, request.dtype), **settings
-        )
+        self.has_tokenizer = own_tokenizer(name) is not None
+        with ExitStack() as stack:
+            if not self.has_tokenizer:
+                settings["tokenizer"] = stack.enter_context(_stand_in())
+            self.model = TransformerBridge.boot_transformers(
+                name, device=request.device, dtype=getattr(torch, request.dtype), **settings
+            )
         if compatible:
             self.model.enable_compatibility_mode()
         self.model.eval()
@@ -69,7 +76,8 @@ class TransformerBridgeBackend(HookedTransformerBackend):
             backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),
             versions=versions("transformer-lens", "transformers"),
             settings=settings, not_run=not_run("transformer_bridge", settings),
-            effective=effective(model, self.request.reads), tokenization=tokenization(model, self.request),
+            effective=effective(model, self.request.reads),
+            tokenization=tokenization(model, self.request) if self.has_tokenizer else {},
             max_positions=getattr(hf_config, "max_position_embeddings", None),
             numerics=numerics(next(model.original_model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in model.original_model.parameters()),
@@ -105,3 +113,22 @@ class TransformerBridgeBackend(HookedTransformerBackend):
             return self.model(tokens, return_type="logits", past_key_values=cache)
 
         return step
+
+
+@contextmanager
+def _stand_in() -> Iterator[Any]:
+    """A tokenizer of one token, for a checkpoint without any: the bridge does not boot without one, and an audit gives ids.
+
+    It has a directory for as long as the block lasts: the bridge loads its tokenizer a second time, from where that came from.
+    """
+    from tokenizers import Tokenizer, models
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    unknown = "<unk>"
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({unknown: 0}, unk_token=unknown)),
+        **{f"{kind}_token": unknown for kind in ("unk", "bos", "eos", "pad")},
+    )
+    with TemporaryDirectory() as folder:
+        made.save_pretrained(folder)
+        yield AutoTokenizer.from_pretrained(folder)
