@@ -57,6 +57,13 @@ RUN_BY = {
     "parity-audit matrix gpt2 gemma-2-2b-it --miniature -c 'transformer_lens=={3.9.0,4.3.0}'": (
         "matrix/test_cards.py::test_the_command_audits_keeps_a_card_and_shows_it_again"
     ),
+    "parity-audit ci --since main": "gate/test_ci.py::test_a_wrong_constant_is_annotated_at_its_line_and_the_right_one_passes",
+    "parity-audit lint --all -c transformer_lens==2.3.0": (
+        "lint/test_lint.py::test_the_release_of_2024_has_the_wrong_scale_in_its_table"
+    ),
+    "parity-audit bisect gemma-2-2b-it -c transformer_lens --good 2.4.0 --bad 2.3.0": (
+        "bisection/test_releases.py::test_the_release_that_repaired_the_scale_of_gemma_2_is_named"
+    ),
     "parity-audit selftest": "selftest/test_score.py::",
 }
 
@@ -95,8 +102,12 @@ def test_a_command_is_one_that_the_parser_takes(line, tmp_path, monkeypatch):
     (tmp_path / "my_port.py").write_text("def load(model_path, dtype, device): ...\n")
     name, given = parsed(line)
 
-    assert name in ("audit", "spec check", "selftest", "logprobs", "check-divergence", "invariance", "matrix")
-    given_backends = [*(given.get("candidate") or ()), *filter(None, [given.get("reference")])]
+    assert name in (
+        "audit", "spec check", "selftest", "logprobs", "check-divergence", "invariance", "matrix", "ci", "lint", "bisect",
+    )  # fmt: skip
+    candidates = given.get("candidate") or ()
+    named = [candidates] if isinstance(candidates, str) else [*candidates]
+    given_backends = [*named, *filter(None, [given.get("reference")])]
     for backend in (one for text in given_backends for one in expanded(str(text))):
         assert recipe_for(parse_backend(str(backend))).requirements
     assert "model" not in given or name != "audit" or resolve_model(str(given["model"])).config
