@@ -57,11 +57,12 @@ def test_every_family_says_which_components_call_for_it():
     }  # fmt: skip
 
 
-def test_four_layers_in_seconds():
+def test_four_layers_cost_a_bounded_number_of_forward_passes():
     port = PORT.but(n_layers=4, d_head=128, d_model=256, window=None, hide=HIDDEN)
+    started = time.process_time()
     sides = [evidence(port, probes=PROBES) for _ in range(2)]
-
-    started = time.perf_counter()
+    captured = time.process_time()
     identify(sides[0], sides[1], None)
 
-    assert time.perf_counter() - started < 30  # about 2 s on two idle cores
+    # Processor time of one process, so that what else runs on the machine does not count; 40 times in November 2026.
+    assert time.process_time() - captured < 200 * (captured - started)
