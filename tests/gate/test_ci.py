@@ -11,38 +11,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 import xmlschema
+from own_specs import LLAMA_PORT
 from typer.testing import CliRunner
 
 from parity_audit.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = Path(__file__).parents[1] / "report" / "schemas"
-SPEC = """architecture: LlamaForCausalLM
-extends: llama
-models:
-  somebody/port:
-    config:
-      architectures: [LlamaForCausalLM]
-      model_type: llama
-      hidden_size: 2048
-      intermediate_size: 8192
-      num_hidden_layers: 16
-      num_attention_heads: 32
-      num_key_value_heads: 8
-      head_dim: 64
-      vocab_size: 128256
-      rms_norm_eps: 1.0e-5
-      rope_theta: 500000.0
-      rope_scaling: null
-      max_position_embeddings: 2048
-      hidden_act: silu
-      tie_word_embeddings: true
-      bos_token_id: 0
-      eos_token_id: 1
-knobs:
-  norm.eps: {value: %s}
-"""
-LINE = SPEC.splitlines().index("  norm.eps: {value: %s}") + 1
+KNOB = "  norm.eps: {value: %s}"
+SPEC = LLAMA_PORT.format(architecture="LlamaForCausalLM") + f"knobs:\n{KNOB}\n"
+LINE = SPEC.splitlines().index(KNOB) + 1
 
 
 def git(folder, *args):

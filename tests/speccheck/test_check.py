@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from own_specs import LLAMA_PORT
 from typer.testing import CliRunner
 
 from parity_audit.cli.app import app
@@ -10,31 +11,6 @@ from parity_audit.core.errors import UsageError
 from parity_audit.speccheck.check import FAILED, KNOWN, NOT_RUN, OK, PairCheck, SpecCheck, judged
 from parity_audit.speccheck.draft import draft_spec
 from parity_audit.speccheck.table import page
-
-MODEL = """
-architecture: {architecture}
-extends: llama
-models:
-  somebody/port:
-    config:
-      architectures: [{architecture}]
-      model_type: llama
-      hidden_size: 2048
-      intermediate_size: 8192
-      num_hidden_layers: 16
-      num_attention_heads: 32
-      num_key_value_heads: 8
-      head_dim: 64
-      vocab_size: 128256
-      rms_norm_eps: 1.0e-5
-      rope_theta: 500000.0
-      rope_scaling: null
-      max_position_embeddings: 2048
-      hidden_act: silu
-      tie_word_embeddings: true
-      bos_token_id: 0
-      eos_token_id: 1
-"""
 
 
 def checked(*args, tmp_path):
@@ -51,7 +27,7 @@ def written(tmp_path, monkeypatch):
 
     def write(more=""):
         file = tmp_path / "own.yaml"
-        file.write_text(MODEL.format(architecture="LlamaForCausalLM") + more)
+        file.write_text(LLAMA_PORT.format(architecture="LlamaForCausalLM") + more)
         return file
 
     return write

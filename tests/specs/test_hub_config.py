@@ -4,48 +4,20 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hub_stand_in import Repository, serving
 
 CONFIGS = {"somebody/fine-tuned": {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_attention_heads": 4,
            "num_key_value_heads": 2, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 99,
            "rms_norm_eps": 3e-5, "hidden_act": "silu", "rope_theta": 12345.0}}  # fmt: skip
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Serves config.json of the known repositories as the hub does, and 404 for all else."""
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer(body=True)
-
-    def answer(self, *, body):
-        name = self.path.partition("/resolve/main/")[0].strip("/")
-        known = CONFIGS.get(name) if self.path.endswith("/config.json") else None
-        data = json.dumps(known).encode() if known else b""
-        self.send_response(200 if known or self.path == "/" else 404)
-        for key, value in {"Content-Length": len(data), "ETag": '"e1"', "X-Repo-Commit": "c" * 40}.items():
-            self.send_header(key, str(value))
-        if not known:
-            self.send_header("X-Error-Code", "RepoNotFound")
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
+    files = {name: Repository(files={"config.json": json.dumps(config).encode()}) for name, config in CONFIGS.items()}
+    with serving(files) as address:
+        yield address
 
 
 def shown(model, tmp_path, **environ):
