@@ -54,6 +54,14 @@ def test_a_whole_number_beyond_enumeration_is_narrowed_down():
     assert found.value == 1023
 
 
+@pytest.mark.parametrize("limit", [80, 256])
+def test_a_whole_number_without_a_slope_towards_it_is_enumerated(limit):
+    """Rotated components of Phi-2's heads of 80 and of Gemma's of 256: every wrong number leaves about the same."""
+    found = fitted(KNOBS["rope.partial"], lambda value: torch.tensor([0.0 if value == 46 else 0.5]), 30, limit)
+
+    assert (found.value, found.left) == (46, 0.0)
+
+
 def test_one_number_of_a_dictionary_is_found():
     truth, start = {"factor": 8.0, "low": [1.0, 2.0]}, {"factor": 8.0, "low": [1.0, 3.0]}
 

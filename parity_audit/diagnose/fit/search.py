@@ -21,8 +21,9 @@ ROUNDING = 1e-10
 """What float64 rounding may leave of a component: measured 1e-15 to 1e-14; a number rounded to float32 leaves 1e-8."""
 STEPS, STEP, HALVINGS = 20, 1e-5, 6
 """Gauss-Newton: at most so many steps, the relative step of the numeric derivative, and halvings of a step that leads uphill."""
-GRID, NARROWINGS, FEW = 13, 12, 64
-"""Points of a grid, how often it is narrowed, and how many whole numbers are enumerated rather than searched."""
+GRID, NARROWINGS, FEW = 13, 12, 256
+"""Points of a grid, how often it is narrowed, and how many whole numbers are enumerated rather than searched: heads and the
+components of a head are at most so many, and what a wrong number of rotated components leaves has no slope towards the right one."""
 
 FIXED = ("step",)
 """Parts that only take the values of their starts: what they make does not change smoothly with them."""
