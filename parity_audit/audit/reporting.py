@@ -10,7 +10,7 @@ from pathlib import Path
 from parity_audit.audit.context import AuditContext
 from parity_audit.capture.store import Capture
 from parity_audit.core.report import Candidate, Report
-from parity_audit.core.types import Checkpoint, NotTested, Probe
+from parity_audit.core.types import NotTested, Probe
 from parity_audit.repair.outcome import backend_facts, side_of
 from parity_audit.repair.reference import Reference
 from parity_audit.report.environment import this_machine
@@ -27,7 +27,7 @@ def report_of(
     gaps = () if plan.device != "cpu" else (NotTested(what="device", why=ON_GPU),)
     return Report(
         model=plan.model.repo_id, architecture=plan.model.spec.architecture, spec=Path(plan.model.spec.file).name,
-        weights=weights_of(plan.checkpoint), reference=side_of(truth.capture, notes),
+        weights=plan.checkpoint.in_reports, reference=side_of(truth.capture, notes),
         judge=side_of(truth.judge) if truth.judge else None, probes=probes_of(truth.capture), candidates=tuple(results),
         environment=environment_of(captures), seconds=_seconds(truth, seconds), exit_code=code, not_tested=gaps,
     )  # fmt: skip
@@ -41,13 +41,6 @@ def _seconds(truth: Reference, total: float) -> dict[str, float]:
 def environment_of(captures: Sequence[Capture]) -> dict[str, object]:
     """This machine, and every backend that ran on it."""
     return {**this_machine(), "backends": backend_facts(captures)}
-
-
-def weights_of(checkpoint: Checkpoint) -> dict[str, object]:
-    """Where the weights came from, their fingerprint, and of a model of the hub its name and commit."""
-    source = f"synthetic:{checkpoint.synthetic}" if checkpoint.synthetic else checkpoint.path
-    hub = {"repo_id": checkpoint.repo_id, "revision": checkpoint.revision} if checkpoint.revision else {}
-    return {"source": source, "fingerprint": checkpoint.fingerprint, **hub}
 
 
 def probes_of(taken: Capture) -> tuple[dict[str, object], ...]:

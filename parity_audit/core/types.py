@@ -78,6 +78,13 @@ class Checkpoint:
     fingerprint: str = ""
     revision: str = ""
 
+    @property
+    def in_reports(self) -> dict[str, object]:
+        """Where the weights came from, their fingerprint, and of a model of the hub its name and commit."""
+        source = f"synthetic:{self.synthetic}" if self.synthetic else self.path
+        hub = {"repo_id": self.repo_id, "revision": self.revision} if self.revision else {}
+        return {"source": source, "fingerprint": self.fingerprint, **hub}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:

@@ -100,7 +100,7 @@ def answer(
         workspace.drop_working()
     report = InvarianceReport(
         model=plan.model.repo_id, dtype=plan.dtype, device=plan.device, reference=str(reference),
-        weights={"fingerprint": plan.checkpoint.fingerprint, "synthetic": plan.checkpoint.synthetic},
+        weights=plan.checkpoint.in_reports,
         subject={"tokens": len(asked.subject), "token_ids": list(asked.subject), "seed": asked.seed, "largest_batch": bound},
         candidates=tuple(found), seconds={"total": time.perf_counter() - started}, exit_code=exit_code(found),
     )  # fmt: skip

@@ -147,7 +147,7 @@ def _answer(
     flips = reporting.flips(tested.prefill_top1, judge.top1, judge.margin, moved) if tested.prefill_top1 else None
     report = LogprobReport(
         model=context.plan.model.repo_id,
-        weights={"fingerprint": context.plan.checkpoint.fingerprint, "synthetic": context.plan.checkpoint.synthetic},
+        weights=context.plan.checkpoint.in_reports,
         sampling=context.sampling, verdict=outcome, why=why, odd_leg=verdict.odd_leg(found), legs=found,
         pairs=tuple(
             reporting.pair_report(pair, rollout=name, train=legs.TRAINER, meaning=decided[name].meaning.words)

@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 
-from parity_audit.audit.reporting import environment_of, probes_of, weights_of
+from parity_audit.audit.reporting import environment_of, probes_of
 from parity_audit.capture.place import JUDGE_FOLDER
 from parity_audit.capture.store import Capture, open_capture
 from parity_audit.compare.deltas import compare
@@ -45,7 +45,7 @@ def diff(a: Path | str, b: Path | str, *, judge: Path | str | None = None, progr
     manifest = reference.manifest
     return Report(
         model=manifest.checkpoint.repo_id, architecture=manifest.architecture, spec=manifest.spec,
-        weights=weights_of(manifest.checkpoint), reference=side_of(reference), judge=side_of(truth) if truth else None,
+        weights=manifest.checkpoint.in_reports, reference=side_of(reference), judge=side_of(truth) if truth else None,
         probes=probes_of(reference), candidates=(result,),
         environment=environment_of([reference, candidate]),
         seconds={"total": time.perf_counter() - started}, exit_code=exit_code_of([result], accept_patched=False),

@@ -109,8 +109,13 @@ def _others(row: Knob, value: Any, residuals: Residuals) -> Iterator[tuple[str, 
     elif isinstance(value, (int, float)):
         other = float(value) * MORE if value else MUCH_MORE
         yield shown(other), other
-    if row.optional:
+    if row.optional and not _is_absence(row, value, residuals):
         yield "none", None
+
+
+def _is_absence(row: Knob, value: Any, residuals: Residuals) -> bool:
+    """Whether a value is what its absence means: with all components of a head rotated, none are left out."""
+    return row.name == "rope.partial" and value == residuals.decoder.dims["d_head"]
 
 
 def _function(choice: Any) -> Any:
