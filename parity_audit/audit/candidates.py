@@ -7,8 +7,12 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from parity_audit.audit.candidate import audit_candidate
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.finite import with_finite_numbers
+from parity_audit.audit.outcome import failed_candidate
+from parity_audit.audit.reference import Reference
+from parity_audit.audit.right_reference import RightReferences
 from parity_audit.capture.checkpoint import CHANGED
 from parity_audit.capture.side import Side
 from parity_audit.capture.store import Capture
@@ -16,10 +20,6 @@ from parity_audit.capture.take import reusable_capture
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import explained
 from parity_audit.core.report import Candidate
-from parity_audit.repair.candidate import audit_candidate
-from parity_audit.repair.outcome import failed_candidate
-from parity_audit.repair.reference import Reference
-from parity_audit.repair.right_reference import RightReferences
 
 
 def judge_all(

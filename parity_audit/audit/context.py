@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from parity_audit.audit.right_reference import RightReferences
 from parity_audit.capture.plan import AuditPlan, side_plan
 from parity_audit.capture.session import Session
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.progress import Progress
 from parity_audit.core.types import BackendRef
-from parity_audit.repair.right_reference import RightReferences
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
+from parity_audit.audit.outcome import backend_facts, side_of
+from parity_audit.audit.reference import Reference
 from parity_audit.capture.store import Capture
 from parity_audit.core.report import Candidate, Report
 from parity_audit.core.types import NotTested, Probe
-from parity_audit.repair.outcome import backend_facts, side_of
-from parity_audit.repair.reference import Reference
 from parity_audit.report.environment import this_machine
 
 ON_GPU = "nothing was run on a GPU"

@@ -11,18 +11,18 @@ from pathlib import Path
 from parity_audit.audit.baseline import held_against
 from parity_audit.audit.candidates import judge_all
 from parity_audit.audit.context import AuditContext
+from parity_audit.audit.outcome import exit_code_of
+from parity_audit.audit.reference import FLOAT64_BACKENDS, JUDGES, Reference, take_reference
 from parity_audit.audit.reporting import report_of
+from parity_audit.audit.right_reference import compare_with
 from parity_audit.capture.session import Session
 from parity_audit.capture.side import Side
+from parity_audit.checks.limits import measure
+from parity_audit.checks.selfcheck import departures, reference_notes
 from parity_audit.core.backend_ref import report_names
 from parity_audit.core.errors import EXIT_NOT_JUDGED, NotJudged, explained
 from parity_audit.core.report import Report
 from parity_audit.core.types import BackendRef, NotTested
-from parity_audit.diagnose.limits import measure
-from parity_audit.diagnose.selfcheck import departures, reference_notes
-from parity_audit.repair.outcome import exit_code_of
-from parity_audit.repair.reference import FLOAT64_BACKENDS, JUDGES, Reference, take_reference
-from parity_audit.repair.right_reference import compare_with
 from parity_audit.report.files import write_report
 
 FILES = "the files of this report"

@@ -1,1 +1,2 @@
-"""What is asked of a candidate besides which cause: does every hook show, and take, what its name says?"""
+"""What is asked besides which cause: is the question sound, does the reference agree with itself, what could have been seen,
+do hooks show and take what their names say?"""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
+from parity_audit.checks.limits import chosen_probe
 from parity_audit.checks.promised import Promises
 from parity_audit.checks.reading import Reading, Values, read_hooks
 from parity_audit.compare.deltas import compare
@@ -26,7 +27,6 @@ from parity_audit.core.report import Finding, SiteDelta
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.evidence import f64, real, relative_rms
-from parity_audit.diagnose.limits import chosen_probe
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, VALUE, Hook, hooks
 
 KIND = "hook"

@@ -23,6 +23,7 @@ from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.checks.by_name import NamedHooks
 from parity_audit.checks.changes import MID, Change, Changes
+from parity_audit.checks.limits import chosen_probe
 from parity_audit.compare.floor import noise_ratio
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
@@ -31,7 +32,6 @@ from parity_audit.core.sites import LOGITS, RETURNED, layer_of, local_name, site
 from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64, NATIVE, RunRequest
 from parity_audit.diagnose.evidence import f64, real
-from parity_audit.diagnose.limits import chosen_probe
 from parity_audit.specs.hook_names import VALUE, Hook, hooks
 from parity_audit.specs.view import taps
 

@@ -1,0 +1,1 @@
+"""From a mismatch to findings: where it starts, and which constants explain it."""

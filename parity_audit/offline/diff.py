@@ -6,9 +6,11 @@ import math
 import time
 from pathlib import Path
 
+from parity_audit.audit.outcome import exit_code_of, side_of
 from parity_audit.audit.reporting import environment_of, probes_of
 from parity_audit.capture.place import JUDGE_FOLDER
 from parity_audit.capture.store import Capture, open_capture
+from parity_audit.checks.preflight import SKETCH_TOLERANCE, weight_findings
 from parity_audit.compare.deltas import compare
 from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.errors import UsageError
@@ -16,9 +18,7 @@ from parity_audit.core.inputs import accepting, path
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Candidate, Finding, Report, Verdict
 from parity_audit.core.types import NotTested, Probe
-from parity_audit.diagnose.preflight import SKETCH_TOLERANCE, weight_findings
 from parity_audit.offline.judge import require_judge
-from parity_audit.repair.outcome import exit_code_of, side_of
 
 NO_JUDGE = "take the reference again with `parity-audit capture ... --judge`, or give its float64 capture with --judge"
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from parity_audit.capture.session import SidePlan
+from parity_audit.checks.repeat import CHANGED, STATE
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import stderr_of
-from parity_audit.diagnose.repeat import CHANGED, STATE
 from parity_audit.diagnose.returned import NO_PATCH
 from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_path, roles

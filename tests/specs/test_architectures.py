@@ -4,7 +4,7 @@ import pytest
 import transformers
 from architectures import VERSION, Architecture, apart, moved
 
-from parity_audit.diagnose.preflight import config_warnings
+from parity_audit.checks.preflight import config_warnings
 from parity_audit.specs import view
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model

@@ -19,9 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from parity_audit.capture.store import Capture
-from parity_audit.core.limits import OUTER
-from parity_audit.core.sites import layer_of, site_order
-from parity_audit.diagnose.responses import (
+from parity_audit.checks.responses import (
     FIRST_AMOUNTS,
     LARGEST_AMOUNT,
     LINEAR,
@@ -33,6 +31,8 @@ from parity_audit.diagnose.responses import (
     smallest,
     taken,
 )
+from parity_audit.core.limits import OUTER
+from parity_audit.core.sites import layer_of, site_order
 
 FOLLOWED = 2
 """Layers that are followed, one short run each."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import reusable_capture
+from parity_audit.checks.limits import Sensitivity
 from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.processing import Allowance, Allowed
 from parity_audit.compare.source import TensorSource
@@ -23,7 +24,6 @@ from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Verdict
 from parity_audit.core.types import Probe
 from parity_audit.core.wire import FLOAT64
-from parity_audit.diagnose.limits import Sensitivity
 from parity_audit.diagnose.replay import Replays
 
 JUDGES = "hf"

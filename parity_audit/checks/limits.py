@@ -22,15 +22,7 @@ from pathlib import Path
 
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
-from parity_audit.compare.deltas import Comparison, rmse_to_forced
-from parity_audit.compare.floor import guard
-from parity_audit.compare.threads import one_thread
-from parity_audit.core.errors import BackendFailed, NotJudged
-from parity_audit.core.limits import OUTER
-from parity_audit.core.report import DetectionLimit, LayerLimit
-from parity_audit.core.types import NotTested, Probe
-from parity_audit.core.wire import FLOAT64, NATIVE
-from parity_audit.diagnose.responses import (
+from parity_audit.checks.responses import (
     CLEAR,
     COUNTS,
     FIRST_AMOUNTS,
@@ -43,7 +35,15 @@ from parity_audit.diagnose.responses import (
     moved_by,
     smallest,
 )
-from parity_audit.diagnose.single_layer import ByLayer, by_layer
+from parity_audit.checks.single_layer import ByLayer, by_layer
+from parity_audit.compare.deltas import Comparison, rmse_to_forced
+from parity_audit.compare.floor import guard
+from parity_audit.compare.threads import one_thread
+from parity_audit.core.errors import BackendFailed, NotJudged
+from parity_audit.core.limits import OUTER
+from parity_audit.core.report import DetectionLimit, LayerLimit
+from parity_audit.core.types import NotTested, Probe
+from parity_audit.core.wire import FLOAT64, NATIVE
 from parity_audit.specs.view import dims, knob_values
 
 CORRECTIONS = 2

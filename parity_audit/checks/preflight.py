@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parity_audit.checks.token_ids import how_ids_differ
 from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
-from parity_audit.diagnose.token_ids import how_ids_differ
 
 SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from parity_audit.diagnose.token_ids import how_ids_differ
+from parity_audit.checks.token_ids import how_ids_differ
 
 BOS = 2
 TEXT = [40, 41, 300, 42]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
+from parity_audit.audit.reference import Reference
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
+from parity_audit.checks.limits import detection_limits
+from parity_audit.checks.preflight import config_warnings, length_gap, token_findings, weight_findings
+from parity_audit.checks.weights import with_origins
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance
 from parity_audit.compare.verdict import first_divergence
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.identities import hook_warnings
-from parity_audit.diagnose.limits import detection_limits
-from parity_audit.diagnose.preflight import config_warnings, length_gap, token_findings, weight_findings
 from parity_audit.diagnose.returned import returned_findings
-from parity_audit.diagnose.weights import with_origins
-from parity_audit.repair.reference import Reference
 from parity_audit.specs.view import effective_values, spec_values
 
 

@@ -7,9 +7,9 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
+from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight
 from parity_audit.core.report import Finding
 from parity_audit.core.types import WeightPrint
-from parity_audit.diagnose.preflight import SKETCH_TOLERANCE, same_weight
 
 EXPERTS, MOVES_SHOWN = ".experts.", 8
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

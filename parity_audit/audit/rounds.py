@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from parity_audit.audit.reference import Reference
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
+from parity_audit.checks.weights import without_consequences
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import KnobValue, NotTested
 from parity_audit.diagnose.decoding import says_the_same
 from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
-from parity_audit.diagnose.weights import without_consequences
 from parity_audit.repair.choose import Proposal, no_patch, propose
-from parity_audit.repair.reference import Reference
 from parity_audit.repair.rewrite import next_value
 from parity_audit.repair.verify import (
     Bench,

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from parity_audit.audit.outcome import exit_code_of
+from parity_audit.audit.right_reference import AGREES, confirmed, left_to_prove, remedy, wrong
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.report import Candidate, Finding, Patched, RightReference, Verdict
 from parity_audit.repair.choose import propose, target_value
-from parity_audit.repair.outcome import exit_code_of
-from parity_audit.repair.right_reference import AGREES, confirmed, left_to_prove, remedy, wrong
 from parity_audit.specs.resolve import resolve_model
 
 GEMMA = resolve_model("gemma-2-2b-it")

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
+from parity_audit.checks.limits import Found, Sensitivity, chosen_probe, detection_limits
+from parity_audit.checks.responses import Moved, Response, movable, smallest
 from parity_audit.compare.deltas import Comparison
 from parity_audit.core.limits import INNER_RATIO, PARITY_RATIO
 from parity_audit.core.report import SiteDelta
 from parity_audit.core.types import NotTested, Probe
-from parity_audit.diagnose.limits import Found, Sensitivity, chosen_probe, detection_limits
-from parity_audit.diagnose.responses import Moved, Response, movable, smallest
 from parity_audit.specs.schema import ResolvedKnob
 
 SCALE = Moved(name="attention.scale", knob="attention.scale", value=16.0, whole=16.0)

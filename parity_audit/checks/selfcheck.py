@@ -7,6 +7,8 @@ from pathlib import Path
 
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
+from parity_audit.checks.preflight import config_warnings
+from parity_audit.checks.reference_agrees import invariance_notes
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Finding
 from parity_audit.core.types import KnobValue
@@ -16,9 +18,7 @@ from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.fitting import fit_side
 from parity_audit.diagnose.identify.attention import family as attention
 from parity_audit.diagnose.identities import hook_warnings
-from parity_audit.diagnose.invariance import invariance_notes
 from parity_audit.diagnose.numerics import reduced_products
-from parity_audit.diagnose.preflight import config_warnings
 from parity_audit.specs.resolve import ResolvedModel, read_config
 from parity_audit.specs.unread import unread_keys
 from parity_audit.specs.view import effective_values, knob_values, spec_values

@@ -6,9 +6,16 @@ import dataclasses
 import traceback
 from pathlib import Path
 
+from parity_audit.audit.first_look import first_look, with_limits
+from parity_audit.audit.hooks import AGREE, not_read, only_hooks, read_by_name, with_edits, with_names
+from parity_audit.audit.reference import Reference
+from parity_audit.audit.right_reference import RightReferences, confirmed, judged_for_the_rest, left_to_prove
+from parity_audit.audit.rounds import Audited, State, diagnosed, own_causes, peel, with_repair
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.checks.own_variation import Yardstick, own_variation
+from parity_audit.checks.repeat import DETERMINISM, STATE, UNREPEATABLE, repeat_finding
+from parity_audit.checks.weights import grouped
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance, allowance
 from parity_audit.compare.variation import Variation
@@ -17,15 +24,8 @@ from parity_audit.core.report import Candidate, Finding, OwnVariation, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Diagnosis
 from parity_audit.diagnose.localise import with_introduced
-from parity_audit.diagnose.repeat import DETERMINISM, STATE, UNREPEATABLE, repeat_finding
-from parity_audit.diagnose.weights import grouped
 from parity_audit.repair.choose import no_patch
-from parity_audit.repair.first_look import first_look, with_limits
-from parity_audit.repair.hooks import AGREE, not_read, only_hooks, read_by_name, with_edits, with_names
-from parity_audit.repair.peel import Audited, State, diagnosed, own_causes, peel, with_repair
 from parity_audit.repair.prove import Trial, prove, wants_proof
-from parity_audit.repair.reference import Reference
-from parity_audit.repair.right_reference import RightReferences, confirmed, judged_for_the_rest, left_to_prove
 from parity_audit.specs.view import knob_values
 
 PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"

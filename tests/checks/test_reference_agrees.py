@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from parity_audit.checks.reference_agrees import apart, twisted
 from parity_audit.core.types import Probe
-from parity_audit.diagnose.invariance import apart, twisted
 
 ROW = tuple(range(10, 58))
 PROBE = Probe(name="short", purpose="", token_ids=(ROW,), mask=((1,) * 48,))

@@ -15,12 +15,12 @@ from torch import Tensor
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture
+from parity_audit.checks.limits import chosen_probe
 from parity_audit.compare.floor import guard
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import Probe, SiteTap
 from parity_audit.diagnose.evidence import f64, real
-from parity_audit.diagnose.limits import chosen_probe
 
 DETERMINISM, STATE = "determinism", "state"
 ROUNDINGS = 100.0

@@ -15,18 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parity_audit.audit.reference import FLOAT64_BACKENDS, JUDGES, Reference, take_reference
 from parity_audit.capture.session import Session, SidePlan, merged
 from parity_audit.capture.store import Capture
+from parity_audit.checks.selfcheck import CHECKED, departures
 from parity_audit.compare.processing import Allowance
 from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Candidate, Finding, RightReference, Verdict
 from parity_audit.core.types import BackendRef, Edit, NotTested
-from parity_audit.diagnose.selfcheck import CHECKED, departures
 from parity_audit.repair.choose import NO_PATCH_KINDS, each_once
 from parity_audit.repair.layers import RELATIVE, on_layers
-from parity_audit.repair.reference import FLOAT64_BACKENDS, JUDGES, Reference, take_reference
 from parity_audit.repair.render import render
 from parity_audit.specs.view import edits, knob_values
 

@@ -19,11 +19,11 @@ from parity_audit.capture.probes import BATCH, FIRST, ROWS, TWIN
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture
+from parity_audit.checks.limits import chosen_probe
 from parity_audit.compare.floor import noise_ratio
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.limits import INNER_RATIO
 from parity_audit.core.types import Edit, Probe, SiteTap
-from parity_audit.diagnose.limits import chosen_probe
 
 LOGITS = "logits"
 OTHER = {"eager": "sdpa", "sdpa": "eager"}

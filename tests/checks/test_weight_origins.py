@@ -3,9 +3,9 @@
 import torch
 
 from parity_audit.backends.prints import fingerprint
+from parity_audit.checks.preflight import weight_findings
+from parity_audit.checks.weights import grouped, with_origins, without_consequences
 from parity_audit.core.report import Finding
-from parity_audit.diagnose.preflight import weight_findings
-from parity_audit.diagnose.weights import grouped, with_origins, without_consequences
 
 NAMES = ("attn.q_proj.weight", "mlp.up_proj.weight")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from parity_audit.audit.reference import Reference
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.checks.by_name import WHAT, NamedHooks, Sides, findings, named_hooks, sites_of_wrong_hooks
@@ -15,7 +16,6 @@ from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import Candidate, Verdict
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import NotTested
-from parity_audit.repair.reference import Reference
 from parity_audit.specs.hook_names import WITH_HOOKS
 
 EDITS = "hook edits"
