@@ -1,6 +1,7 @@
 """`spec check` on real engines: a right spec is green, a wrong constant or site is not, and says which."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from own_specs import LLAMA_PORT
@@ -10,6 +11,7 @@ from parity_audit.cli.app import app
 from parity_audit.core.errors import UsageError
 from parity_audit.speccheck.check import FAILED, KNOWN, NOT_RUN, OK, PairCheck, SpecCheck, judged
 from parity_audit.speccheck.draft import draft_spec
+from parity_audit.speccheck.mutate import changes
 from parity_audit.speccheck.table import page
 
 
@@ -157,6 +159,15 @@ def test_what_a_draft_cannot_see_is_marked():
 def test_a_model_type_that_transformers_does_not_have_is_an_error():
     with pytest.raises(UsageError, match="cannot build model type"):
         draft_spec("somebody/x", {"architectures": ["X"], "model_type": "no_such"})
+
+
+@pytest.mark.parametrize(("rotated", "others"), [(96, ["94"]), (32, ["30", "none"])])
+def test_a_constant_is_only_changed_to_what_computes_something_else(rotated, others):
+    """Phi-3 rotates all 96 components of a head, which is what no constant at all means."""
+    values = {"rope.partial": [rotated, rotated]}
+    residuals = SimpleNamespace(decoder=SimpleNamespace(values=values, dims={"d_head": 96}))
+
+    assert [change.partition(" -> ")[2] for change, _ in changes(residuals, "rope.partial")] == others
 
 
 @pytest.mark.engine
