@@ -84,7 +84,7 @@ def plan_audit(
         )
     folder = Path(guard.checkpoint.path)
     config = canonical(read_config(folder))
-    chosen = _choose(plan_probes(config, seed=seed, special=special_ids(folder, config)), probes)
+    chosen = choose_probes(plan_probes(config, seed=seed, special=special_ids(folder, config)), probes)
     own = own_prompts(texts, prompts, guard.checkpoint, vocab=int(config["vocab_size"]), chat=chat)
     return AuditPlan(
         model=resolved, guard=guard, config=config, probes=(*chosen, *prompt_probes(own)), dtype=dtype, device=device,
@@ -104,7 +104,8 @@ def opened(out: Path | None, model: str, **question: Any) -> tuple[Workspace, Au
     return workspace, plan
 
 
-def _choose(planned: Sequence[Probe], wanted: Sequence[str] | None) -> tuple[Probe, ...]:
+def choose_probes(planned: Sequence[Probe], wanted: Sequence[str] | None) -> tuple[Probe, ...]:
+    """The probes of these names, all of them where None. Raises UsageError for a name that is none."""
     if not wanted:
         return tuple(planned)
     known = {probe.name: probe for probe in planned}

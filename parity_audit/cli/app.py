@@ -21,6 +21,7 @@ from parity_audit.cli.lint import lint
 from parity_audit.cli.logprobs import logprobs
 from parity_audit.cli.matrix import keep_cards, matrix
 from parity_audit.cli.mistyped import refuse_mistyped
+from parity_audit.cli.plan import plan
 from parity_audit.cli.progress import progress_for
 from parity_audit.cli.sections import doctor, envs, specs
 from parity_audit.cli.selftest import selftest
@@ -260,6 +261,7 @@ app.command()(lint)
 app.command()(logprobs)
 app.command()(invariance)
 app.command()(matrix)
+app.command()(plan)
 app.command(name="show")(show_file)
 app.command()(history)
 app.command(name="check-divergence")(check_divergence)

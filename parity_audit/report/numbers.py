@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from rich.filesize import decimal
+
 from parity_audit.core.limits import PARITY_RATIO
 
 BAR_FROM, BAR_TO = -1.0, 5.0
@@ -19,6 +21,11 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return "0" if value == 0 else f"{value:.3g}"
+
+
+def byte_size(count: int) -> str:
+    """`49.1 GB`."""
+    return decimal(count)
 
 
 def ratio(value: float | None) -> str:

@@ -14,13 +14,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import torch
 from ruamel.yaml import YAML
 from torch import nn
 
 from parity_audit.core.errors import UsageError
 from parity_audit.specs.load import load_spec
 from parity_audit.specs.schema import SiteEntry
+from parity_audit.specs.skeleton import skeleton
 
 FAMILY = "llama_like"
 BIASES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
@@ -48,7 +48,7 @@ def draft_spec(repo_id: str, config: Mapping[str, Any]) -> Draft:
     Raises:
         UsageError: transformers does not know the model type.
     """
-    model = _skeleton(config)
+    model = skeleton(config)
     modules = dict(model.named_modules())
     todo = [f"{site}: no module `{path}` here" for site, path in _missing(modules)]
     content: dict[str, Any] = {"architecture": config["architectures"][0], "extends": FAMILY}
@@ -62,23 +62,6 @@ def draft_spec(repo_id: str, config: Mapping[str, Any]) -> Draft:
     todo += [f"config key `{key}` is not in the family: does it change what is computed?" for key in _unread(config)]
     head = "".join(f"# TODO {line}\n" for line in todo) if todo else f"# Inferred: {', '.join(sorted(known))}\n"
     return Draft(text=head + _yaml(content), todo=tuple(todo))
-
-
-def _skeleton(config: Mapping[str, Any]) -> nn.Module:
-    """The module tree, without numbers."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    values = {key: value for key, value in config.items() if key != "model_type"}
-    try:
-        made = AutoConfig.for_model(str(config.get("model_type")), **values)
-        with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(made)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"transformers cannot build model type `{config.get('model_type')}`", code="unknown-architecture",
-            found=str(error)[:200], hint="a spec describes architectures that transformers has",
-        ) from error  # fmt: skip
-    return model
 
 
 def _missing(modules: Mapping[str, nn.Module]) -> list[tuple[str, str]]:

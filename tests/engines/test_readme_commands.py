@@ -64,6 +64,9 @@ RUN_BY = {
     "parity-audit bisect gemma-2-2b-it -c transformer_lens --good 2.4.0 --bad 2.3.0": (
         "bisection/test_releases.py::test_the_release_that_repaired_the_scale_of_gemma_2_is_named"
     ),
+    "parity-audit plan gemma-2-2b-it": (
+        "capture/test_estimate.py::test_a_model_of_real_size_is_counted_without_its_weights"
+    ),
     "parity-audit selftest": "selftest/test_score.py::",
 }
 
@@ -104,6 +107,7 @@ def test_a_command_is_one_that_the_parser_takes(line, tmp_path, monkeypatch):
 
     assert name in (
         "audit", "spec check", "selftest", "logprobs", "check-divergence", "invariance", "matrix", "ci", "lint", "bisect",
+        "plan",
     )  # fmt: skip
     candidates = given.get("candidate") or ()
     named = [candidates] if isinstance(candidates, str) else [*candidates]

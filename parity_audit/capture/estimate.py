@@ -1,0 +1,129 @@
+"""What an audit will need, worked out of config and probes before anything is downloaded, loaded or run.
+
+    capture   sum over probes and sites of  tokens x width of the site x bytes of a number
+    run       2 x tokens x parameters       multiplications and additions: each weight meets each token once
+
+Attention's own products are left out: at the lengths of the probes they are a few percent of a model of real size.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from parity_audit.cache.root import cache_root
+from parity_audit.capture.plan import choose_probes
+from parity_audit.capture.probes import plan_probes
+from parity_audit.capture.take import wanted, whole_in_steps
+from parity_audit.core.choices import require_choice
+from parity_audit.core.cost import AuditCost, ProbeCost
+from parity_audit.core.errors import EXIT_NOT_JUDGED
+from parity_audit.core.sites import ATTENTION_SITES, LOGITS, RETURNED, local_name
+from parity_audit.core.types import Probe, SiteTap
+from parity_audit.specs.canonical import canonical
+from parity_audit.specs.config_check import check_config
+from parity_audit.specs.resolve import ResolvedModel, resolve_model
+from parity_audit.specs.schema import Spec
+from parity_audit.specs.skeleton import skeleton
+from parity_audit.specs.view import dims, taps
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT64_BYTES = 8
+HEADS, KV_HEADS = ("q", "rot_q", "q_norm.out", "z"), ("k", "v", "rot_k", "k_norm.out")
+INNER = ("mlp.pre", "mlp.pre_linear", "mlp.post")
+ROUTER = ("mlp.router_logits", "mlp.router_weights")
+TIMED, REPEATS = 1024, 3
+"""Rows and columns of the product that is timed, and how often: long enough to keep every core at work, under a second."""
+
+
+def planned_cost(model: str, *, weights: Path | None, probes: Sequence[str] | None, dtype: str) -> AuditCost:
+    """What an audit of a model by its name needs, with the captures in the cache directory; its config is all that is read.
+
+    Args:
+        model: hub id, alias or local directory; `weights` a directory with config.json in its place.
+        probes: names of probes, all of them where None.
+
+    Raises:
+        UsageError: unknown model, probe or dtype.
+    """
+    require_choice(dtype, ITEM_BYTES, what="a dtype of an audit", code="unknown-dtype")
+    resolved = resolve_model(model, weights)
+    check_config(resolved.spec, resolved.config, weights or Path(model))
+    config = canonical(resolved.config)
+    place = cache_root()
+    place.mkdir(parents=True, exist_ok=True)
+    return audit_cost(resolved, config, choose_probes(plan_probes(config), probes), dtype=dtype, place=place)
+
+
+def audit_cost(
+    model: ResolvedModel, config: Mapping[str, Any], probes: Sequence[Probe], *, dtype: str, place: Path
+) -> AuditCost:
+    """What the audit of one candidate needs.
+
+    Args:
+        config: of the checkpoint, in the canonical form.
+        dtype: in which the models run.
+        place: a directory on the disk that takes the captures.
+
+    Raises:
+        UsageError: transformers cannot build the model of this config.
+    """
+    parameters = sum(one.numel() for one in skeleton(model.config).parameters())
+    costs = tuple(_probe(model.spec, config, probe, dtype) for probe in probes)
+    weights = parameters * ITEM_BYTES[dtype]
+    logits = max((one.tokens for one in costs), default=0) * dims(model.spec, config)["d_vocab"] * ITEM_BYTES[dtype]
+    operations = 2.0 * parameters * sum(one.tokens for one in costs)
+    memory, disk = weights + logits, sum(2 * one.native_bytes + one.float64_bytes for one in costs)
+    free_memory, free_disk = psutil.virtual_memory().available, shutil.disk_usage(place).free
+    fits = memory <= free_memory and disk <= free_disk
+    return AuditCost(
+        model=model.repo_id, architecture=model.spec.architecture, dtype=dtype, parameters=parameters, probes=costs,
+        weight_bytes=weights, memory_bytes=memory, disk_bytes=disk, operations=3 * operations,
+        seconds=2 * operations / _speed(getattr(torch, dtype)) + operations / _speed(torch.float64),
+        free_memory_bytes=free_memory, free_disk_bytes=free_disk, fits=fits, exit_code=0 if fits else EXIT_NOT_JUDGED,
+    )  # fmt: skip
+
+
+def _probe(spec: Spec, config: Mapping[str, Any], probe: Probe, dtype: str) -> ProbeCost:
+    """What every site of the reference takes for one probe; `returned` is written beside the logits."""
+    rows, positions = probe.shape
+    chosen = [tap for tap in taps(spec, "hf", config, "") if wanted(tap, probe)]
+    numbers = sum(_numbers(tap, dims(spec, config), rows, positions) for tap in chosen if whole_in_steps(tap, probe))
+    return ProbeCost(
+        name=probe.name,
+        tokens=rows * positions,
+        native_bytes=numbers * ITEM_BYTES[dtype],
+        float64_bytes=numbers * FLOAT64_BYTES,
+    )
+
+
+def _numbers(tap: SiteTap, sizes: Mapping[str, int], rows: int, positions: int) -> int:
+    """How many numbers one site of one probe has."""
+    name = local_name(tap.site)
+    if f".{name}" in ATTENTION_SITES:
+        return rows * sizes["n_heads"] * positions * positions
+    widths = {
+        **dict.fromkeys(HEADS, sizes["n_heads"] * sizes["d_head"]),
+        **dict.fromkeys(KV_HEADS, sizes["n_kv_heads"] * sizes["d_head"]),
+        **dict.fromkeys(INNER, sizes["d_mlp"]),
+        **dict.fromkeys(ROUTER, sizes.get("n_experts", 0)),
+        **dict.fromkeys((LOGITS, RETURNED), sizes["d_vocab"]),
+    }
+    return rows * positions * widths.get(name, sizes["d_model"])
+
+
+def _speed(dtype: torch.dtype) -> float:
+    """Multiplications and additions a second of a product of two matrices, the best of a few."""
+    left = torch.ones(TIMED, TIMED, dtype=dtype)
+    taken = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        left @ left
+        taken.append(time.perf_counter() - started)
+    return 2.0 * TIMED**3 / min(taken)

@@ -1,0 +1,44 @@
+"""What an audit will need, as its JSON carries it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COST_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeCost:
+    """One probe. `tokens` of all rows; `native_bytes` and `float64_bytes` are what one capture of it takes on disk."""
+
+    name: str
+    tokens: int
+    native_bytes: int
+    float64_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditCost:
+    """One audit before anything is loaded.
+
+    `memory_bytes`: the weights of one model and the logits of its longest probe, since one model is held at a time.
+    `disk_bytes`: captures of the reference, its judge and one candidate, which are on disk together. `operations`:
+    multiplications and additions of these three runs. `seconds`: these operations at the speed that a product of two matrices
+    had here, without loading. `free_*`: what this machine has of each now. `fits`: whether both suffice.
+    """
+
+    schema_version: int = COST_SCHEMA_VERSION
+    model: str
+    architecture: str
+    dtype: str
+    parameters: int
+    probes: tuple[ProbeCost, ...]
+    weight_bytes: int
+    memory_bytes: int
+    disk_bytes: int
+    operations: float
+    seconds: float
+    free_memory_bytes: int
+    free_disk_bytes: int
+    fits: bool
+    exit_code: int

@@ -1,0 +1,52 @@
+"""What an audit will need, for the terminal: what it takes beside what is there, and which probes it goes to."""
+
+from __future__ import annotations
+
+from parity_audit.core.cost import AuditCost
+from parity_audit.report.blocks import BOLD, SPACE, Block, columns, heading, pairs, styled
+from parity_audit.report.numbers import byte_size, seconds
+
+NOTES = (
+    "One model is held at a time. A further candidate takes the time of a run and the disk of a capture; one that departs is run "
+    "again with each patch.",
+    "Time is what the products of matrices take at the speed just measured here: the least that it can be.",
+)
+
+
+def headline(cost: AuditCost) -> str:
+    """Whether it fits, and what it takes."""
+    fits = "fits" if cost.fits else "does not fit"
+    return (
+        f"An audit of {cost.model} in {cost.dtype} {fits} here: {byte_size(cost.memory_bytes)} of memory, "
+        f"{byte_size(cost.disk_bytes)} of disk, at least {seconds(cost.seconds)}"
+    )
+
+
+def cost_content(cost: AuditCost, *, where: str = "") -> list[Block]:
+    """The whole answer."""
+    share = cost.seconds / max(sum(one.tokens for one in cost.probes), 1)
+    rows = [
+        (one.name, str(one.tokens), byte_size(2 * one.native_bytes + one.float64_bytes), seconds(one.tokens * share))
+        for one in cost.probes
+    ]
+    memory = f"{byte_size(cost.memory_bytes)}, {byte_size(cost.weight_bytes)} of it weights"
+    disk = f"{byte_size(cost.disk_bytes)} for the reference, its judge and one candidate"
+    about = [
+        ("architecture", cost.architecture),
+        ("parameters", f"{cost.parameters:,}"),
+        ("memory", f"{memory}; free {byte_size(cost.free_memory_bytes)}"),
+        ("disk", f"{disk}; free {byte_size(cost.free_disk_bytes)}"),
+    ]
+    table = [heading("What each probe takes"), columns(("probe", "tokens", "disk", "time"), rows)]
+    notes = [heading("Notes"), pairs(("", note) for note in (*NOTES, *_advice(cost)))]
+    return [styled((headline(cost), BOLD), level=1), pairs(about), SPACE, *table, SPACE, *notes]
+
+
+def _advice(cost: AuditCost) -> list[str]:
+    """Which probe to leave out where it is most of the disk or the time."""
+    dearest = max(cost.probes, key=lambda one: one.native_bytes)
+    rest = cost.disk_bytes - 2 * dearest.native_bytes - dearest.float64_bytes
+    if rest > cost.disk_bytes / 2:
+        return []
+    others = " ".join(f"--probe {one.name}" for one in cost.probes if one is not dearest)
+    return [f"Without `{dearest.name}` it is {byte_size(rest)} of disk: {others}"]

@@ -1,0 +1,32 @@
+"""The module tree that transformers builds of a config, without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from parity_audit.core.errors import UsageError
+
+
+def skeleton(config: Mapping[str, Any]) -> nn.Module:
+    """The model of a released config.json, on the meta device.
+
+    Raises:
+        UsageError: transformers does not know the model type, or refuses a value.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    try:
+        made = AutoConfig.for_model(str(config.get("model_type")), **values)
+        with torch.device("meta"):
+            model: nn.Module = cast("Any", AutoModelForCausalLM).from_config(made)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"transformers cannot build model type `{config.get('model_type')}`", code="unknown-architecture",
+            found=str(error)[:200], hint="a spec describes architectures that transformers has",
+        ) from error  # fmt: skip
+    return model
