@@ -27,11 +27,12 @@ def own_tokenizer(name: str) -> Any:
 def tokenization(request: LoadRequest, model: Any = None) -> dict[str, list[int]]:
     """Token ids of each text, and of each chat (messages as JSON); empty where there is no tokenizer.
 
-    The tokenizer is the one that a port hangs on its model as `tokenizer`, else the checkpoint's own.
+    The tokenizer is the one that a port hangs on its model as `tokenizer`, else the checkpoint's own, read from its directory: the
+    process of a live model looks in another hub cache by the same name, or asks the network.
     """
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
-        tokenizer = own_tokenizer(load_name(request.checkpoint))
+        tokenizer = own_tokenizer(request.checkpoint.path)
     if tokenizer is None:
         return {}
     return {text: list(tokenizer(text)["input_ids"]) for text in request.tokenize} | chat_tokens(

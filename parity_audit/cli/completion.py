@@ -9,7 +9,7 @@ from parity_audit.core.backend_ref import BACKENDS, PORT
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
-SIZES = ("mini", "small", "full", "resaved")
+SIZES = ("mini", "small", "full", "resaved", "real")
 Offer = Callable[..., list[str]]
 
 

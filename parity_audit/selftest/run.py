@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from parity_audit.specs.resolve import resolve_model
 
 CLEAN = Fault(id="clean", plant=[], knob="", harmless=True)
 AT_ONCE = 12
+NO_WEIGHTS: Mapping[str, Path] = {}
 SHORT_PROBES = ("short", "repeated", "ragged", "left_padded", "decode")
 
 
@@ -32,9 +33,12 @@ class Result:
 
 def run_corpus(
     corpus: Corpus, *, repair: bool = True, seed: int = 0, synthetic: str = "mini", progress: Progress = SILENT,
-    keep: Callable[[Result], None] = lambda _: None,
+    keep: Callable[[Result], None] = lambda _: None, weights: Mapping[str, Path] = NO_WEIGHTS,
 ) -> Result:  # fmt: skip
-    """Audit every fault of a corpus and score what was said; `keep` is given what there is after every audit."""
+    """Audit every fault of a corpus and score what was said; `keep` is given what there is after every audit.
+
+    `weights` are directories to use instead of a model's miniature, of the same sizes.
+    """
     started = time.perf_counter()
     scores: list[Score] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -42,8 +46,9 @@ def run_corpus(
             clean = CLEAN.model_copy(update={"id": f"{model} clean", "model": model})
             for group in _groups([clean, *faults]):
                 scores += _run_group(
-                    model, group, Path(scratch), repair=repair, seed=seed, synthetic=synthetic, progress=progress
-                )
+                    model, group, Path(scratch), repair=repair, seed=seed, synthetic=synthetic, progress=progress,
+                    weights=weights.get(model),
+                )  # fmt: skip
                 keep(Result(scores=tuple(scores), seconds=time.perf_counter() - started))
     return Result(scores=tuple(scores), seconds=time.perf_counter() - started)
 
@@ -56,13 +61,15 @@ def _groups(faults: Sequence[Fault]) -> Iterator[Sequence[Fault]]:
 
 
 def _run_group(
-    model: str, faults: Sequence[Fault], scratch: Path, *, repair: bool, seed: int, synthetic: str, progress: Progress
-) -> list[Score]:
+    model: str, faults: Sequence[Fault], scratch: Path, *, repair: bool, seed: int, synthetic: str, progress: Progress,
+    weights: Path | None,
+) -> list[Score]:  # fmt: skip
     spec = resolve_model(model).spec
     ports = [candidate_for(scratch / "ports", f"fault_{number}", fault, spec) for number, fault in enumerate(faults)]
     try:
         report: Report = audit(
-            model, candidates=ports, miniature=synthetic, seed=seed, repair=repair, out=scratch / "out", progress=progress,
+            model, candidates=ports, miniature=None if weights else synthetic, weights=weights, seed=seed, repair=repair,
+            out=scratch / "out", progress=progress,
             probes=None if faults[0].long else SHORT_PROBES,
         )  # fmt: skip
     except NotJudged as error:  # the reference of this model; the other models have theirs

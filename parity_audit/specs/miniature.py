@@ -1,6 +1,7 @@
 """Seeded checkpoints with an architecture's real constants: `mini` (~1M parameters), `small` (~150M), `full` (real sizes).
 
-`resaved` is `mini` with the config.json that the installed transformers writes, where the others have the release's.
+`resaved` is `mini` with the config.json that the installed transformers writes, where the others have the release's;
+`real` is `mini` with the statistics of trained weights (`statistics`).
 
 Laid out as a hub cache under the real repository id, so that every backend loads them by name through its
 ordinary code path with the hub offline. Only sizes are replaced. transformers itself builds the modules and
@@ -29,11 +30,14 @@ from parity_audit.specs.other_forms import QUANTISED
 from parity_audit.specs.resolve import ResolvedModel
 from parity_audit.specs.schema import ModelEntry
 from parity_audit.specs.sealed import sealed
+from parity_audit.specs.statistics import make_real
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
 from parity_audit.specs.view import dims, knob_values, role_tensor
 
-RESAVED = "resaved"
-SIZES = ("mini", "small", "full", RESAVED)
+RESAVED, REAL = "resaved", "real"
+AS_MINI = (RESAVED, REAL)
+"""Kinds that have the sizes of `mini`."""
+SIZES = ("mini", "small", "full", *AS_MINI)
 MARKER = "parity_audit_synthetic.json"
 RECIPE = 6
 SHARD_BYTES = "4GB"
@@ -64,7 +68,7 @@ class _Recipe:
     @property
     def key(self) -> str:
         content: list[Any] = [RECIPE, self.config, self.scales, self.kinds, self.seed, self.repo_id]
-        content += [RESAVED] if self.size == RESAVED else []
+        content += [self.size] if self.size in AS_MINI else []
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -110,7 +114,7 @@ def _recipe(model: ResolvedModel, size: str, seed: int) -> _Recipe:
 def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
     """The released config with its sizes replaced, and the tiny tokenizer's special ids."""
     known = model.spec.content.miniature
-    sized = "mini" if size == RESAVED else size
+    sized = "mini" if size in AS_MINI else size
     if size not in SIZES or (sized != "full" and sized not in known):
         raise UsageError(
             f"`{size}` is not a size of a synthetic checkpoint", code="unknown-size", expected=", ".join(SIZES)
@@ -176,6 +180,8 @@ def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
         if rotary is not None and name.endswith(("q_proj.weight", "k_proj.weight")):
             value = tapered(value, rotary, sizes["d_head"])
         parameter.data.copy_(value)
+    if recipe.size == REAL:
+        make_real(model, recipe.model.spec, recipe.config, seed=recipe.seed)
     return model
 
 

@@ -1,0 +1,16 @@
+"""A live model's texts are tokenised by the checkpoint of the audit, whatever the user's own hub cache has under its name."""
+
+from __future__ import annotations
+
+from parity_audit.backends.loading import tokenization
+from parity_audit.core.types import Checkpoint
+from parity_audit.core.wire import LoadRequest
+from parity_audit.specs.tokenizer import BOS, write_tokenizer
+
+
+def test_the_directory_is_read_and_not_the_name(tmp_path):
+    write_tokenizer(tmp_path, 300)
+    checkpoint = Checkpoint(repo_id="no-such/model", path=str(tmp_path), by_name=True, hf_home=str(tmp_path / "other"))
+    request = LoadRequest(checkpoint=checkpoint, dtype="float32", device="cpu", tokenize=("the fox",))
+
+    assert tokenization(request)["the fox"][0] == BOS
