@@ -26,7 +26,7 @@ from typing import Any
 import parity_audit
 from parity_audit.cache.root import cache_root
 from parity_audit.core.report import Verdict
-from parity_audit.selftest.corpus import Corpus, Fault, corpus_folder, load_corpus, resolved
+from parity_audit.selftest.corpus import Corpus, corpus_folder, load_corpus, resolved
 from parity_audit.selftest.ports import candidate_for, write_port
 from parity_audit.selftest.run import AT_ONCE, CLEAN, Result, run_corpus
 from parity_audit.selftest.score import Score, score
@@ -46,6 +46,7 @@ MODELS = {
 OTHER_KERNELS = [{"op": "einsum"}]
 SEEN = 4.0
 """Times what other kernels do to the logits: the limit of parity."""
+AT_PARITY = (Verdict.EXACT.value, Verdict.PARITY.value)
 SEEDS = range(5)
 PROBES = ("short", "repeated", "ragged", "left_padded", "decode")
 
@@ -93,36 +94,41 @@ def faults(asked: argparse.Namespace) -> int:
     """Run the corpus on one kind of weights and keep the answers."""
     corpus = chosen(asked.model, asked.at_most)
     corpus = corpus.only(asked.only) if asked.only else corpus
-    none = unseen(corpus, asked.trained)
     weights = {model: asked.trained / MODELS[model] for model in corpus.by_model} if asked.trained else {}
-    harmless = {model: tuple(_as_asked(fault, none) for fault in of) for model, of in corpus.by_model.items()}
 
-    def keep(result: Result) -> None:
+    def keep(result: Result, none: Sequence[str] = ()) -> None:
         content = {
             "kind": "trained" if asked.trained else "real", "unseen": none, "repair": not asked.no_repair, "seconds": result.seconds,
-            "scores": [dataclasses.asdict(score) for score in result.scores],
+            "scores": [dataclasses.asdict(_not_asked(entry) if entry.id in none else entry) for entry in result.scores],
         }  # fmt: skip
         asked.out.write_text(json.dumps(content, indent=1) + "\n")
 
     if asked.no_repair:
-        in_this_process(Corpus(by_model=harmless), weights, keep)
+        result = in_this_process(corpus, weights, keep)
     else:
-        run_corpus(Corpus(by_model=harmless), synthetic="real", weights=weights, keep=keep)
+        result = run_corpus(corpus, synthetic="real", weights=weights, keep=keep)
+    silent = [
+        entry.id
+        for entry in result.scores
+        if entry.verdict in AT_PARITY and entry.named is not None and not entry.found
+    ]
+    keep(result, unseen(corpus.only(silent), asked.trained) if silent else ())
     print(table([asked.out]))
     return 0
 
 
-def _as_asked(fault: Fault, none: Sequence[str]) -> Fault:
-    return fault.model_copy(update={"harmless": True}) if fault.id in none else fault
+def _not_asked(entry: Score) -> Score:
+    """A plant that is no fault on these weights, and of which nothing was said."""
+    return dataclasses.replace(entry, detected=True, named=None, valued=None, layers=None, placed=None, extent=None)
 
 
-def in_this_process(corpus: Corpus, weights: dict[str, Path], keep: Callable[[Result], None]) -> None:
+def in_this_process(corpus: Corpus, weights: dict[str, Path], keep: Callable[[Result], None]) -> Result:
     """Every fault as a loaded model, which spares a process each; nothing is repaired."""
     sys.path.insert(0, str(corpus_folder()))
     import plants
 
     scores: list[Score] = []
-    started = time.perf_counter()
+    done, started = Result(scores=(), seconds=0.0), time.perf_counter()
     for model, faults in corpus.by_model.items():
         known = resolve_model(model)
         folder = weights.get(model) or _real(known)
@@ -147,7 +153,8 @@ def in_this_process(corpus: Corpus, weights: dict[str, Path], keep: Callable[[Re
                     weights=weights.get(model), probes=PROBES, repair=False, out=Path(out) / "out",
                 )  # fmt: skip
             scores += [score(fault, candidate) for fault, candidate in zip(group, report.candidates, strict=True)]
-            keep(Result(scores=tuple(scores), seconds=time.perf_counter() - started))
+            keep(done := Result(scores=tuple(scores), seconds=time.perf_counter() - started))
+    return done
 
 
 def _real(known: ResolvedModel) -> Path:

@@ -9,6 +9,8 @@ from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
 
+MESSAGES = '[{"'
+"""How chat messages begin as JSON, which is what they are called by here."""
 SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
 
@@ -27,10 +29,14 @@ def token_findings(
             gaps.append(NotTested(what="tokenization", why=f"{candidate.backend} shows no tokenizer here"))
         elif other != ids:
             warnings.append(
-                f"{candidate.backend} tokenises {text!r:.60} otherwise: {how_ids_differ(ids, other, bos)}; "
+                f"{candidate.backend} tokenises {text!r:.60} otherwise: {_difference(text, ids, other, bos)}; "
                 f"reference {ids[:8]}, candidate {other[:8]}"
             )
     return warnings, gaps
+
+
+def _difference(text: str, ids: Sequence[int], other: Sequence[int], bos: object) -> str:
+    return how_ids_differ(ids, other, bos, chat=text.startswith(MESSAGES))
 
 
 def weight_findings(

@@ -90,7 +90,7 @@ Miniature = Annotated[
 Synthetic = Annotated[
     str | None,
     typer.Option(
-        help="Seeded weights: mini (= --miniature), small (~150M), full, resaved (mini saved by transformers 5), real (as if trained).",
+        help="Seeded weights: mini (= --miniature), small (~150M), full, resaved (by transformers 5), real (as if trained).",
         **completion.fixed(*completion.SIZES),
     ),
 ]

@@ -22,3 +22,21 @@ TEXT = [40, 41, 300, 42]
 )
 def test_it_is_named(reference, candidate, said):
     assert said in how_ids_differ(reference, candidate, BOS)
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [
+        ([BOS, 7, 8, *TEXT, 9], [BOS, 10, 11, 12, *TEXT, 13, 14]),
+        ([7, 8, 9, *TEXT, 9], [10, 11, 12, 13, *TEXT, 13, 14]),
+    ],
+)
+def test_two_templates_around_one_message_are_told_apart(reference, candidate):
+    said = how_ids_differ(reference, candidate, BOS, chat=True)
+
+    assert "puts 4 tokens before and 2 behind the same 4 tokens of the message, the reference's 3 and 1" in said
+    assert "differ from position" in how_ids_differ(reference, candidate, BOS)
+
+
+def test_rows_without_a_message_in_common_are_no_templates():
+    assert "differ from position" in how_ids_differ([BOS, 7, 8, 9], [BOS, 10, 20, 12], BOS, chat=True)

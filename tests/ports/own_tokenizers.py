@@ -45,3 +45,12 @@ def shifted(path: str, dtype: str, device: str) -> Any:
 
 def templated(path: str, dtype: str, device: str) -> Any:
     return _loaded(path, lambda ids: [BOS, 5, 6, *ids[1:], 7])
+
+
+def other_template(path: str, dtype: str, device: str) -> Any:
+    import transformers
+
+    model = _loaded(path, lambda ids: ids)
+    model.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model.tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }};{% endfor %}"
+    return model
