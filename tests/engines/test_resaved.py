@@ -1,4 +1,4 @@
-"""A checkpoint as transformers 5 saves it: clean at parity, faults named, and the candidate blamed."""
+"""A checkpoint as transformers 5 saves it, and one with trained statistics: clean at parity, faults named, and the candidate blamed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PLANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("resaved")
+@pytest.fixture(scope="module", params=["resaved", "real"])
+def found(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
     ports = [write_port(folder / "ports", name, plants, model=MODEL) for name, plants in PLANTS.items()]
     report = parity_audit.audit(
-        MODEL, candidates=ports, miniature="resaved", probes=["short"], repair=False, out=folder / "out"
+        MODEL, candidates=ports, miniature=request.param, probes=["short"], repair=False, out=folder / "out"
     )
     return dict(zip(PLANTS, report.candidates, strict=True))
 
