@@ -61,6 +61,8 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 ONE_SITE = (*NORMS, *(f"weights.{item.role}" for item in PROJECTIONS), *(bias_knob(item.role) for item in PROJECTIONS))
 """Knobs of components that a block has several of: what was read off one of them says nothing of the others."""
+MADE_BY = {"attn_out": "ln1_post.out", "mlp_out": "ln2_post.out"}
+"""Where a block has a norm behind a sublayer, what the sublayer adds is that norm's output."""
 
 
 def merge(
@@ -282,7 +284,9 @@ def _explains(finding: Finding, site: str, origin: str) -> bool:
         return False
     read = {str(fact["read_from"]) for fact in finding.evidence.get("candidate", []) if "read_from" in fact}
     read |= {local_name(other) for other in finding.evidence.get("consistent_but_not_decisive", [])}
-    return not read or not finding.knob.startswith(ONE_SITE) or local_name(origin) in read
+    return (
+        not read or not finding.knob.startswith(ONE_SITE) or bool({local_name(origin), MADE_BY.get(component)} & read)
+    )
 
 
 def _unexplained(component: str, sites: Sequence[str]) -> Finding:

@@ -1,7 +1,8 @@
 """From pattern to z: z_hi = c_h sum_j p_hij v_j with c_h = 1, or heads that are scaled, zeroed or gated.
 
 Where the pattern is visible, c_h is a regression over all queries and components. What is left when a number per head
-does not do it is tried as a gate per component (the same for all tokens) or per token.
+does not do it is tried as a gate per component (the same for all tokens) or per token. Queries that also attend to padding, whose
+values are not among these, say nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ def fit_output(evidence: Evidence, rows: Sequence[Row], values: Sequence[int]) -
         pattern = evidence.tensor(row.probe, "pattern")
         if pattern is None or row.v is None or row.z is None:
             continue
-        own = f64(pattern[row.batch][:, row.kept][:, :, row.kept])
-        made.append(torch.einsum("hij,jhd->ihd", own, row.v[:, list(values)]))
-        seen.append(row.z)
+        whole = f64(pattern[row.batch][:, row.kept])
+        own = whole[:, :, row.kept]
+        here = ((whole.sum(-1) - own.sum(-1)).abs() <= FLOOR).all(0)
+        made.append(torch.einsum("hij,jhd->ihd", own, row.v[:, list(values)])[here])
+        seen.append(row.z[here])
     if not made:
         return gap(evidence, KNOB, "pattern, v and z are not all visible")
     x, z = torch.cat(made), torch.cat(seen)
+    if not z.numel():
+        return gap(evidence, KNOB, "every query attends to padding")
     factor = _factor(x, z, (0, 2))
     tries: dict[str, float] = {
         "factor": relative_rms(z - factor * x, z),

@@ -9,6 +9,7 @@ applied twice, and the weights of the other norms of the layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -72,8 +73,11 @@ def offset_of(weight: Tensor, w: Tensor) -> tuple[float, float, float]:
     if float(s.abs().min()) < 1e-6:
         return 0.0, 0.0, 1.0
     rest = weight / s - w
-    # Rounding of 1 + w is biased component by component, so the spread itself is the error, not spread/sqrt(n).
-    return float(rest.mean()), float(rest.std()), relative_rms(rest - rest.mean(), weight / s)
+    # Rounding of 1 + w is biased component by component, so the spread itself is the error, not spread/sqrt(n). It is also
+    # that of s, over the spread of w: where weights hardly differ, as after a short training, an error of s moves the offset by
+    # many times as much.
+    lever = float(weight.div(s).mean()) / float(dw.square().mean().sqrt())
+    return float(rest.mean()), float(rest.std()) * math.hypot(1.0, lever), relative_rms(rest - rest.mean(), weight / s)
 
 
 def whose_bias(norm: Norm, shape: Shape) -> str | None:

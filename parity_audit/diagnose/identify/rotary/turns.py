@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import Probe
-from parity_audit.diagnose.evidence import Evidence, f64, real, relative_rms
+from parity_audit.diagnose.evidence import Evidence, f64, real
 from parity_audit.diagnose.identify.rounding import any_narrow
 
 ROTATES = 0.03
@@ -112,10 +112,11 @@ def q_over_k(evidence: Evidence) -> float:
 
 
 def is_unrotated(turns: Sequence[Turn]) -> bool:
-    """Whether nothing moves but, perhaps, by one common factor."""
+    """Whether nothing moves but, perhaps, by one common factor: no component for itself, however small it is beside others."""
     before, after = (torch.cat([getattr(turn, side).flatten(0, 1) for turn in turns]) for side in ("before", "after"))
     factor = float((before * after).sum() / before.square().sum().clamp_min(1e-300))
-    return relative_rms(after - factor * before, after) < STILL
+    change = (after - factor * before).square().sum(0)
+    return bool((change <= STILL**2 * after.square().sum(0)).all())
 
 
 def layout_of(turns: Sequence[Turn]) -> Layout | str:
@@ -146,9 +147,13 @@ def _moved(turns: Sequence[Turn]) -> Tensor:
 
 
 def partner_of(turns: Sequence[Turn], first: int) -> tuple[int, float, float]:
-    """How far the partner of a component is, its unexplained share, and the runner-up's."""
+    """How far the partner of a component is, its unexplained share, and the runner-up's.
+
+    The share is that of what the two components change by: beside a component that outweighs all others and hardly turns,
+    as attention sinks have them, every other one would seem to rotate.
+    """
     width = turns[0].before.shape[-1] - first - 1
-    cost, size = torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    cost, change = torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
     for turn in turns:
         moving = turn.position >= 1
         x, y = turn.before[moving][..., first:], turn.after[moving][..., first:]
@@ -157,8 +162,8 @@ def partner_of(turns: Sequence[Turn], first: int) -> tuple[int, float, float]:
         factor = (a.conj() * b).sum(1) / (a.abs().square().sum(1)).clamp_min(1e-300)
         unit = factor / factor.abs().clamp_min(1e-300) * b.abs().norm(dim=(0, 1)) / a.abs().norm(dim=(0, 1))
         cost += (b - unit[:, None] * a).abs().square().sum((0, 1))
-        size += b.abs().square().sum((0, 1))
-    share = (cost / size.clamp_min(1e-300)).sqrt()
+        change += (b - a).abs().square().sum((0, 1))
+    share = (cost / change.clamp_min(1e-300)).sqrt()
     best = int(share.argmin())
     others = torch.cat([share[:best], share[best + 1 :]])
     return best + 1, float(share[best]), float(others.min()) if others.numel() else math.inf

@@ -1,0 +1,116 @@
+"""What trained weights have and random ones have not led to findings beside the true one: one closed form of each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from loose import differ, loose
+from tiny_port import probe
+
+from parity_audit.diagnose.evidence import KnobFit
+from parity_audit.diagnose.findings import merge, unexplained
+from parity_audit.diagnose.identify.attention.output import fit_output
+from parity_audit.diagnose.identify.attention.rows import Row
+from parity_audit.diagnose.identify.norm.shape import Norm, best_shape
+from parity_audit.diagnose.identify.norm.weight import offset_of
+from parity_audit.diagnose.identify.rotary.family import PAIRING
+from parity_audit.diagnose.identify.rotary.turns import layout_of
+
+HEADS, WIDTH = 6, 32
+TOLD = 3.0
+
+
+def drawn(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.03, 0.3])
+def test_the_error_of_an_offset_grows_where_weights_hardly_differ(spread):
+    for seed in range(8):
+        w = 0.96 + spread * drawn(128, seed=seed)
+        x = drawn(200, 128, seed=seed + 100) * 0.5 * (1 + 1e-7 * drawn(200, 128, seed=seed + 200))
+        out = w * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5))  # in float32
+        norm = Norm(
+            prefix="norm", site="ln1.out", x=x.double()[:, None], out=out.double()[:, None], w=w.double()[None], b=None
+        )
+        offset, error, _ = offset_of(best_shape(norm)[0].weight, w.double()[None])
+
+        assert abs(offset) < TOLD * error
+        assert error < 2e-6
+
+
+def turned(x: torch.Tensor, angles: str) -> torch.Tensor:
+    turn = torch.arange(x.shape[1])[:, None] * 1e6 ** -(torch.arange(0, WIDTH, 2) / WIDTH)
+    whole = turn.repeat(1, 2) if angles == "half" else turn.repeat_interleave(2, -1)
+    a, b = x.chunk(2, -1)
+    return x * whole.cos()[:, None] + torch.cat([-b, a], -1) * whole.sin()[:, None]
+
+
+def test_a_component_that_outweighs_all_others_is_nobodys_partner():
+    """An attention sink lies in the slowest pair, next to the place of the first component's partner."""
+    item = probe("short", (48,))
+
+    def side(angles):
+        sites = {}
+        for name in ("q", "k"):
+            x = drawn(1, 48, HEADS, WIDTH, seed=len(name))
+            x[..., WIDTH // 2 - 1] += 300.0
+            sites |= {("short", name): x, ("short", f"rot_{name}"): turned(x.double(), angles).float()}
+        return loose(sites, probes=(item,), rope__theta=1e6, rope__pairing="half", rope__scaling=None)
+
+    findings = differ(side("adjacent"), side("half"))
+
+    assert findings.keys() == {PAIRING}
+    assert findings[PAIRING].candidate_value == "half pairs, turned by the angles of adjacent ones"
+    assert differ(side("half"), side("half")) == {}
+
+
+def test_queries_that_attend_to_padding_say_nothing_of_what_becomes_of_heads():
+    keys, kept = 12, torch.arange(4, 12)
+    scores = drawn(1, HEADS, keys, keys).masked_fill(torch.ones(keys, keys).triu(1).bool(), -torch.inf)
+    pattern = scores.softmax(-1)
+    v = 1 + 1e-3 * drawn(keys, HEADS, 8)
+    z = torch.einsum("hij,jhd->ihd", pattern[0], v)
+    row = Row(probe="short", batch=0, kept=kept, q=z[kept], k=v[kept], v=v[kept].double(), z=z[kept].double())
+
+    def outcome(tensor):
+        evidence = loose({"pattern": tensor, "rot_q": z[None]})[0]
+        return fit_output(evidence, [row], range(HEADS))
+
+    assert not isinstance(outcome(pattern), KnobFit)
+    assert "padding" in outcome(pattern).why
+    masked = pattern.clone()
+    masked[..., :4] = 0.0
+    row = Row(**{**vars(row), "z": torch.einsum("hij,jhd->ihd", masked[0].double(), v.double())[kept]})
+    assert outcome(masked).value == "as attended"
+
+
+@pytest.mark.parametrize(("hook", "norm"), [("attn_out", "ln1_post.out"), ("mlp_out", "ln2_post.out")])
+def test_a_norm_behind_a_sublayer_explains_what_the_sublayer_adds(hook, norm):
+    def fit(value, site):
+        return KnobFit(knob="norm.eps", layer=3, value=value, stderr=1e-9, residual=1e-7, n=99, site=site)
+
+    def left(site):
+        findings = merge([fit(1e-4, site)], [fit(1e-6, site)], {})
+        return unexplained({f"blocks.3.{name}": (f"blocks.3.{name}",) for name in (norm, hook)}, findings)
+
+    assert left(norm) == []
+    assert [item.site for item in left("ln1.out")] == [f"blocks.3.{norm}", f"blocks.3.{hook}"]
+
+
+def test_layouts_are_told_from_bare_turns():
+    from parity_audit.diagnose.identify.rotary.turns import Turn
+
+    x = drawn(48, HEADS, WIDTH)
+    x[..., WIDTH // 2 - 1] += 300.0
+    place = torch.arange(48.0)
+    turn = Turn(
+        probe="short",
+        position=place,
+        index=place,
+        length=48,
+        before=x.double(),
+        after=turned(x.double()[None], "half")[0],
+    )
+
+    assert layout_of([turn]).d_rot == WIDTH
