@@ -1,4 +1,4 @@
-"""A checkpoint as transformers 5 saves it, and one with trained statistics: clean at parity, faults named, and the candidate blamed."""
+"""A checkpoint as transformers 5 saves it, and one with trained statistics: clean at parity, faults named, the candidate blamed."""
 
 from __future__ import annotations
 
