@@ -12,6 +12,10 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
+SAMPLED_ROWS = 8
+"""Rows computed by the definition, each with all columns, before another way is believed for a shape."""
+HUGE, SMALL = 2.0**10, 2.0**-12
+"""Two terms of the sum cancel and the others are smaller than them by about 2^22: other orders leave other remainders."""
 Way = Callable[..., Tensor]
 _CHOSEN: dict[Hashable, Way] = {}
 
@@ -23,7 +27,7 @@ def chosen(
 
     Remembered for this key, number of threads and precision setting, unless a comparison was inconclusive (None).
     """
-    whole = (torch.get_num_threads(), torch.get_float32_matmul_precision(), *key)
+    whole = (key, torch.get_num_threads(), torch.get_float32_matmul_precision())
     known = _CHOSEN.get(whole)
     if known is not None:
         return known
@@ -43,3 +47,21 @@ def same_bits(found: Tensor, expected: Tensor) -> bool | None:
     if not bool(torch.isfinite(expected).all()) or 2 * int(torch.count_nonzero(expected)) < expected.numel():
         return None
     return torch.equal(found, expected)
+
+
+def cancelling(count: int, weight: Tensor) -> Tensor:
+    """Rows `[count, in]` whose products with one column each hold two huge terms that cancel exactly.
+
+    In bfloat16 almost every order of a float32 sum rounds to the same output; what is left of small terms beside huge
+    ones does not.
+    """
+    generator = torch.Generator().manual_seed(0)
+    size, columns = weight.shape
+    rows = (torch.randn(count, size, generator=generator) * SMALL).to(weight.dtype)
+    order = torch.rand(count, size, generator=generator).argsort(dim=1)
+    first, second = order[:, 0], order[:, -1]
+    column = torch.randint(columns, (count,), generator=generator)
+    every = torch.arange(count)
+    rows[every, first] = HUGE * weight[second, column]
+    rows[every, second] = -HUGE * weight[first, column]
+    return rows

@@ -16,6 +16,7 @@ from parity_audit.batch_invariant.batched import widened
 
 QUERIES = 256
 """Queries whose scores are held at once: bounds memory, and does not change bits."""
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -26,29 +27,30 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
         return matmul(left, right[:, None]).squeeze(-1)
     plain = _needs_no_dispatch(left, right)
     if right.dim() == 2:
+        if plain:
+            return products.times(left, right)
         rows = left if left.dim() == 2 else left.reshape(-1, left.shape[-1])
-        return (products.mm if plain else torch.mm)(rows, right).view(*left.shape[:-1], right.shape[-1])
+        return torch.mm(rows, right).view(*left.shape[:-1], right.shape[-1])
     batch = left.shape[:-2]
     if batch != right.shape[:-2]:
         batch = torch.broadcast_shapes(batch, right.shape[:-2])  # type: ignore[no-untyped-call]
     count = math.prod(batch)
-    found = (batched.bmm if plain else torch.bmm)(_merged(left, batch, count), _merged(right, batch, count))
-    return found.view(*batch, left.shape[-2], right.shape[-1])
+    found = (batched.times if plain else torch.bmm)(_merged(left, batch, count), _merged(right, batch, count))
+    return found.reshape(*batch, left.shape[-2], right.shape[-1])
 
 
 def _needs_no_dispatch(left: Tensor, right: Tensor) -> bool:
     """Whether the kernels of the CPU can be called at once: no gradients, no subclass that a mode of torch made."""
-    return not torch.is_grad_enabled() and all(
-        tensor.is_cpu and type(tensor) in (Tensor, torch.nn.Parameter) for tensor in (left, right)
-    )
+    plain = type(left) in PLAIN and type(right) in PLAIN
+    return plain and not torch.is_grad_enabled() and left.is_cpu and right.is_cpu
 
 
 def _merged(factor: Tensor, batch: torch.Size, count: int) -> Tensor:
     """One batch dimension; a transposed matrix (keys) stays transposed where merging copies it."""
-    if factor.stride(-2) == 1 and factor.stride(-1) != 1:
-        return _merged(factor.mT, batch, count).mT
     if factor.shape[:-2] != batch:
         factor = factor.expand(*batch, *factor.shape[-2:])
+    if factor.stride(-2) == 1 and factor.stride(-1) != 1:
+        return factor.mT.reshape(count, factor.shape[-1], factor.shape[-2]).mT
     return factor.reshape(count, *factor.shape[-2:])
 
 

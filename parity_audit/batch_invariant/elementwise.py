@@ -36,11 +36,9 @@ def pointwise(native: Any, values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         out = torch.empty_like(values)
         native(values, *args, **kwargs, out=out)
         return out
-    padded = values.new_zeros(size)
-    padded[:count] = values.view(-1)
-    out = torch.empty_like(padded)
-    native(padded, *args, **kwargs, out=out)
-    return out[:count].view(values.shape)
+    padded = torch.constant_pad_nd(values.view(-1), (0, size - count))
+    native(padded, *args, **kwargs, out=padded)
+    return padded.resize_(values.shape)  # forgets what was filled up
 
 
 def whole_vectors(count: int, threads: int) -> int:

@@ -8,18 +8,22 @@ it is summed in blocks of `BLOCK`, filled up with zeros, one block after the oth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from parity_audit.batch_invariant.batched import widened
-from parity_audit.batch_invariant.elementwise import pointwise
+from parity_audit.batch_invariant.agreement import SAMPLED_ROWS, Way, cancelling, chosen, same_bits
+from parity_audit.batch_invariant.batched import LOW
+from parity_audit.batch_invariant.elementwise import GRAIN, pointwise
 
 BLOCK = 64
 """Keys summed by one call in a softmax."""
+Native = Callable[..., Tensor]
 aten = torch.ops.aten
+exp = partial(pointwise, aten.exp.out)
 
 
 def softmax(scores: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
@@ -27,15 +31,19 @@ def softmax(scores: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
     dtype = torch.float32 if half_to_float else scores.dtype
     if scores.dim() == 0 or scores.numel() == 0:
         return torch.ones_like(scores, dtype=dtype)
-    last = scores.to(widened(scores.dtype)).movedim(dim, -1)
+    inner = dim not in (-1, scores.dim() - 1)
+    last = scores.movedim(dim, -1) if inner else scores
     width = last.shape[-1]
-    blocks = -(-width // BLOCK)
-    rows = last.new_full((*last.shape[:-1], blocks * BLOCK), -math.inf)
-    rows[..., :width] = last
-    rows = pointwise(aten.exp.out, rows.sub_(rows.amax(-1, keepdim=True)))
-    sums = _last(aten.sum.IntList_out, rows.view(-1, BLOCK), keepdim=False).view(*last.shape[:-1], blocks)
-    found = rows.div_(sums.cumsum(-1)[..., -1:] if blocks > 1 else sums)[..., :width]
-    return found.to(dtype).movedim(-1, dim).contiguous()
+    rows = torch.constant_pad_nd(last, (0, -width % BLOCK), -math.inf)
+    rows = rows if scores.dtype not in LOW else rows.float()
+    rows = exp(rows.sub_(rows.amax(-1, keepdim=True)))
+    if width > BLOCK:
+        sums = _last(torch.sum, rows.view(*rows.shape[:-1], -1, BLOCK), keepdim=False).cumsum(-1)[..., -1:]
+    else:
+        sums = _last(torch.sum, rows, keepdim=True)
+    found = (rows[..., :width] if width % BLOCK else rows).div(sums)
+    found = found if found.dtype == dtype else found.to(dtype)
+    return found.movedim(-1, dim).contiguous() if inner else found
 
 
 def log_softmax(values: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
@@ -50,14 +58,14 @@ def log_softmax(values: Tensor, dim: int, half_to_float: bool = False) -> Tensor
 
 def mean(values: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """`mean.dim`."""
-    return _reduced(aten.mean.out, values if dtype is None else values.to(dtype), dim, keepdim)
+    return _reduced(torch.mean, values if dtype is None else values.to(dtype), dim, keepdim)
 
 
 def total(values: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """`sum.dim_IntList`."""
     if dtype is None and not (values.is_floating_point() or values.is_complex()):
         dtype = torch.int64
-    return _reduced(aten.sum.IntList_out, values if dtype is None else values.to(dtype), dim, keepdim)
+    return _reduced(torch.sum, values if dtype is None else values.to(dtype), dim, keepdim)
 
 
 def logsumexp(values: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
@@ -65,24 +73,47 @@ def logsumexp(values: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tens
     values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
     peak = values.amax(tuple(dim), keepdim=True)
     peak = torch.where(peak.isinf(), torch.zeros_like(peak), peak)
-    sums = _reduced(aten.sum.IntList_out, pointwise(aten.exp.out, values - peak), dim, True)
+    sums = _reduced(torch.sum, exp(values - peak), dim, True)
     found = pointwise(aten.log.out, sums) + peak
     return found if keepdim else found.squeeze(tuple(dim))
 
 
-def _reduced(native: Any, values: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+def _reduced(native: Native, values: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
     """Along the last dimension by rows; any other reduction as torch does it."""
     if dim is not None and len(dim) == 1 and values.dim() and dim[0] % values.dim() == values.dim() - 1:
         return _last(native, values, keepdim)
     return _native(native, values, dim, keepdim)
 
 
-def _last(native: Any, values: Tensor, keepdim: bool) -> Tensor:
+def _last(native: Native, values: Tensor, keepdim: bool) -> Tensor:
+    """By rows. Several rows in one piece of memory need no other shape."""
+    if values.is_contiguous() and values.numel() > values.shape[-1] > 0:
+        return _as_it_is(native, values, keepdim)
+    if values.is_floating_point() and 0 < values.numel() == values.shape[-1] <= GRAIN:
+        key = ("one row", native, values.numel(), values.dtype)
+        return chosen(key, (_as_it_is,), _doubled, lambda way: _compare(way, native, values))(native, values, keepdim)
+    return _doubled(native, values, keepdim)
+
+
+def _as_it_is(native: Native, values: Tensor, keepdim: bool) -> Tensor:
+    """One call of torch."""
+    return native(values, -1, keepdim, out=values.new_empty(0))
+
+
+def _doubled(native: Native, values: Tensor, keepdim: bool) -> Tensor:
+    """With a companion for a row that is alone."""
     rows = _two_rows(values)
-    out = values.new_empty(len(rows))
-    native(rows, [-1], False, out=out)
+    out = _as_it_is(native, rows, False)
     shape = (*values.shape[:-1], 1) if keepdim else values.shape[:-1]
     return out[: math.prod(shape)].view(shape)
+
+
+def _compare(way: Way, native: Native, values: Tensor) -> bool | None:
+    """Cancelling rows of this width, each alone, against the same rows with companions."""
+    rows = cancelling(SAMPLED_ROWS, values.new_ones(values.shape[-1], 1))
+    shape = values.shape
+    found, expected = (torch.stack([one(native, row.view(shape), True) for row in rows]) for one in (way, _doubled))
+    return same_bits(found, expected)
 
 
 def _two_rows(values: Tensor) -> Tensor:
@@ -94,7 +125,7 @@ def _two_rows(values: Tensor) -> Tensor:
     return rows.expand(2, -1).contiguous() if len(rows) == 1 else rows
 
 
-def _native(native: Any, values: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+def _native(native: Native, values: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
     out = values.new_empty(0)
     native(values, None if dim is None else list(dim), keepdim, out=out)
     return out

@@ -176,7 +176,7 @@ def test_where_one_call_does_not_agree_the_definition_gives_the_same_bits(dtype,
 
 def test_the_comparison_notices_another_order_of_a_sum_in_bfloat16():
     weight = randn(512, 64, dtype=torch.bfloat16)
-    rows = products._cancelling(16, weight)
+    rows = agreement.cancelling(16, weight)
     order = torch.randperm(512, generator=torch.Generator().manual_seed(1))
     assert agreement.same_bits(products.mm(rows, weight), products.mm(rows, weight)) is True
     assert agreement.same_bits(products.mm(rows[:, order], weight[order]), products.mm(rows, weight)) is False
