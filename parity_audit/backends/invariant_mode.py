@@ -9,11 +9,12 @@ from typing import Any
 
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import Description
-from parity_audit.core.wire import LoadRequest
+from parity_audit.core.wire import BATCH_INVARIANT, LoadRequest
 
-SETTING = "batch_invariant"
 TORCH_BACKENDS = ("hf", "hooked_transformer", "transformer_bridge", "python", "spec")
 """Backends whose model is run by torch in this process. Engines have kernels of their own, which torch's dispatcher does not see."""
+OWN_SWITCH = ("vllm",)
+"""Engines with a switch of their own, which their backend turns."""
 
 
 class InvariantMode:
@@ -31,15 +32,18 @@ class InvariantMode:
             BackendFailed: an engine, which the mode does not reach, or a value that is no yes or no.
         """
         settings = dict(request.settings)
-        wanted = settings.pop(SETTING, False)
+        wanted = settings.pop(BATCH_INVARIANT, False)
         self.stack.close()
-        self.asked = SETTING in request.settings
+        self.asked = BATCH_INVARIANT in request.settings
         if not isinstance(wanted, bool):
-            raise BackendFailed(f"`{SETTING}={wanted}` is neither true nor false")
+            raise BackendFailed(f"`{BATCH_INVARIANT}={wanted}` is neither true nor false")
+        if self.backend_key in OWN_SWITCH:
+            self.asked = False
+            return request
         if wanted and self.backend_key not in TORCH_BACKENDS:
             raise BackendFailed(
-                f"`{SETTING}` replaces kernels of torch and does not reach those of `{self.backend_key}`; an engine's own switch, "
-                "where it has one for this device, is the engine's to set",
+                f"`{BATCH_INVARIANT}` replaces kernels of torch and does not reach those of `{self.backend_key}`; an engine's "
+                "own switch, where it has one for this device, is the engine's to set",
             )
         if wanted:
             from parity_audit.batch_invariant.context import (
@@ -55,5 +59,5 @@ class InvariantMode:
             return about
         from parity_audit.batch_invariant.context import is_open
 
-        settings: Mapping[str, Any] = {**about.settings, SETTING: is_open()}
+        settings: Mapping[str, Any] = {**about.settings, BATCH_INVARIANT: is_open()}
         return replace(about, settings=settings)

@@ -26,7 +26,15 @@ from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.vllm_gather import Gatherer
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, NotVisible, ReadBack, WeightPrint
-from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+from parity_audit.core.wire import (
+    BATCH_INVARIANT,
+    FLOAT64,
+    ApplyRequest,
+    LoadRequest,
+    RunReply,
+    RunRequest,
+    WeightsRequest,
+)
 
 SHOWN_SETTINGS = {
     "model_config": ("max_model_len", "dtype", "enforce_eager", "logprobs_mode", "head_dtype"),
@@ -84,7 +92,8 @@ class VllmBackend:
         shown["attention_backend"] = next(
             (module.attn_backend.get_name() for module in self.model.modules() if hasattr(module, "attn_backend")), None
         )
-        return shown
+        invariance = vllm_engine.batch_invariance()
+        return shown if invariance is None else {**shown, BATCH_INVARIANT: invariance}
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprints of the live parameters."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,13 @@ import torch
 
 from parity_audit.backends.loading import load_name
 from parity_audit.backends.vllm_rollouts import forced_decoding
-from parity_audit.core.wire import LoadRequest
+from parity_audit.core.wire import BATCH_INVARIANT, IGNORED, LoadRequest
 
 FORCED_DECODING = "forced_decoding"
 """Start the engine so that it can be told which tokens to decode; log-probabilities are then raw ones."""
-OWN_SETTINGS = ("tf32", FORCED_DECODING)
+SWITCH = "VLLM_BATCH_INVARIANT"
+"""vLLM's own switch; which kernels it replaces is the engine's matter. vLLM 0.32 asks for it in its GPU worker only."""
+OWN_SETTINGS = ("tf32", FORCED_DECODING, BATCH_INVARIANT)
 BLOCK = 128
 ROWS = 16
 MIN_BATCHED_TOKENS = 2048
@@ -37,6 +40,8 @@ def set_environment(request: LoadRequest) -> None:
         "VLLM_FLOAT32_MATMUL_PRECISION": "high" if tf32 else "highest",
         "TRITON_F32_DEFAULT": "tf32" if tf32 else "ieee",
     }
+    if BATCH_INVARIANT in request.settings:
+        chosen[SWITCH] = str(int(request.settings[BATCH_INVARIANT]))
     os.environ.update(chosen)
     # Unless told the number of threads, vLLM goes down to one when its engine shares the caller's process.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
@@ -52,11 +57,29 @@ def start(request: LoadRequest) -> Any:
     from vllm import LLM
 
     check_settings(request.settings)
+    _check_switch()
     if request.device == "cpu":
         _inspect_in_process(request.architecture)
     llm = LLM(**arguments(request))
     _remove_rendezvous_file()
     return llm
+
+
+def _check_switch() -> None:
+    """Raise ValueError where the switch is on and this release has none."""
+    import vllm
+    from vllm import envs
+
+    if os.environ.get(SWITCH) == "1" and SWITCH not in envs.environment_variables:
+        raise ValueError(f"vLLM {vllm.__version__} has no {SWITCH}: `{BATCH_INVARIANT}=true` would change nothing")
+
+
+def batch_invariance() -> bool | str | None:
+    """`IGNORED`, or that the switch replaced kernels, read from the module that replaces them; None where the switch is off."""
+    if os.environ.get(SWITCH) != "1":
+        return None
+    module = sys.modules.get("vllm.model_executor.determinism.batch_invariant")
+    return True if getattr(module, "_batch_invariant_MODE", False) else IGNORED
 
 
 def arguments(request: LoadRequest) -> dict[str, Any]:

@@ -30,7 +30,12 @@ def test_the_setting_is_taken_out_and_the_mode_is_in_force_until_the_next_load()
 
 
 @pytest.mark.parametrize(
-    ("backend", "value", "why"), [("vllm", True, "does not reach"), ("hf", "yes", "neither true nor false")]
+    ("backend", "value", "why"),
+    [
+        ("sglang", True, "does not reach"),
+        ("hf", "yes", "neither true nor false"),
+        ("vllm", "yes", "neither true nor false"),
+    ],
 )
 def test_what_the_mode_does_not_reach_is_refused(backend, value, why):
     with pytest.raises(BackendFailed, match=why):
@@ -51,3 +56,17 @@ def test_an_audit_with_the_setting_is_bitwise_where_the_plain_one_is_not(tmp_pat
     assert plain.control.fired
     assert set(axes.values()) == {Invariance.BITWISE}, axes
     assert invariant.settings["batch_invariant"] is True
+
+
+@pytest.mark.engine
+def test_the_engines_own_switch_is_turned_and_what_it_did_is_said(tmp_path):
+    report = parity_audit.invariance(
+        "meta-llama/Llama-3.2-1B", candidates=["vllm,batch_invariant=true"], miniature="mini", quick=True, max_batch=2,
+        completions=2, new_tokens=1, out=tmp_path,
+    )  # fmt: skip
+    (engine,) = report.candidates
+    gaps = {gap.what: gap.why for gap in engine.not_tested}
+
+    assert engine.verdict is not Invariance.ERROR, engine.error
+    assert engine.settings["batch_invariant"] == "ignored"
+    assert "replaced no kernel" in gaps["batch-invariant kernels"]
