@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity_audit.core.types import NotTested
-from parity_audit.core.wire import BATCH_INVARIANT, IGNORED
 
 IN_FORCE = "this run had {setting}={value}"
 
@@ -72,7 +71,6 @@ MODES: Mapping[str, Sequence[Mode]] = {
         Mode("prompts in chunks", why="max_num_batched_tokens holds every prompt whole"),
         Mode("speculative decoding", "speculative_config", (None,)),
         Mode("returned log-probs", why="logits are read before the sampler; logprobs, prompt_logprobs and logprobs_mode are not"),
-        Mode("batch-invariant kernels", BATCH_INVARIANT, (IGNORED,)),
         Mode("parallel engines", "tensor_parallel_size", (None, 1)),
         Mode("narrow key-value cache", "cache_dtype", (None, "auto")),
         Mode("quantised weights", "quantization", (None,)),

@@ -92,8 +92,7 @@ class VllmBackend:
         shown["attention_backend"] = next(
             (module.attn_backend.get_name() for module in self.model.modules() if hasattr(module, "attn_backend")), None
         )
-        invariance = vllm_engine.batch_invariance()
-        return shown if invariance is None else {**shown, BATCH_INVARIANT: invariance}
+        return {**shown, BATCH_INVARIANT: True} if vllm_engine.batch_invariance() else shown
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprints of the live parameters."""

@@ -15,7 +15,7 @@ import torch
 
 from parity_audit.backends.loading import load_name
 from parity_audit.backends.vllm_rollouts import forced_decoding
-from parity_audit.core.wire import BATCH_INVARIANT, IGNORED, LoadRequest
+from parity_audit.core.wire import BATCH_INVARIANT, LoadRequest
 
 FORCED_DECODING = "forced_decoding"
 """Start the engine so that it can be told which tokens to decode; log-probabilities are then raw ones."""
@@ -57,29 +57,28 @@ def start(request: LoadRequest) -> Any:
     from vllm import LLM
 
     check_settings(request.settings)
-    _check_switch()
     if request.device == "cpu":
         _inspect_in_process(request.architecture)
     llm = LLM(**arguments(request))
+    _check_switch(request.device)
     _remove_rendezvous_file()
     return llm
 
 
-def _check_switch() -> None:
-    """Raise ValueError where the switch is on and this release has none."""
+def _check_switch(device: str) -> None:
+    """Raise ValueError where the switch is on and the engine that was started did not replace its kernels."""
     import vllm
-    from vllm import envs
 
-    if os.environ.get(SWITCH) == "1" and SWITCH not in envs.environment_variables:
-        raise ValueError(f"vLLM {vllm.__version__} has no {SWITCH}: `{BATCH_INVARIANT}=true` would change nothing")
+    if os.environ.get(SWITCH) == "1" and not batch_invariance():
+        raise ValueError(
+            f"vLLM {vllm.__version__} does not support {SWITCH}=1 on {device}: the engine started and replaced none of its kernels"
+        )
 
 
-def batch_invariance() -> bool | str | None:
-    """`IGNORED`, or that the switch replaced kernels, read from the module that replaces them; None where the switch is off."""
-    if os.environ.get(SWITCH) != "1":
-        return None
+def batch_invariance() -> bool:
+    """Whether the switch replaced kernels, read from the module that replaces them."""
     module = sys.modules.get("vllm.model_executor.determinism.batch_invariant")
-    return True if getattr(module, "_batch_invariant_MODE", False) else IGNORED
+    return bool(getattr(module, "_batch_invariant_MODE", False))
 
 
 def arguments(request: LoadRequest) -> dict[str, Any]:

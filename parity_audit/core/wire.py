@@ -24,8 +24,6 @@ FLOAT64 = "float64"
 
 BATCH_INVARIANT = "batch_invariant"
 """The setting of a backend that asks for batch-invariant kernels."""
-IGNORED = "ignored"
-"""What an engine reports for it that turned its own switch on and replaced no kernel for its device."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,9 +111,9 @@ def _asked(plan: AuditPlan, seed: int, options: Options, workspace: Workspace, p
     """The question with everything that the options leave open."""
     bound, runs, tokens = options.chosen()
     subject, vocab, bos = subject_of(plan, seed), int(plan.config["vocab_size"]), plan.config.get("bos_token_id")
-    limit = plan.config.get("max_position_embeddings")
+    long = long_subject(Planner(subject, vocab, bos, random.Random(seed)), plan.config.get("max_position_embeddings"))
     return Question(
-        subject=subject, long_subject=long_subject(Planner(subject, vocab, bos, random.Random(seed)), limit), vocab=vocab,
+        subject=subject, long_subject=None if options.quick else long, vocab=vocab,
         bos=bos, seed=seed, dtype=plan.dtype, bound=bound, threads=thread_counts(), completions=runs, new_tokens=tokens,
         quick=options.quick, folder=workspace.working / "invariance", progress=progress,
     )  # fmt: skip

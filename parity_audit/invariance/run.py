@@ -10,7 +10,7 @@ from parity_audit.core.errors import NotJudged
 from parity_audit.core.invariance_report import AxisResult, CandidateInvariance, Control, Invariance
 from parity_audit.core.sites import site_order
 from parity_audit.core.types import NotTested
-from parity_audit.core.wire import BATCH_INVARIANT, FLOAT64, IGNORED
+from parity_audit.core.wire import FLOAT64
 from parity_audit.invariance import conditions
 from parity_audit.invariance.completions import completions
 from parity_audit.invariance.conditions import PAGE, RUN_TO_RUN, Condition, Ids
@@ -123,13 +123,6 @@ def _axes(runs: Runs) -> list[AxisResult]:
 
 def _gaps(runs: Runs) -> Iterable[NotTested]:
     """Conditions that were not run; several of one question for one reason are one gap."""
-    about = runs.session.description()
-    if about.settings.get(BATCH_INVARIANT) == IGNORED:
-        yield NotTested(
-            what="batch-invariant kernels",
-            why=f"{about.package} {about.version} was told to use them and replaced no kernel for "
-            f"{runs.session.plan.device}: what is said here holds for its ordinary kernels",
-        )
     reasons: dict[tuple[str, str], list[str]] = {}
     for condition, _, result in runs.done:
         if result.verdict is None:

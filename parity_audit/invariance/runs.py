@@ -38,7 +38,8 @@ SCHEDULERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of every backend. `long_subject` is the prompt of the prefix cache, None where the model is too short."""
+    """What is asked of every backend. `long_subject` is the prompt of the prefix cache, None where it is not asked or
+    the model is too short."""
 
     subject: Ids
     long_subject: Ids | None

@@ -59,14 +59,12 @@ def test_an_audit_with_the_setting_is_bitwise_where_the_plain_one_is_not(tmp_pat
 
 
 @pytest.mark.engine
-def test_the_engines_own_switch_is_turned_and_what_it_did_is_said(tmp_path):
+def test_an_engine_whose_own_switch_replaces_no_kernel_here_is_an_error_that_says_so(tmp_path):
     report = parity_audit.invariance(
         "meta-llama/Llama-3.2-1B", candidates=["vllm,batch_invariant=true"], miniature="mini", quick=True, max_batch=2,
         completions=2, new_tokens=1, out=tmp_path,
     )  # fmt: skip
-    (engine,) = report.candidates
-    gaps = {gap.what: gap.why for gap in engine.not_tested}
 
-    assert engine.verdict is not Invariance.ERROR, engine.error
-    assert engine.settings["batch_invariant"] == "ignored"
-    assert "replaced no kernel" in gaps["batch-invariant kernels"]
+    assert report.candidates[0].verdict is Invariance.ERROR
+    assert "does not support VLLM_BATCH_INVARIANT=1 on cpu" in report.candidates[0].why
+    assert report.exit_code == 3
