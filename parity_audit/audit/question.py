@@ -15,6 +15,7 @@ from parity_audit.core.backend_ref import LIVE
 from parity_audit.core.choices import nearest, require_choice
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import BackendRef
+from parity_audit.core.wire import BATCH_INVARIANT
 from parity_audit.envs.recipes import backend_key, recipe_for
 from parity_audit.formulas.knobs import ROWS
 
@@ -22,7 +23,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
 KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 APIS = ("bridge", "hooked")
-HARNESS = ("attn_implementation", "tf32")
+HARNESS = ("attn_implementation", "tf32", BATCH_INVARIANT)
 LARGEST_SEED = (1 << 63) - 1
 FEWEST_SECONDS = 1.0
 
@@ -116,7 +117,7 @@ def _check_spec(ref: BackendRef) -> None:
     """Settings of the backend `spec` are knobs of its formulas."""
     knobs = [row.name for row in ROWS if row.formula]
     for key in ref.settings:
-        if key not in (*knobs, "tf32"):
+        if key not in (*knobs, "tf32", BATCH_INVARIANT):
             raise UsageError(
                 f"`{key}` is no knob of the formulas", code="backend-setting", found=str(ref),
                 hint=nearest(key, knobs) or "a knob of docs/knobs.md",

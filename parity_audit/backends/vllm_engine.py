@@ -20,7 +20,7 @@ from parity_audit.core.wire import BATCH_INVARIANT, LoadRequest
 FORCED_DECODING = "forced_decoding"
 """Start the engine so that it can be told which tokens to decode; log-probabilities are then raw ones."""
 SWITCH = "VLLM_BATCH_INVARIANT"
-"""vLLM's own switch; which kernels it replaces is the engine's matter. vLLM 0.32 asks for it in its GPU worker only."""
+"""vLLM's own switch; which kernels it replaces is the engine's matter. On a CPU vLLM 0.32 takes Triton kernels that it has not."""
 OWN_SETTINGS = ("tf32", FORCED_DECODING, BATCH_INVARIANT)
 BLOCK = 128
 ROWS = 16
@@ -66,13 +66,14 @@ def start(request: LoadRequest) -> Any:
 
 
 def _check_switch(device: str) -> None:
-    """Raise ValueError where the switch is on and the engine that was started did not replace its kernels."""
+    """Raise ValueError where the switch is on and the engine that was started has no batch-invariant kernels that can run."""
     import vllm
+    from vllm.triton_utils import HAS_TRITON
 
-    if os.environ.get(SWITCH) == "1" and not batch_invariance():
-        raise ValueError(
-            f"vLLM {vllm.__version__} does not support {SWITCH}=1 on {device}: the engine started and replaced none of its kernels"
-        )
+    if os.environ.get(SWITCH) != "1" or (batch_invariance() and HAS_TRITON):
+        return
+    why = "its kernels need Triton, which it does not find" if batch_invariance() else "it replaced no kernel"
+    raise ValueError(f"vLLM {vllm.__version__} does not support {SWITCH}=1 on {device}: {why}")
 
 
 def batch_invariance() -> bool:
