@@ -89,6 +89,7 @@ def audit(
     tf32: bool = False,
     accept_patched: bool = False,
     match_reference: bool = False,
+    limits: bool = True,
     baseline: PathLike | None = None,
     timeout: float = TIMEOUT,
     progress: Progress = SILENT,
@@ -108,6 +109,7 @@ def audit(
         install: allow creating environments.
         match_reference: where the reference departs from the spec, patch candidates to do what it does. Otherwise a
             right reference is proposed, and candidates are patched against that.
+        limits: measure the smallest errors that this run could have seen; without them a verdict comes sooner.
         baseline: report.json of an earlier audit; the exit code is 1 where a figure left its band, 3 where the question changed.
         timeout: seconds that a worker may take for one request.
 
@@ -129,7 +131,7 @@ def audit(
         )  # fmt: skip
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
-        timeout=timeout, progress=progress, match_reference=match_reference,
+        timeout=timeout, progress=progress, match_reference=match_reference, limits=limits,
     )  # fmt: skip
     with failure_reported(model, workspace.out), nothing_left(workspace):
         check_backends([believed, *refs], plan.config)

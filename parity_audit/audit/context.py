@@ -15,7 +15,10 @@ from parity_audit.core.types import BackendRef
 
 @dataclass(frozen=True, kw_only=True)
 class AuditContext:
-    """The question, resolved; the place to work; and what the user allows. `timeout`: seconds for each request to a worker."""
+    """The question, resolved; the place to work; and what the user allows.
+
+    `timeout`: seconds for each request to a worker; `limits`: measure the smallest errors that the run can see.
+    """
 
     plan: AuditPlan
     workspace: Workspace
@@ -27,6 +30,7 @@ class AuditContext:
     timeout: float
     progress: Progress
     match_reference: bool = False
+    limits: bool = True
 
     def session(self, ref: BackendRef, role: str) -> Session:
         """A session for one side; nothing is started yet, but its environment is there."""

@@ -15,6 +15,7 @@ from parity_audit.core.report import Candidate, Report
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.report.environment import this_machine
 
+NOT_ASKED = "this run was asked for its verdict alone (limits=False)"
 ON_GPU = "nothing was run on a GPU"
 
 
@@ -25,6 +26,7 @@ def report_of(
     """The Report of an audit whose reference could be had."""
     plan = context.plan
     gaps = () if plan.device != "cpu" else (NotTested(what="device", why=ON_GPU),)
+    gaps = gaps if context.limits else (*gaps, NotTested(what="detection limits", why=NOT_ASKED))
     return Report(
         model=plan.model.repo_id, architecture=plan.model.spec.architecture, spec=Path(plan.model.spec.file).name,
         weights=plan.checkpoint.in_reports, reference=side_of(truth.capture, notes),

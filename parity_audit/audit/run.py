@@ -97,7 +97,7 @@ def _self_check(session: Session, truth: Reference, context: AuditContext) -> li
 
 def _with_sensitivity(truth: Reference, context: AuditContext) -> Reference:
     """Measured while the judge is loaded, before any candidate is; a reference without a judge has none."""
-    if truth.judge is None:
+    if truth.judge is None or not context.limits:
         return truth
     context.progress.update("limits", "the smallest errors that this run can see")
     found = measure(

@@ -92,6 +92,7 @@ def _check(backend: BackendRef, good: str, bad: str) -> None:
 def _faults(observer: Observer, good: Release, bad: Release) -> tuple[tuple[str, ...], dict[str, str]]:
     """The cheapest probes on which the ends differ, and the faults of the bad end that the good one does not have."""
     for probes in (CHEAP, ()):
+        observer.observe_all((good, bad), probes)
         clean, faulty = (_end(observer, release, probes) for release in (good, bad))
         found = {fault: value for fault, value in faulty.faults.items() if not shows(clean, fault, value)}
         if found:

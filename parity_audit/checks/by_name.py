@@ -3,13 +3,15 @@
 A hook is right where it is within its limit of the judge, as every site is. Where it is not, and it shows what the port itself
 computes at that site, the port's error is inherited there and says nothing of the hook. A hook that shows anything else is
 wrong, whatever the port computes. Where the outputs agree there is no error to inherit: then a hook is wrong that is far off,
-although the spec knows no other place that shows the site.
+although the spec knows no other place that shows the site. Scores are right up to a constant per query, which softmax drops:
+ALiBi can be counted from the query or from the first key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -31,6 +33,7 @@ from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCAL
 
 KIND = "hook"
 WHAT = "hooks by name"
+SCORES = "attn_scores"
 SAME = 64.0
 """Machine epsilons of relative RMS by which one tensor may differ in two runs of the same program, and in two sums of it."""
 FAR = 0.01
@@ -155,12 +158,22 @@ class _Bench:
         have, want = shown.shape(self.probe.name, hook.name), judge.shape(self.probe.name, hook.name)
         if have != want:
             return f"it holds {list(have)} here, where its name says {list(want)}"
-        found = compare(shown, reference, judge, dtype=self.sides.dtype, definition=definition)
-        if not found.by_probe:
+        delta = self._distance(shown, reference, judge, definition)
+        if delta is None:
             return "no finite entry at a real position"
+        if hook.promises == VALUE and local_name(hook.site) == SCORES and share_of_limit(delta) > 1.0:
+            moved = (from_own_key(shown), from_own_key(reference), from_own_key(judge))
+            shifted = self._distance(*moved, None if definition is None else from_own_key(definition))
+            delta = delta if shifted is None or share_of_limit(shifted) > 1.0 else shifted
         own = self._promise(self.own, hook)
         same = None if own is None else self._same(shown.tensor(hook.name), own.tensor(hook.name))
-        return NamedHook(hook=hook, delta=found.by_probe[0], own=same)
+        return NamedHook(hook=hook, delta=delta, own=same)
+
+    def _distance(
+        self, shown: Values, reference: Values, judge: Values, definition: Values | None
+    ) -> SiteDelta | None:  # fmt: skip
+        found = compare(shown, reference, judge, dtype=self.sides.dtype, definition=definition)
+        return found.by_probe[0] if found.by_probe else None
 
     def _expected(self, hook: Hook) -> bool:
         """Whether this port shows the site, so that it should have the hook, and the judge what the hook should hold."""
@@ -198,6 +211,16 @@ class _Bench:
         near = [site for site in self.sides.shown.sites(self.probe.name) if layer_of(site) == layer and site != own]
         shaped = [s for s in near if self.sides.shown.shape(self.probe.name, s) == tuple(value.shape)]
         return sorted(shaped, key=lambda site: (site != item.hook.site, site))
+
+
+def from_own_key(scores: Values) -> Values:
+    """Scores `[batch head query key]` counted from that of each query with its own key, which every causal mask allows."""
+    return Values(scores.probe, {name: partial(_from_own_key, make) for name, make in scores.made.items()})
+
+
+def _from_own_key(make: Callable[[], Tensor]) -> Tensor:
+    scores = make()
+    return scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]
 
 
 def sites_of_wrong_hooks(named: NamedHooks) -> set[str]:

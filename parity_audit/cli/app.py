@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from parity_audit.cli import completion
+from parity_audit.cli.asked import keep_cards
 from parity_audit.cli.bisect import bisect
 from parity_audit.cli.cache import cache
 from parity_audit.cli.ci import ci
@@ -19,7 +20,7 @@ from parity_audit.cli.history import history
 from parity_audit.cli.invariance import invariance
 from parity_audit.cli.lint import lint
 from parity_audit.cli.logprobs import logprobs
-from parity_audit.cli.matrix import keep_cards, matrix
+from parity_audit.cli.matrix import matrix
 from parity_audit.cli.mistyped import refuse_mistyped
 from parity_audit.cli.plan import plan
 from parity_audit.cli.progress import progress_for
@@ -27,6 +28,7 @@ from parity_audit.cli.sections import doctor, envs, specs
 from parity_audit.cli.selftest import selftest
 from parity_audit.cli.show import FORMATS, require_format, show_file
 from parity_audit.cli.spec import spec
+from parity_audit.core.card import Question
 from parity_audit.core.errors import UsageError
 from parity_audit.core.version import __version__
 from parity_audit.workers.client import TIMEOUT
@@ -147,6 +149,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and onl
 @app.command(epilog=EXAMPLES)
 @guarded
 def audit(
+    context: typer.Context,
     model: Model,
     candidate: Candidates = None,
     reference: ReferenceOption = "hf",
@@ -191,8 +194,8 @@ def audit(
         )  # fmt: skip
     if card:
         keep_cards(
-            report, candidate, reference=reference, synthetic=_size(miniature, synthetic), seed=seed, dtype=dtype,
-            device=device, probes=tuple(probe or ()), repair=not no_repair,
+            context, report, Question.AUDIT, given=candidate, reference=reference, synthetic=_size(miniature, synthetic), seed=seed,
+            dtype=dtype, device=device, probes=tuple(probe or ()), repair=not no_repair,
         )  # fmt: skip
     show(report, "json" if json else format, quiet=quiet)
     return report.exit_code

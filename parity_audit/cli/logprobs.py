@@ -7,17 +7,16 @@ from typing import Annotated
 
 import typer
 
-from parity_audit.cli.answer import write_answer
+from parity_audit.cli.asked import keep_cards
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.memory import bytes_of
 from parity_audit.cli.progress import progress_for
-
-WIDTH = 110
-"""Formulas and framework keys stand side by side, which takes more than a narrow terminal."""
+from parity_audit.core.card import Question
 
 
 @guarded
 def logprobs(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Hub id, alias or local directory.")],
     engine: Annotated[
         str | None, typer.Option("--engine", "-e", help="BACKEND that samples: vllm or sglang [,key=value...].")
@@ -70,15 +69,20 @@ def logprobs(
         str | None, typer.Option(help="With --attribute: share of the squared error to explain (0.8), or rmse=0.001.")
     ] = None,
     no_install: Annotated[bool, typer.Option("--no-install", help="Never create an environment.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Directory for logprobs.json and the logs.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for the report and the logs.")] = None,
+    format: Annotated[
+        str, typer.Option("--format", help="What to print: terminal, markdown, html, json, junit or sarif.")
+    ] = "terminal",
+    card: Annotated[bool, typer.Option("--card", help="Write a card into reports/cards.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The report as JSON on stdout, nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and only the verdict.")] = False,
 ) -> int:
     """Do the engine's log-probabilities agree with the trainer's, token by token, and if not, which leg departs and why?"""
     from parity_audit import api
+    from parity_audit.cli.show import require_format, show
     from parity_audit.core.rollouts import Sampling
-    from parity_audit.report.logprob_content import headline, logprob_content
 
+    require_format(format)
     sampling = Sampling(
         temperature=temperature, top_p=top_p, top_k=top_k, samples=samples, seed=seed, max_new_tokens=max_new_tokens
     )
@@ -91,4 +95,11 @@ def logprobs(
             prefix_cache=prefix_cache, attribute=attribute, target=target,
             progress=progress,
         )  # fmt: skip
-    return write_answer(report, headline=headline, content=logprob_content, json=json, quiet=quiet, width=WIDTH)
+    if card:
+        given = [engine or "vllm"] if rollouts is None and engine_url is None else None
+        keep_cards(
+            context, report, Question.LOGPROBS, given=given, reference=trainer, synthetic="mini" if miniature else None,
+            seed=seed, dtype=dtype, device=device,
+        )  # fmt: skip
+    show(report, "json" if json else format, quiet=quiet)
+    return report.exit_code

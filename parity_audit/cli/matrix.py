@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from parity_audit.cli import completion
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.progress import progress_for
-from parity_audit.core.backend_ref import parse_backend
-from parity_audit.core.card import Asked
 from parity_audit.core.choices import require_choice
-from parity_audit.core.report import Report
-from parity_audit.core.version import __version__
 
 FORMATS = ("terminal", "markdown", "html", "json")
 WIDTH = 160
@@ -45,6 +41,10 @@ def matrix(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     probe: Annotated[list[str] | None, typer.Option("--probe", help="Run only these probes. Repeatable.")] = None,
     no_repair: Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")] = False,
+    question: Annotated[
+        list[str] | None, typer.Option(help="audit (default), logprobs or invariance. Repeatable; a table for each.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small batches, where invariance is asked.")] = False,
     cards: Annotated[Path | None, typer.Option(help="Directory of the cards; default reports/cards.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Run cells too whose card is current.")] = False,
     apart: Annotated[bool, typer.Option("--apart", help="One audit per cell, not one per model.")] = False,
@@ -58,7 +58,7 @@ def matrix(
     ] = "terminal",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, and only the counts.")] = False,
 ) -> int:
-    """Audit every model with every candidate, keep a card of each, and show the table of all cards."""
+    """Ask every model with every candidate, keep a card of each answer, and show the table of all cards."""
     from parity_audit.matrix import command
     from parity_audit.matrix.cells import Matrix
 
@@ -66,7 +66,7 @@ def matrix(
     asked = Matrix(
         models=tuple(model or ()), candidates=tuple(candidate or ()), reference=reference,
         synthetic="mini" if miniature else None, dtypes=tuple(dtype or ("float32",)), device=device,
-        probes=tuple(probe or ()), repair=not no_repair,
+        probes=tuple(probe or ()), repair=not no_repair, questions=tuple(question or ("audit",)), quick=quick,
     )  # fmt: skip
     with progress_for(quiet=quiet) as progress:
         table = command.answer(
@@ -77,14 +77,3 @@ def matrix(
         command.write(table, out)
     sys.stdout.write(command.rendered(table, format, width=WIDTH, quiet=quiet, colour=sys.stdout.isatty()))
     return table.exit_code
-
-
-def keep_cards(report: Report, given: list[str] | None, *, reference: str, **question: Any) -> None:
-    """Write the cards of one audit, with the question that its options asked."""
-    from parity_audit.matrix.cards import CARDS, cards_of, write_card
-
-    asked = Asked(
-        model=report.model, candidate="", reference=str(parse_backend(reference)), program=__version__, **question
-    )
-    for card in cards_of(report, given, asked):
-        write_card(card, CARDS)

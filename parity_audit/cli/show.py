@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,17 +11,10 @@ import typer
 
 from parity_audit.cli.errors import guarded
 from parity_audit.core.choices import require_choice
-from parity_audit.core.gate import GateReport
-from parity_audit.core.report import Report
-from parity_audit.report import audit_page, json, junit, markdown, sarif, terminal
-from parity_audit.report.cases import gate_of
-from parity_audit.report.files import read_report
-from parity_audit.report.words import headline, label
-
-FORMATS = ("terminal", "markdown", "html", "json", "junit", "sarif")
-
-
-OF_CASES: dict[str, Callable[[GateReport], str]] = {"junit": junit.render, "sarif": sarif.render}
+from parity_audit.core.logprob_report import LogprobReport
+from parity_audit.report.files import read_finished
+from parity_audit.report.views import FORMATS as FORMATS
+from parity_audit.report.views import Finished, rendered
 
 
 def require_format(format: str) -> None:
@@ -34,33 +26,34 @@ def require_format(format: str) -> None:
     require_choice(format, FORMATS, what="a format", code="unknown-format")
 
 
-def show(report: Report, format: str, *, quiet: bool = False) -> None:
-    """Write to stdout, in a format of `FORMATS`."""
+def show(report: Finished, format: str, *, quiet: bool = False, beside: Path | None = None) -> None:
+    """Write to stdout, in a format of `FORMATS`.
+
+    Args:
+        beside: the file that the report was read from; else it is where its run wrote it.
+    """
+    from parity_audit.logprobs.files.writing import read_tokens
+
     where = str(report.environment.get("report", ""))
-    if format == "json":
-        text = json.dumps(report)
-    elif format == "markdown":
-        text = markdown.render(report, where=where)
-    elif format in OF_CASES:
-        text = OF_CASES[format](gate_of(report))
-    elif format == "html":
-        text = audit_page.render(report)
-    elif format == "terminal" and quiet:
-        text = "\n".join([headline(report), *(f"{label(item)}: {item.verdict.value}" for item in report.candidates)])
-    else:
-        text = terminal.render(report, where=where, colour=_colour(), ascii_only=not _unicode())
-    _write(text.rstrip("\n") + "\n")
+    own = beside or Path(where)
+    tokens = read_tokens(own.parent) if isinstance(report, LogprobReport) and format == "html" else None
+    text = rendered(
+        report, format, where=where, tokens=tokens, quiet=quiet, colour=_colour(), ascii_only=not _unicode()
+    )  # fmt: skip
+    _write(text)
 
 
 @guarded
 def show_file(
-    report: Annotated[Path, typer.Argument(help="A report.json that an audit wrote.")],
-    format: Annotated[str, typer.Option("--format", help="terminal, markdown, html or json.")] = "terminal",
+    report: Annotated[Path, typer.Argument(help="A report.json, logprobs.json or invariance.json that a run wrote.")],
+    format: Annotated[
+        str, typer.Option("--format", help="terminal, markdown, html, json, junit or sarif.")
+    ] = "terminal",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the verdicts.")] = False,
 ) -> int:
-    """Print a report of an earlier audit in another format; nothing is run, and the exit code is 0 whatever its verdict."""
+    """Print a report of an earlier run in another format; nothing is run, and the exit code is 0 whatever its verdict."""
     require_format(format)
-    show(read_report(report), format, quiet=quiet)
+    show(read_finished(report), format, quiet=quiet, beside=report)
     return 0
 
 

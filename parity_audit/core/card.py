@@ -1,7 +1,8 @@
-"""The card of one cell of the matrix: one candidate against one reference, on one model, as one audit judged it."""
+"""The card of one cell of the matrix: one question about one candidate on one model, as it was answered."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +12,24 @@ from parity_audit.core.types import KnobValue, NotTested
 CARD_VERSION = 1
 
 
+class Question(str, enum.Enum):
+    """What was asked: does it compute the same function, does it return the same log-probabilities, does it depend on its batch?"""
+
+    AUDIT = "audit"
+    LOGPROBS = "logprobs"
+    INVARIANCE = "invariance"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """The question of a cell, as it was asked; two cards with the same question answer it twice.
 
-    `candidate` and `reference` are BACKEND strings, `synthetic` is None for real weights, `probes` empty for all of them,
-    `program` the release of parity-audit that judged.
+    `candidate` and `reference` are BACKEND strings (the engine and the trainer of log-probabilities), `synthetic` is None for
+    real weights, `probes` empty for all of them, `options` the further words of its command, `program` the release of
+    parity-audit that judged.
     """
 
+    question: Question = Question.AUDIT
     model: str
     candidate: str
     reference: str
@@ -28,12 +39,13 @@ class Asked:
     device: str
     probes: tuple[str, ...]
     repair: bool
+    options: tuple[str, ...] = ()
     program: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardFinding:
-    """What was wrong, in short; the evidence is in the report of the audit."""
+    """What was wrong, in short; the evidence is in the report. `message` says what two values cannot, else it is empty."""
 
     knob: str
     kind: str
@@ -42,6 +54,7 @@ class CardFinding:
     candidate_value: KnobValue
     spec_value: KnobValue
     departs_from_spec: str
+    message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +64,8 @@ class Card:
     `package` and `version` are what really ran, `weights` name the source and the fingerprint of the revision,
     `command` makes the card again, `date` is UTC in ISO 8601. `agreement` is None where nothing could be compared,
     `patched` the verdict with the patches of the audit, `error` the code and message of a cell that broke off.
-    `detection_limits` are the smallest errors of each constant that the audit was sure to see.
+    `detection_limits` are the smallest errors of each constant that the audit was sure to see. `said` is the verdict in the
+    question's own word where it has one (`class-only`); `figures` are the numbers of a question that is no audit.
     """
 
     schema_version: int = CARD_VERSION
@@ -66,8 +80,10 @@ class Card:
     settings: dict[str, Any]
     probes: tuple[dict[str, Any], ...]
     verdict: Verdict
+    said: str = ""
     why: str
     agreement: LogitsDelta | None = None
+    figures: dict[str, float] = field(default_factory=dict)
     worst_site: str = ""
     worst_ratio: float | None = None
     findings: tuple[CardFinding, ...] = ()

@@ -139,7 +139,7 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateInvariance:
-    """One backend."""
+    """One backend; `code` is that of the error that ended it."""
 
     backend: str
     package: str
@@ -156,6 +156,7 @@ class CandidateInvariance:
     completions: Completions | None = None
     not_tested: tuple[NotTested, ...] = ()
     error: str = ""
+    code: str = ""
     seconds: float = 0.0
 
 

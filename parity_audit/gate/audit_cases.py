@@ -1,51 +1,61 @@
-"""One cell of a matrix as cases: an audit, each finding at the line that asked for the backend."""
+"""One cell of a matrix as cases: each finding at the line that asked for the backend."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parity_audit.api import audit
 from parity_audit.capture.workspace import slug
 from parity_audit.core.gate import Case
+from parity_audit.core.invariance_report import InvarianceReport
+from parity_audit.core.logprob_report import LogprobReport
 from parity_audit.core.progress import Progress
+from parity_audit.core.report import Report
 from parity_audit.gate.cells import Cell
+from parity_audit.gate.retry import subject
+from parity_audit.matrix.ask import ask
 from parity_audit.report.cases import candidate_cases, cases_of
 from parity_audit.report.words import labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellGate:
-    """How a cell is audited; `out` is where its report goes."""
+    """How a cell is asked; `out` is where its report goes."""
 
     cell: Cell
-    seed: int
     install: bool
     out: Path
     progress: Progress
 
-    @property
-    def group(self) -> str:
-        """The group of its cases."""
-        return f"{self.cell.model} {self.cell.dtype}"
-
 
 def audit_cases(gate: CellGate) -> list[Case]:
-    """Every backend of a cell against its reference.
+    """Every backend of a cell.
 
     Raises:
         ParityError: the reference does not run, or the question is malformed.
     """
-    cell, lines = gate.cell, dict(gate.cell.lines)
-    report = audit(
-        cell.model, candidates=list(cell.backends), reference=cell.reference, miniature=cell.synthetic,
-        seed=gate.seed, dtype=cell.dtype, device=cell.device, probes=cell.probes, repair=cell.repair,
-        install=gate.install, out=gate.out / slug(gate.group), progress=gate.progress,
-    )  # fmt: skip
+    cell, places = gate.cell, dict(gate.cell.places)
+    report = ask(cell.asked, out=gate.out / slug(cell.group), install=gate.install, progress=gate.progress)
+    if not isinstance(report, Report):
+        return [
+            _placed(case, places, [asked.candidate for asked in cell.asked]) for case in _own_cases(report, cell.group)
+        ]
     own = [
-        replace(case, file=cell.file, line=lines.get(str(ref), 0))
-        for ref, name, one in zip(cell.backends, labels(report), report.candidates, strict=True)
-        for case in candidate_cases(gate.group, name, one)
+        _placed(case, places, [asked.candidate])
+        for asked, name, one in zip(cell.asked, labels(report), report.candidates, strict=True)
+        for case in candidate_cases(cell.group, name, one)
     ]
     named = {(case.name, case.message) for case in own}
     return [*own, *(case for case in cases_of(report) if (case.name, case.message) not in named)]
+
+
+def _own_cases(report: LogprobReport | InvarianceReport, group: str) -> list[Case]:
+    return [replace(case, group=group) for case in cases_of(report)]
+
+
+def _placed(case: Case, places: Mapping[str, tuple[str, int]], candidates: Sequence[str]) -> Case:
+    """The case at the line that asked for its backend: the only one, or the one that its name begins with."""
+    own = candidates if len(candidates) == 1 else [one for one in candidates if subject(case) == one]
+    file, line = next((places[one] for one in own if one in places), ("", 0))
+    return replace(case, file=file, line=line)

@@ -1,13 +1,13 @@
-"""The audits of a gate: one per model and dtype, with the line that asked for each backend."""
+"""The runs of a gate: one per question, model and dtype, with the line that asked for each backend."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
 from parity_audit.core.backend_ref import parse_backend
-from parity_audit.core.types import BackendRef
+from parity_audit.core.card import Asked, Question
+from parity_audit.matrix.ask import runs
 from parity_audit.matrix.cells import cells, expanded, read_matrix
 from parity_audit.specs.load import read_yaml
 from parity_audit.specs.places import entry_lines
@@ -15,39 +15,27 @@ from parity_audit.specs.places import entry_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One audit: every backend of a model in one dtype. `lines`: where each backend is asked for, by its string.
+    """One run: questions that differ in their candidate alone. `places`: file and line that ask for each backend, by its string."""
 
-    `synthetic`, `device`, `probes` and `repair` are as of `parity_audit.audit`; no probes are all of them.
-    """
+    asked: tuple[Asked, ...]
+    places: tuple[tuple[str, tuple[str, int]], ...] = ()
 
-    model: str
-    dtype: str
-    reference: str
-    backends: tuple[BackendRef, ...]
-    synthetic: str | None = "mini"
-    device: str = "cpu"
-    probes: tuple[str, ...] = ()
-    repair: bool = True
-    file: str = ""
-    lines: tuple[tuple[str, int], ...] = ()
+    @property
+    def group(self) -> str:
+        """The group of its cases: model, dtype, and what is asked where it is no audit."""
+        first = self.asked[0]
+        question = [] if first.question is Question.AUDIT else [first.question.value]
+        return " ".join((first.model, first.dtype, *question))
 
 
 def cells_of(path: Path) -> list[Cell]:
-    """The audits that a matrix file asks for (`parity_audit.matrix.cells.Matrix`).
+    """The runs that a matrix file asks for (`parity_audit.matrix.cells.Matrix`).
 
     Raises:
         UsageError: no such file, an unknown key, an unknown model, no model or no candidate.
         SpecError: broken YAML, with its line.
     """
     matrix = read_matrix(path)
-    places = entry_lines(read_yaml(path), "candidates")
-    lines = {str(parse_backend(one)): places[text] for text in matrix.candidates for one in expanded(text)}
-    asked = itertools.groupby(cells(matrix), key=lambda one: (one.model, one.dtype))
-    return [
-        Cell(
-            model=model, dtype=dtype, reference=matrix.reference,
-            backends=tuple(parse_backend(one.candidate) for one in group), synthetic=matrix.synthetic,
-            device=matrix.device, probes=matrix.probes, repair=matrix.repair, file=str(path), lines=tuple(lines.items()),
-        )
-        for (model, dtype), group in asked
-    ]  # fmt: skip
+    lines = entry_lines(read_yaml(path), "candidates")
+    places = {str(parse_backend(one)): (str(path), lines[text]) for text in matrix.candidates for one in expanded(text)}
+    return [Cell(asked=tuple(group), places=tuple(places.items())) for group in runs(cells(matrix))]

@@ -18,10 +18,14 @@ from parity_audit.gate.cells import Cell, cells_of
 from parity_audit.gate.changes import Changes, changes_since
 from parity_audit.gate.retry import asked
 from parity_audit.gate.spec_cases import SpecGate, invalid, spec_cases
+from parity_audit.matrix.ask import runs
+from parity_audit.matrix.cells import Matrix
+from parity_audit.matrix.cells import cells as cells_of_matrix
 from parity_audit.report.environment import this_machine
 from parity_audit.specs.load import OWN_SPECS, list_specs, load_spec
 from parity_audit.specs.schema import Spec
 
+SYNTHETIC = "mini"
 DTYPE = "float32"
 """Of audits that changed pins ask for: the only one that can prove a port right."""
 
@@ -90,10 +94,8 @@ def _cases(options: GateOptions, changes: Changes | None, cells: Sequence[Cell])
                 )  # fmt: skip
                 yield from asked(partial(spec_cases, gate), group=gate.group, retries=options.retries)
     for cell in cells:
-        one = CellGate(
-            cell=cell, seed=options.seed, install=options.install, out=options.out / "audits", progress=options.progress
-        )
-        yield from asked(partial(audit_cases, one), group=one.group, retries=options.retries)
+        one = CellGate(cell=cell, install=options.install, out=options.out / "audits", progress=options.progress)
+        yield from asked(partial(audit_cases, one), group=cell.group, retries=options.retries)
 
 
 def _loaded(changes: Changes, folder: Path) -> tuple[list[Spec], list[Case]]:
@@ -123,11 +125,11 @@ def _pinned(options: GateOptions, changes: Changes, own: Sequence[Spec]) -> list
         return []
     models = options.models or tuple(next(iter(spec.content.models)) for spec in own or list_specs())
     backends = tuple({str(pin.backend): pin.backend for pin in changes.pins}.values())
-    lines = tuple((str(pin.backend), pin.line) for pin in changes.pins)
-    first = changes.pins[0].file
-    return [
-        Cell(model=model, dtype=DTYPE, reference="hf", backends=backends, file=first, lines=lines) for model in models
-    ]
+    places = tuple((str(pin.backend), (pin.file, pin.line)) for pin in changes.pins)
+    matrix = Matrix(
+        models=models, candidates=tuple(map(str, backends)), synthetic=SYNTHETIC, seed=options.seed, dtypes=(DTYPE,)
+    )
+    return [Cell(asked=tuple(group), places=places) for group in runs(cells_of_matrix(matrix))]
 
 
 def _notes(options: GateOptions, changes: Changes | None, cells: Sequence[Cell]) -> tuple[str, ...]:
@@ -137,5 +139,5 @@ def _notes(options: GateOptions, changes: Changes | None, cells: Sequence[Cell])
         specs = ", ".join(map(str, changes.specs)) or "none"
         new = ", ".join(f"{pin.backend} ({pin.file}:{pin.line})" for pin in changes.pins) or "none"
         notes += [f"{changes.files} files changed since {options.since}; specs: {specs}; pins of engines: {new}"]
-    notes += [f"{options.matrix}: {len(cells)} audits"] if cells else []
+    notes += [f"{options.matrix}: {len(cells)} runs"] if cells else []
     return tuple(notes)

@@ -13,9 +13,8 @@ from pathlib import Path
 from parity_audit.capture.plan import AuditPlan, opened, side_plan
 from parity_audit.capture.session import Session
 from parity_audit.capture.workspace import Workspace
-from parity_audit.core.errors import EXIT_INTERRUPTED, NotJudged, ParityError, UsageError
+from parity_audit.core.errors import EXIT_INTERRUPTED, ParityError, UsageError
 from parity_audit.core.invariance_report import CandidateInvariance, Invariance, InvarianceReport
-from parity_audit.core.jsonio import dumps
 from parity_audit.core.progress import Progress
 from parity_audit.core.types import BackendRef
 from parity_audit.invariance.conditions import LONG, SUBJECT, Ids, Planner
@@ -23,8 +22,8 @@ from parity_audit.invariance.prefix import LENGTH, long_subject
 from parity_audit.invariance.run import audit_candidate, measured_floor
 from parity_audit.invariance.runs import Floors, Question
 from parity_audit.invariance.verdict import exit_code
-from parity_audit.report import invariance_page
 from parity_audit.report.environment import this_machine
+from parity_audit.report.files import write_report
 
 REPORT_NAME = "invariance.json"
 BOUND, QUICK_BOUND = 33, 9
@@ -65,7 +64,7 @@ def answer(
 ) -> InvarianceReport:  # fmt: skip
     """Run the subject under every condition in every candidate, and say what its answer depends on.
 
-    Writes invariance.json and invariance.html into the report's directory. `question` holds what `plan_audit` takes.
+    Writes invariance.json, .md, .txt and .html into the report's directory. `question` holds what `plan_audit` takes.
 
     Raises:
         UsageError: the question is malformed.
@@ -158,6 +157,7 @@ def _candidate(
             verdict=Invariance.ERROR,
             why=error.message,
             error=str(error),
+            code=error.code,
         )
 
 
@@ -175,11 +175,5 @@ def _written(report: InvarianceReport, out: Path) -> InvarianceReport:
     """The report with the path it was written to; a disk that does not take it is an error of its own."""
     path = out / REPORT_NAME
     report = dataclasses.replace(report, environment={**this_machine(), "report": str(path)})
-    try:
-        path.write_text(dumps(report, indent=1))
-        path.with_suffix(".html").write_text(invariance_page.render(report))
-    except OSError as error:
-        raise NotJudged(
-            f"cannot write the report: {error.strerror or error}", code="disk", where=str(out), hint="--out elsewhere"
-        ) from error
+    write_report(report, out)
     return report

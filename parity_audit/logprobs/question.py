@@ -12,7 +12,6 @@ from parity_audit.capture.prompts import read_prompts
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import NotJudged, UsageError
-from parity_audit.core.jsonio import dumps
 from parity_audit.core.logprob_report import LogprobFinding, LogprobReport
 from parity_audit.core.progress import Progress
 from parity_audit.core.rollouts import Completion, Sampling
@@ -28,8 +27,8 @@ from parity_audit.logprobs.prompts import Prompts, built, generation_defaults, s
 from parity_audit.logprobs.run import Answer, run
 from parity_audit.logprobs.switches import PREFIX_CACHE, own_steps
 from parity_audit.logprobs.texts import round_trip, with_text
-from parity_audit.report import logprob_page
 from parity_audit.report.environment import this_machine
+from parity_audit.report.files import write_report
 
 ENGINES = ("vllm", "sglang", SERVED)
 ROLLOUTS = {"sglang": "sglang_server"}
@@ -51,7 +50,7 @@ def answer(
 ) -> LogprobReport:  # fmt: skip
     """Sample with the engine (or take a rollout file), score with the trainer, and say whether they agree.
 
-    Writes logprobs.json, logprobs.html, tokens.jsonl and tokens.csv into the report's directory.
+    Writes logprobs.json, .md, .txt and .html, tokens.jsonl and tokens.csv into the report's directory.
 
     `question` holds what `plan_audit` takes: synthetic, seed, weights, dtype, device. `layers`, where given, is asked for
     the cause when a leg of the engine departs. With a `target` every switch of both sides is flipped on the same tokens.
@@ -130,8 +129,7 @@ def _written(found: Answer, out: Path, kinds: Sequence[str]) -> LogprobReport:
     path = out / REPORT_NAME
     report = dataclasses.replace(found.report, environment={**this_machine(), "report": str(path)})
     try:
-        path.write_text(dumps(report, indent=1))
-        path.with_suffix(".html").write_text(logprob_page.render(report, found.tokens))
+        write_report(report, out, found.tokens)
         write_tokens(found.tokens, out)
         export(report, found.tokens, out, kinds)
     except OSError as error:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from parity_audit.core.backend_ref import parse_backend
-from parity_audit.core.card import Asked
-from parity_audit.core.choices import nearest
+from parity_audit.core.card import Asked, Question
+from parity_audit.core.choices import nearest, require_choice
 from parity_audit.core.errors import UsageError
 from parity_audit.core.version import __version__
+from parity_audit.logprobs.question import ENGINES
+from parity_audit.matrix.ask import QUICK
 from parity_audit.specs.load import list_specs, read_yaml
 from parity_audit.specs.resolve import ResolvedModel, resolve_model
 
@@ -24,7 +26,10 @@ EVERY_ARCHITECTURE = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Every model with every candidate in every dtype, on the same probes."""
+    """Every question about every model with every candidate in every dtype; `probes` and `repair` are of audits.
+
+    Of log-probabilities only engines that sample are asked. `quick`: small batches, where invariance is asked.
+    """
 
     models: tuple[str, ...]
     candidates: tuple[str, ...]
@@ -35,6 +40,8 @@ class Matrix:
     device: str = "cpu"
     probes: tuple[str, ...] = ()
     repair: bool = True
+    questions: tuple[str, ...] = (Question.AUDIT.value,)
+    quick: bool = False
 
 
 def expanded(text: str) -> list[str]:
@@ -47,11 +54,13 @@ def expanded(text: str) -> list[str]:
 
 
 def cells(matrix: Matrix) -> list[Asked]:
-    """Every cell, model by model; a BACKEND or model that is malformed or unknown is refused before anything runs.
+    """Every cell, model by model; what is malformed or unknown is refused before anything runs.
 
     Raises:
         UsageError: it is named.
     """
+    for name in matrix.questions:
+        require_choice(name, [one.value for one in Question], what="a question", code="unknown-question")
     models = [_pinned(resolve_model(name)) for name in _models(matrix.models)]
     candidates = [str(parse_backend(one)) for text in matrix.candidates for one in expanded(text)]
     if not models or not candidates:
@@ -59,16 +68,35 @@ def cells(matrix: Matrix) -> list[Asked]:
             "a matrix needs a model and a candidate", code="empty-matrix",
             hint="parity-audit matrix MODEL -c 'transformer_lens=={3.9.0,4.3.0}', or --file matrix.yaml",
         )  # fmt: skip
-    return [
-        Asked(
-            model=model, candidate=candidate, reference=str(parse_backend(matrix.reference)), synthetic=matrix.synthetic,
-            seed=matrix.seed, dtype=dtype, device=matrix.device, probes=matrix.probes, repair=matrix.repair,
-            program=__version__,
+    every = [
+        _cell(matrix, Question(question), model, dtype, candidate)
+        for question, model, dtype, candidate in itertools.product(
+            dict.fromkeys(matrix.questions), dict.fromkeys(models), matrix.dtypes, dict.fromkeys(candidates)
         )
-        for model, dtype, candidate in itertools.product(
-            dict.fromkeys(models), matrix.dtypes, dict.fromkeys(candidates)
-        )
-    ]  # fmt: skip
+        if can_be_asked(Question(question), candidate)
+    ]
+    if not every:
+        raise UsageError(
+            "none of the candidates samples, so none has log-probabilities to ask for", code="empty-matrix",
+            expected=" or ".join(ENGINES), found=", ".join(candidates),
+        )  # fmt: skip
+    return every
+
+
+def can_be_asked(question: Question, candidate: str) -> bool:
+    """Log-probabilities of sampled tokens are asked of engines that sample."""
+    return question is not Question.LOGPROBS or parse_backend(candidate).name in ENGINES
+
+
+def _cell(matrix: Matrix, question: Question, model: str, dtype: str, candidate: str) -> Asked:
+    """One cell; what its question does not know stands at what every such cell has."""
+    audits = question is Question.AUDIT
+    return Asked(
+        question=question, model=model, candidate=candidate, reference=str(parse_backend(matrix.reference)),
+        synthetic=matrix.synthetic, seed=matrix.seed, dtype=dtype, device=matrix.device,
+        probes=matrix.probes if audits else (), repair=matrix.repair or not audits,
+        options=(QUICK,) if matrix.quick and question is Question.INVARIANCE else (), program=__version__,
+    )  # fmt: skip
 
 
 def _pinned(model: ResolvedModel) -> str:

@@ -36,9 +36,9 @@ def render(report: Report) -> str:
     return page(title=f"{report.model}: {headline(report)}", body="\n".join(parts), copies=True)
 
 
-def badge(verdict: Verdict) -> str:
-    """The verdict as a word with a sign; its colour says nothing more."""
-    return f'<span class="badge {style_of(verdict)}">{SYMBOLS[verdict]} {verdict.value}</span>'
+def badge(verdict: Verdict, said: str = "") -> str:
+    """The verdict as a word with a sign; its colour says nothing more. `said` is another question's word for it."""
+    return f'<span class="badge {style_of(verdict)}">{SYMBOLS[verdict]} {text_of(said or verdict.value)}</span>'
 
 
 def _top(report: Report, named: list[tuple[str, Candidate]]) -> str:

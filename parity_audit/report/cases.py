@@ -112,7 +112,9 @@ def in_one_line(finding: Finding) -> str:
 
 
 def _invariance(group: str, one: CandidateInvariance) -> list[Case]:
-    status = {Invariance.BROKEN: Status.FAILED, Invariance.ERROR: Status.ERROR}.get(one.verdict, Status.PASSED)
+    status = Status.FAILED if one.verdict is Invariance.BROKEN else Status.PASSED
+    if one.verdict is Invariance.ERROR:
+        status = status_of_error(one.code)
     case = Case(group=group, name=f"{one.backend}: invariance", status=status, message=one.why, rule="invariance")
     return [case, *_untested(f"{group}.{one.backend}", one.not_tested)]
 

@@ -1,72 +1,82 @@
-"""The files of a report directory: report.json, and the same as Markdown, text and one HTML page."""
+"""The files of a report directory: the report as JSON, and the same as Markdown, text and one HTML page."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 from parity_audit.core.errors import EXIT_USAGE, Interrupted, NotJudged, UsageError, explained
+from parity_audit.core.logprob_report import TokenTable
 from parity_audit.core.report import Report
-from parity_audit.report import audit_page, json, markdown, terminal
+from parity_audit.report import json
 from parity_audit.report.failure import failed_report
+from parity_audit.report.views import FILES, Finished, loaded, rendered, view_of
 
-JSON_NAME = "report.json"
-RENDERERS: dict[str, Callable[[Report], str]] = {
-    JSON_NAME: json.dumps,
-    "report.md": partial(markdown.render, where=JSON_NAME),
-    "report.txt": partial(terminal.render, where=JSON_NAME),
-    "report.html": audit_page.render,
-}
+AUDIT = "report"
+"""The stem of an audit's files."""
+JSON_NAME = f"{AUDIT}.json"
 
 
-def write_report(report: Report, folder: Path) -> Path:
-    """Write every format below `folder` and return the path of report.json; a file is there whole or not at all.
+def write_report(report: Finished, folder: Path, tokens: TokenTable | None = None) -> Path:
+    """Write every format below `folder` and return the path of the JSON; a file is there whole or not at all.
 
     Raises:
         NotJudged: the disk is full or read-only.
     """
-    path = folder / JSON_NAME
+    stem = view_of(report).stem
+    name = f"{stem}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, render in RENDERERS.items():
-            _write(folder / name, render(report))
+        for ending, format in FILES.items():
+            _write(folder / f"{stem}{ending}", rendered(report, format, where=name, tokens=tokens))
     except OSError as error:
         raise NotJudged(
             f"cannot write the report: {error.strerror or error}", code="disk", where=str(folder),
             hint="choose another place with --out",
         ) from error  # fmt: skip
-    return path
+    return folder / name
 
 
 def read_report(path: Path) -> Report:
     """A report of an earlier audit.
 
     Raises:
-        UsageError: there is none, or it is of another release or no report at all.
+        UsageError: there is none, or it is of another release or no report of an audit at all.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(
-            f"not a report: {why}",
-            code="bad-report",
-            where=str(path),
-            hint="give a report.json that an audit of this release wrote",
-        ) from error
+        raise _not_a_report(path, error) from error
 
 
-def set_aside(folder: Path) -> None:
+def read_finished(path: Path) -> Finished:
+    """A report of an earlier run of any kind.
+
+    Raises:
+        UsageError: as `read_report`.
+    """
+    try:
+        return loaded(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError) as error:
+        raise _not_a_report(path, error) from error
+
+
+def _not_a_report(path: Path, error: Exception) -> UsageError:
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    hint = "give a report.json (or logprobs.json, invariance.json) that this release wrote"
+    return UsageError(f"not a report: {why}", code="bad-report", where=str(path), hint=hint)
+
+
+def set_aside(folder: Path, stem: str = AUDIT) -> None:
     """Rename the report of an earlier run (`report.json` to `previous-report.json`): it must not stand for this one.
 
     Raises:
         NotJudged: it cannot be renamed.
     """
     try:
-        for name in RENDERERS:
+        for name in (f"{stem}{ending}" for ending in FILES):
             if (folder / name).is_file():
                 os.replace(folder / name, folder / f"previous-{name}")
     except OSError as error:

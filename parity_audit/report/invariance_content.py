@@ -101,10 +101,22 @@ def _matrix(axes: Sequence[AxisResult]) -> Block:
         worst = _worst(axis.conditions)
         rows.append((
             axis.name, axis.verdict.value, axis.words,
-            number(_ulp(axis.conditions)), number(max((one.nats for one in axis.conditions), default=0.0)),
+            number(_ulp(axis.conditions)), number(_nats(axis.conditions)),
             ratio(worst) if worst is not None else "-",
         ))  # fmt: skip
     return columns(("condition", "verdict", "classes of equal bits", "ulp", "nats", "floors"), rows, right=(3, 4, 5))
+
+
+def largest_change(one: CandidateInvariance) -> dict[str, float]:
+    """The largest change over every condition: in units of the last place, in nats, and in floors where one is known."""
+    conditions = [condition for axis in (*one.axes, *one.run_to_run) for condition in axis.conditions]
+    floors = _worst(conditions)
+    found = {"ulp": _ulp(conditions), "nats": _nats(conditions)}
+    return found if floors is None else {**found, "noise_ratio": floors}
+
+
+def _nats(conditions: Sequence[ConditionResult]) -> float:
+    return max((one.nats for one in conditions), default=0.0)
 
 
 def _ulp(conditions: Sequence[ConditionResult]) -> float:

@@ -13,11 +13,13 @@ LONGEST_SHOWN = 200
 """Tokens of the longest completion that its table shows."""
 
 
-def render(report: LogprobReport, tokens: TokenTable) -> str:
-    """The whole page."""
-    blocks = [*logprob_content(report), *_longest(tokens)]
-    charts = "\n".join(f"<div>{picture}</div>" for picture in pictures(report, tokens).values())
-    body = with_title(f"log-probabilities of {report.model}", blocks, f'<div class="charts">\n{charts}\n</div>')
+def render(report: LogprobReport, tokens: TokenTable | None) -> str:
+    """The whole page; without its tokens, which have a file of their own, it has no pictures."""
+    blocks = [*logprob_content(report), *(_longest(tokens) if tokens else ())]
+    drawn = pictures(report, tokens).values() if tokens else ()
+    charts = "\n".join(f"<div>{picture}</div>" for picture in drawn)
+    figures = f'<div class="charts">\n{charts}\n</div>' if charts else ""
+    body = with_title(f"log-probabilities of {report.model}", blocks, figures)
     return page(title=f"{report.model}: {headline(report)}", body=body)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parity_audit.core.card import Asked, Card
+from parity_audit.core.card import Asked, Card, CardFinding, Question
 from parity_audit.core.errors import CannotRun
 from parity_audit.core.report import Verdict
 from parity_audit.report.blocks import BOLD, SPACE, Block, columns, heading, pairs, paragraph, styled
@@ -13,10 +13,21 @@ from parity_audit.report.numbers import layer_set, ratio, shown
 NOT_RUN = "not run"
 CANNOT_RUN = "does not run it"
 GOOD = (Verdict.EXACT, Verdict.PARITY)
-LEGEND = (
-    "Each cell is the verdict of one audit and the noise ratio of the logits: their distance to the reference as a multiple "
-    "of what rounding alone explains. `-> parity` is the verdict with the patch that the audit wrote."
-)
+TITLES = {
+    Question.AUDIT: "Same function as the reference",
+    Question.LOGPROBS: "Same log-probabilities as the trainer",
+    Question.INVARIANCE: "Same answer in every batch",
+}
+LEGENDS = {
+    Question.AUDIT: "Each cell is the verdict of one audit and the noise ratio of the logits: their distance to the reference "
+    "as a multiple of what rounding alone explains. `-> parity` is the verdict with the patch that the audit wrote.",
+    Question.LOGPROBS: "Each cell is the verdict on the engine's log-probabilities, and their distance to the float64 judge as a "
+    "multiple of the trainer's own.",
+    Question.INVARIANCE: "Each cell says what the answer depends on (bitwise: nothing; class-only: its last bits, on the shape of "
+    "the run; numeric: its last bits, on more; broken: more than those), and its largest change as a multiple of the noise floor.",
+}
+LONGEST = 300
+"""Characters of an error that the table shows: sentences that fit, and the first one whole. The card has all of it."""
 
 
 def matrix_content(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> list[Block]:
@@ -24,17 +35,44 @@ def matrix_content(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> list
     if not cards and not not_run:
         return [paragraph("There are no cards yet.")]
     blocks: list[Block] = [styled((headline(cards, not_run), BOLD), level=1), pairs(scope_rows(cards)), SPACE]
-    rows, titles = grid(cards, not_run)
-    blocks += [columns(["model", *titles], [[model, *cells] for model, cells in rows]), SPACE, paragraph(LEGEND)]
+    for question, own_cards, own_missing in by_question(cards, not_run):
+        rows, titles = grid(own_cards, own_missing)
+        blocks += [heading(TITLES[question])] if is_mixed(cards, not_run) else []
+        blocks += [columns(["model", *titles], [[model, *cells] for model, cells in rows]), SPACE]
+        blocks += [paragraph(LEGENDS[question])]
     for title, own in (("What is wrong", wrong_rows(cards)), ("Not run", not_run_rows(not_run))):
         if own:
             blocks += [SPACE, heading(title), pairs(own)]
     return blocks
 
 
+def by_question(
+    cards: Sequence[Card], not_run: Sequence[Asked]
+) -> list[tuple[Question, list[Card], list[Asked]]]:  # fmt: skip
+    """Cards and missing cells of each question that was asked."""
+    parts = [
+        (
+            question, [card for card in cards if card.asked.question is question],
+            [asked for asked in not_run if asked.question is question],
+        )
+        for question in Question
+    ]  # fmt: skip
+    return [part for part in parts if part[1] or part[2]]
+
+
+def is_mixed(cards: Sequence[Card], not_run: Sequence[Asked]) -> bool:
+    """Whether something else than audits is among them: then every table needs a title."""
+    return {asked.question for asked in (*(card.asked for card in cards), *not_run)} - {Question.AUDIT} != set()
+
+
 def wrong_rows(cards: Sequence[Card]) -> list[tuple[str, str]]:
     """Model and candidate of each cell that is not at parity, and why."""
-    return [(f"{card.asked.model}, {name_of(card.asked)}", why(card)) for card in cards if card.verdict not in GOOD]
+    return [(_cell_name(card.asked), why(card)) for card in cards if card.verdict not in GOOD]
+
+
+def _cell_name(asked: Asked) -> str:
+    question = [] if asked.question is Question.AUDIT else [asked.question.value]
+    return ", ".join((asked.model, name_of(asked), *question))
 
 
 def not_run_rows(not_run: Sequence[Asked]) -> list[tuple[str, str]]:
@@ -56,7 +94,7 @@ def scope_rows(cards: Sequence[Card]) -> list[tuple[str, str]]:
     facts = {
         "reference": [f"{card.reference.backend} {card.reference.version}" for card in cards if card.reference],
         "weights": [f"synthetic:{card.asked.synthetic}" if card.asked.synthetic else "released" for card in cards],
-        "probes": [", ".join(card.asked.probes) or "all" for card in cards],
+        "probes": [", ".join(card.asked.probes) or "all" for card in cards if card.asked.question is Question.AUDIT],
         "dtype": [f"{card.asked.dtype} on {card.asked.device}" for card in cards],
         "settings": ["diagnosis only, no patches tried" for card in cards if not card.asked.repair],
         "dates": sorted(card.date[:10] for card in cards),
@@ -74,24 +112,46 @@ def grid(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> tuple[list[tup
 
 
 def name_of(asked: Asked) -> str:
-    """The candidate as it was asked for, and the dtype where it is not float32."""
-    return asked.candidate if asked.dtype == "float32" else f"{asked.candidate} {asked.dtype}"
+    """The candidate as it was asked for, the dtype where it is not float32, and what else its command says."""
+    dtype = [] if asked.dtype == "float32" else [asked.dtype]
+    return " ".join((asked.candidate, *dtype, *asked.options))
 
 
 def cell(card: Card) -> str:
-    """`mismatch 7.4e+04x -> parity`: the verdict, the agreement figure, and the verdict with the patch."""
+    """`mismatch 7.4e+04x -> parity`: the verdict, how many floors it is off, and the verdict with the patch."""
     if card.error is not None:
         return CANNOT_RUN if card.error.get("code") == CannotRun.default_code else f"error: {card.error.get('code')}"
-    figure = ratio(card.agreement.noise_ratio) if card.agreement else ""
     after = f" -> {card.patched.value}" if card.patched else ""
-    return f"{card.verdict.value} {figure}{after}".strip()
+    return f"{card.said or card.verdict.value} {figure(card)}{after}".strip()
+
+
+def figure(card: Card) -> str:
+    """The noise ratio, where the card has one."""
+    if card.agreement is not None:
+        return ratio(card.agreement.noise_ratio)
+    return ratio(card.figures["noise_ratio"]) if "noise_ratio" in card.figures else ""
 
 
 def why(card: Card) -> str:
     """The constants that are wrong, or the reason in words where none is named."""
-    if card.findings and card.error is None:
-        return "; ".join(
-            f"{item.knob} {shown(item.candidate_value)}, reference {shown(item.reference_value)}, {layer_set(item.layers)}"
-            for item in card.findings
-        )
-    return card.error["message"] if card.error else card.why
+    if card.error is not None:
+        return first_sentences(card.error["message"])
+    return "; ".join(map(_in_words, card.findings)) or card.why
+
+
+def _in_words(finding: CardFinding) -> str:
+    """What the report itself says where it has words, both values where it has those."""
+    where = layer_set(finding.layers)
+    if finding.message:
+        return finding.message if finding.layers is None else f"{finding.message}, {where}"
+    return f"{finding.knob} {shown(finding.candidate_value)}, reference {shown(finding.reference_value)}, {where}"
+
+
+def first_sentences(text: str) -> str:
+    """As many whole sentences as fit into the table, and at least the first one."""
+    kept, *rest = text.split(". ")
+    for sentence in rest:
+        if len(kept) + len(sentence) + 2 > LONGEST:
+            return f"{kept}. [...]"
+        kept = f"{kept}. {sentence}"
+    return kept

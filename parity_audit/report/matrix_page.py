@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parity_audit.core.card import Asked, Card
+from parity_audit.core.card import Asked, Card, Question
 from parity_audit.report.audit_page import SYMBOLS, badge
 from parity_audit.report.blocks import pairs
 from parity_audit.report.html import drawn, text_of
 from parity_audit.report.matrix_content import (
     CANNOT_RUN,
-    LEGEND,
+    LEGENDS,
     NOT_RUN,
+    TITLES,
+    by_question,
     cell,
+    figure,
     headline,
+    is_mixed,
     name_of,
     not_run_rows,
     scope_rows,
     wrong_rows,
 )
-from parity_audit.report.numbers import ratio
 from parity_audit.report.page import page
 
 
@@ -28,7 +31,7 @@ def render(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> str:
     title = headline(cards, not_run)
     parts = [
         f'<header><p class="eyebrow">parity-audit matrix</p><h1>{text_of(title)}</h1></header>',
-        f'<section>{_grid(cards, not_run)}<p class="why">{text_of(LEGEND)}</p></section>',
+        *(_table(*part, titled=is_mixed(cards, not_run)) for part in by_question(cards, not_run)),
         _section("What is wrong", wrong_rows(cards)),
         _section("Not run", not_run_rows(not_run)),
         _section("What the figures hold for", scope_rows(cards)),
@@ -38,6 +41,12 @@ def render(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> str:
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
     return f"<section><h2>{title}</h2>{drawn(pairs(rows))}</section>" if rows else ""
+
+
+def _table(question: Question, cards: Sequence[Card], not_run: Sequence[Asked], *, titled: bool) -> str:
+    """One question: its title where there are several, the grid, and how to read a cell."""
+    title = f"<h2>{text_of(TITLES[question])}</h2>" if titled else ""
+    return f'<section>{title}{_grid(cards, not_run)}<p class="why">{text_of(LEGENDS[question])}</p></section>'
 
 
 def _grid(cards: Sequence[Card], not_run: Sequence[Asked]) -> str:
@@ -63,6 +72,5 @@ def _cell(card: Card) -> str:
     if card.error is not None:
         text = cell(card)
         return f'<span class="{"dim" if text == CANNOT_RUN else "unsure"}">{text_of(text)}</span>'
-    figure = ratio(card.agreement.noise_ratio) if card.agreement else ""
     after = f" {SYMBOLS[card.patched]} {card.patched.value} with the patch" if card.patched else ""
-    return f"{badge(card.verdict)} {text_of(figure)}{after}"
+    return f"{badge(card.verdict, card.said)} {text_of(figure(card))}{after}"

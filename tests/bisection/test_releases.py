@@ -34,6 +34,12 @@ def test_the_release_that_repaired_the_scale_of_gemma_2_is_named(tmp_path):
         "attention.scale", "repaired", "2.3.1", "2.3.0"
     )  # fmt: skip
     assert float(change["value"]) == pytest.approx(224**0.5, rel=1e-5)
+    (both,) = tmp_path.glob(
+        "*/report.json"
+    )  # the two ends share one run of the reference, and nothing lies between them
+    report = json.loads(both.read_text())
+    assert [one["version"] for one in report["candidates"]] == ["2.3.1", "2.3.0"]
+    assert "detection limits" in [gap["what"] for gap in report["not_tested"]]
     again = CliRunner().invoke(app, [*args, "--quiet"])
     assert again.output.startswith("transformer_lens 2.3.1 of 2024-08-13 repaired attention.scale 14.9666")
 

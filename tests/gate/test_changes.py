@@ -116,12 +116,16 @@ def test_a_matrix_is_one_audit_per_model_and_dtype(tmp_path):
     )
     cells = cells_of(path)
 
-    assert [(cell.model, cell.dtype) for cell in cells] == [
+    assert [(cell.asked[0].model, cell.asked[0].dtype) for cell in cells] == [
         ("gpt2", "float32"), ("gpt2", "bfloat16"), ("facebook/opt-125m", "float32"), ("facebook/opt-125m", "bfloat16")
     ]  # fmt: skip
-    assert [*map(str, cells[0].backends)] == ["transformer_lens==2.18.0", "transformer_lens==4.3.0", "vllm"]
-    assert cells[0].lines == (("transformer_lens==2.18.0", 6), ("transformer_lens==4.3.0", 6), ("vllm", 7))
-    assert {(cell.synthetic, cell.probes, cell.repair) for cell in cells} == {("mini", ("short",), True)}
+    assert [one.candidate for one in cells[0].asked] == ["transformer_lens==2.18.0", "transformer_lens==4.3.0", "vllm"]
+    assert {backend: line for backend, (_, line) in cells[0].places} == {
+        "transformer_lens==2.18.0": 6, "transformer_lens==4.3.0": 6, "vllm": 7
+    }  # fmt: skip
+    assert {(one.synthetic, one.probes, one.repair) for cell in cells for one in cell.asked} == {
+        ("mini", ("short",), True)
+    }
 
 
 @pytest.mark.parametrize(

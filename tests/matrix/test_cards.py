@@ -16,11 +16,12 @@ from parity_audit.cli.app import app
 from parity_audit.core.card import Asked, Card
 from parity_audit.core.errors import NotJudged, UsageError
 from parity_audit.core.jsonio import to_plain
-from parity_audit.core.report import Verdict
+from parity_audit.core.report import Candidate, Verdict
 from parity_audit.core.version import __version__
-from parity_audit.matrix import run
-from parity_audit.matrix.cards import card_of, card_path, command_of, current_card, read_card, read_cards, write_card
+from parity_audit.matrix import ask
+from parity_audit.matrix.cards import card_path, current_card, read_card, read_cards, write_card
 from parity_audit.matrix.command import Table, exit_code_of, rendered
+from parity_audit.matrix.made import cards_of, command_of
 from parity_audit.matrix.run import run_cells
 from parity_audit.report.matrix_content import cell, grid, headline, why
 from parity_audit.report.schema import card_schema, schema_text
@@ -31,9 +32,17 @@ ASKED = Asked(
     probes=("short",), repair=False, program=__version__,
 )  # fmt: skip
 OTHER = replace(ASKED, candidate="transformer_lens==2.3.0")
-CARD = card_of(REPORT, CLEAN, ASKED)
-BAD = card_of(REPORT, WRONG, OTHER)
-BROKE_OFF = card_of(REPORT, DEAD, ASKED)
+
+
+def card_of(candidate: Candidate, asked: Asked) -> Card:
+    """The card of one candidate of the sample."""
+    (card,) = cards_of(replace(REPORT, candidates=(candidate,)), [asked.candidate], asked)
+    return card
+
+
+CARD = card_of(CLEAN, ASKED)
+BAD = card_of(WRONG, OTHER)
+BROKE_OFF = card_of(DEAD, ASKED)
 
 
 def test_a_card_holds_what_the_report_says():
@@ -120,7 +129,7 @@ def audits(monkeypatch):
             raise NotJudged("broken for good")
         return replace(REPORT, candidates=(CLEAN,) * len(candidates))
 
-    monkeypatch.setattr(run.api, "audit", audit)
+    monkeypatch.setattr(ask.api, "audit", audit)
     return asked
 
 

@@ -26,6 +26,10 @@ EVIL = "</title><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 @pytest.fixture(scope="module")
 def made() -> tuple[LogprobReport, TokenTable]:
+    return sample()
+
+
+def sample() -> tuple[LogprobReport, TokenTable]:
     """Six completions of different lengths, a tenth of a nat apart, with names that try to be markup."""
     rng = np.random.default_rng(0)
     rollout = [(-rng.exponential(2.0, length)).tolist() for length in range(8, 32, 4)]

@@ -8,9 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from parity_audit.core.jsonio import from_plain
 from parity_audit.core.logprob_report import LogprobReport, TokenTable
 
 COLUMNS = ("sequence", "position", "token_id", "rollout_logprob", "train_logprob", "difference")
+FIELDS = ("sequence", "position", "token_id", "rollout", "train")
+"""The columns of a `TokenTable`; the difference of the last two is a column of the files alone."""
 SHEET_ROWS = 1 << 20
 """Rows that one sheet of a workbook holds, its title row included."""
 
@@ -25,6 +28,17 @@ def write_tokens(tokens: TokenTable, folder: Path) -> tuple[Path, Path]:
             lines.write(json.dumps(dict(zip(COLUMNS, row, strict=True)), allow_nan=False) + "\n")
             writer.writerow(row)
     return jsonl, table
+
+
+def read_tokens(folder: Path) -> TokenTable | None:
+    """The tokens that a run left beside its report; None where they are gone, or are no such file."""
+    try:
+        with (folder / "tokens.jsonl").open(encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines]
+        columns = {field: [row[name] for row in rows] for field, name in zip(FIELDS, COLUMNS, strict=False)}
+        return from_plain(TokenTable, columns) if rows else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def write_parquet(tokens: TokenTable, path: Path) -> None:

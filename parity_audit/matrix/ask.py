@@ -1,0 +1,53 @@
+"""Ask what a group of cells asks: one run of `audit`, `logprobs` or `invariance`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from parity_audit import api
+from parity_audit.core.card import Asked, Question
+from parity_audit.core.invariance_report import InvarianceReport
+from parity_audit.core.logprob_report import LogprobReport
+from parity_audit.core.progress import Progress
+from parity_audit.core.report import Report
+
+QUICK = "--quick"
+
+
+def ask(
+    group: Sequence[Asked], *, out: Path, install: bool, progress: Progress
+) -> Report | LogprobReport | InvarianceReport:  # fmt: skip
+    """The finished report of cells that differ in their candidate alone; one of log-probabilities has one candidate.
+
+    Raises:
+        UsageError: the question is malformed.
+        NotJudged: nothing could be compared.
+    """
+    first, candidates = group[0], [asked.candidate for asked in group]
+    if first.question is Question.LOGPROBS:
+        (engine,) = candidates
+        return api.logprobs(
+            first.model, engine=engine, trainer=first.reference, miniature=first.synthetic, seed=first.seed,
+            dtype=first.dtype, device=first.device, out=out, install=install, progress=progress,
+        )  # fmt: skip
+    if first.question is Question.INVARIANCE:
+        return api.invariance(
+            first.model, candidates=candidates, reference=first.reference, quick=QUICK in first.options,
+            miniature=first.synthetic, seed=first.seed, dtype=first.dtype, device=first.device, out=out, install=install,
+            progress=progress,
+        )  # fmt: skip
+    return api.audit(
+        first.model, candidates=candidates, reference=first.reference, miniature=first.synthetic, seed=first.seed,
+        dtype=first.dtype, device=first.device, probes=list(first.probes) or None, repair=first.repair, out=out,
+        install=install, progress=progress,
+    )  # fmt: skip
+
+
+def runs(cells: Sequence[Asked]) -> list[list[Asked]]:
+    """Cells that one run answers: those of a model, dtype and question, because the reference then runs once for all."""
+    found: dict[tuple[str, ...], list[Asked]] = {}
+    for asked in cells:
+        alone = asked.candidate if asked.question is Question.LOGPROBS else ""
+        found.setdefault((asked.model, asked.dtype, asked.question.value, alone), []).append(asked)
+    return list(found.values())

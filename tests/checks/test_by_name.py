@@ -1,0 +1,25 @@
+"""Scores that softmax cannot tell apart are the same scores; a scale of one percent is another."""
+
+import torch
+
+from parity_audit.checks.by_name import from_own_key
+from parity_audit.checks.reading import Values
+from parity_audit.core.types import Probe
+
+PROBE = Probe(name="short", purpose="test", token_ids=((5, 6, 7, 8),), mask=((1, 1, 1, 1),))
+
+
+def test_a_constant_per_query_is_dropped_and_nothing_else():
+    torch.manual_seed(0)
+    scores = torch.randn(1, 2, 4, 4, dtype=torch.float64)
+    masked = scores.masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf)
+    shifted = masked + torch.randn(1, 2, 4, 1, dtype=torch.float64)
+    first, second, scaled = (
+        from_own_key(Values(PROBE, {"x": lambda value=value: value})).tensor("x")
+        for value in (masked, shifted, 1.01 * masked)
+    )
+
+    assert torch.equal(first.isinf(), second.isinf())
+    torch.testing.assert_close(first, second)
+    torch.testing.assert_close(first.softmax(-1), masked.softmax(-1))
+    assert (first - scaled).nan_to_num(0.0).abs().max() > 1e-3
