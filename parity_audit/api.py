@@ -57,15 +57,9 @@ PathLike = str | Path
 
 
 @accepting(
-    weights=path,
-    out=path,
-    dtype=torch_name,
-    device=torch_name,
-    candidates=several,
-    probes=several,
-    prompt=several,
+    weights=path, out=path, dtype=torch_name, device=torch_name, candidates=several, probes=several, prompt=several,
     prompts=path,
-)
+)  # fmt: skip
 @with_bar
 def audit(
     model: str,
@@ -102,8 +96,8 @@ def audit(
         reference: the backend that is believed.
         miniature: "mini", "small" or "full" for seeded weights with the architecture's real constants.
         dtype: float32, bfloat16 or float16, or that dtype of torch.
-        prompt: texts of your own, run beside the probes; `prompts` is a .txt or .jsonl file of texts, chat messages or token ids.
-        chat: put prompts that are text through the checkpoint's chat template.
+        prompt: texts of your own, run beside the probes; `prompts` is a file of texts, chat messages or token ids, `chat` puts
+            those that are text through the checkpoint's chat template.
         hooks: also edit every hook, and compare with the same edit in the reference.
         target: max-abs logit difference that a repaired candidate should reach.
         install: allow creating environments.

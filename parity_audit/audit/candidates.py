@@ -13,6 +13,7 @@ from parity_audit.audit.finite import with_finite_numbers
 from parity_audit.audit.outcome import failed_candidate
 from parity_audit.audit.reference import Reference
 from parity_audit.audit.right_reference import RightReferences
+from parity_audit.audit.token_text import with_text
 from parity_audit.capture.checkpoint import CHANGED
 from parity_audit.capture.side import Side
 from parity_audit.capture.store import Capture
@@ -53,7 +54,7 @@ def _judge_one(
                 session, taken, truth, target=context.target, repair=context.repair, hooks=context.hooks, out=out,
                 rights=None if context.match_reference else rights,
             )  # fmt: skip
-        return with_finite_numbers(result)
+        return with_text(with_finite_numbers(result), context.plan.checkpoint)
     except Exception as error:
         known = explained(error, str(_logged(error, workspace, side)))
         if known.code == CHANGED:

@@ -40,7 +40,8 @@ def first_look(
     return Candidate(
         backend=plan.ref.name, package=about.package, version=about.version, settings=about.settings,
         dtype=plan.dtype, device=plan.device, verdict=Verdict.MISMATCH if weights else verdict,
-        why=weights[0].message if weights else why, logits=comparison.logits, sites=comparison.sites,
+        why=weights[0].message if weights else why, logits=comparison.logits,
+        worst_tokens=comparison.worst_tokens, sites=comparison.sites,
         first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
         findings=tuple(weights), warnings=tuple(warnings), not_visible=(*capture.manifest.not_visible, *comparison.not_comparable),
         not_tested=(*comparison.not_tested, *capture.manifest.not_tested, *gaps, *unseen),

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from parity_audit.compare.assumed import not_comparable, set_aside
 from parity_audit.compare.cancelling import cancelling_cause
-from parity_audit.compare.divergences import kl_per_position, top1_matches
 from parity_audit.compare.floor import LARGEST, noise_ratio
+from parity_audit.compare.logits import LogitsSums
 from parity_audit.compare.moments import Moments
-from parity_audit.compare.outputs import BY_HOOKS_ALONE, OUTPUTS, decide, returns_what_is_hooked
+from parity_audit.compare.outputs import BY_HOOKS_ALONE, decide, returns_what_is_hooked
 from parity_audit.compare.shapes import Misfit, clipped, common_shape, shape_difference
 from parity_audit.compare.signal import no_signal
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.compare.variation import Variation
 from parity_audit.core.limits import share_of_limit
-from parity_audit.core.report import LogitsDelta, SiteDelta
+from parity_audit.core.report import LogitsDelta, SiteDelta, TokenLogits
 from parity_audit.core.sites import ATTENTION_SITES, LOGITS, RETURNED, layer_of, site_order
 from parity_audit.core.types import NotTested, NotVisible, Probe
 
@@ -44,6 +44,7 @@ class Comparison:
     sites: tuple[SiteDelta, ...]
     by_probe: tuple[SiteDelta, ...]
     logits: LogitsDelta | None
+    worst_tokens: tuple[TokenLogits, ...] = ()
     not_tested: tuple[NotTested, ...] = ()
     non_finite: tuple[str, ...] = ()
     mask_mismatch: tuple[str, ...] = ()
@@ -111,7 +112,7 @@ def compare(
     unlike: list[NotVisible] = []
     assumed: dict[tuple[str, str], str] = {}
     misfits: list[Misfit] = []
-    logits = _LogitsSums()
+    logits = LogitsSums()
     sides = [side for side in (candidate, reference, judge, definition) if side is not None]
     for probe in reference.probes:
         shared = candidate.sites(probe.name) & reference.sites(probe.name)
@@ -159,7 +160,7 @@ def compare(
     )  # fmt: skip
     put_aside = {f"{item.delta.probe}/{item.delta.site}" for item in aside}
     return Comparison(
-        sites=worst_per_site(kept), by_probe=tuple(kept), logits=logits.result(kept),
+        sites=worst_per_site(kept), by_probe=tuple(kept), logits=logits.result(kept), worst_tokens=logits.worst_tokens(),
         not_tested=(*gaps, *(item.gap() for item in misfits)), non_finite=tuple(bad), misshapen=tuple(misfits),
         mask_mismatch=tuple(where for where in masks if where not in put_aside),
         decoded=tuple(probe.name for probe in reference.probes if probe.decode_from is not None),
@@ -212,7 +213,7 @@ def _measure(
     judge: TensorSource | None,
     probe: Probe,
     site: str,
-    logits: _LogitsSums | None,
+    logits: LogitsSums | None,
     definition: TensorSource | None = None,
 ) -> Moments:
     moments, floor = Moments(), Moments()
@@ -225,7 +226,7 @@ def _measure(
         if len(tensors) == 4:
             floor.add(tensors[3], tensors[2], None, keep, offset)
         if logits is not None:
-            logits.add(tensors[0], tensors[1], keep[..., 0])
+            logits.add(probe, offset, tensors[0], tensors[1], keep[..., 0])
     return moments.over(floor) if floor.count else moments
 
 
@@ -268,51 +269,3 @@ def _delta(site: str, probe: str, moments: Moments, dtype: str) -> SiteDelta:
 def _relative(rmse: float, rms: float) -> float:
     """rmse over rms, 0 for no error, at most `LARGEST` where there should be nothing."""
     return 0.0 if rmse == 0.0 else min(rmse / max(rms, sys.float_info.min), LARGEST)
-
-
-class _LogitsSums:
-    """Running sums of the distribution metrics over real positions of every probe."""
-
-    def __init__(self) -> None:
-        self.positions = 0
-        self.kl = 0.0
-        self.top1 = 0
-        self.abs_sum = 0.0
-        self.square_sum = 0.0
-        self.reference_square_sum = 0.0
-        self.entries = 0
-
-    def add(self, candidate: Tensor, reference: Tensor, keep: Tensor) -> None:
-        """Add logits `[batch, pos, d_vocab]` at the positions that `keep` `[batch, pos]` marks.
-
-        Positions with a number that is not finite are left out here; the verdict counts them on its own.
-        """
-        ours, theirs = candidate[keep].double(), reference[keep].double()
-        finite = ours.isfinite().all(-1) & theirs.isfinite().all(-1)
-        ours, theirs = ours[finite], theirs[finite]
-        if ours.numel() == 0:
-            return
-        self.positions += ours.shape[0]
-        self.kl += float(kl_per_position(theirs, ours).sum())
-        self.top1 += top1_matches(theirs, ours)
-        delta = ours - theirs
-        self.entries += delta.numel()
-        self.abs_sum += float(delta.abs().sum())
-        self.square_sum += float(delta.square().sum())
-        self.reference_square_sum += float(theirs.square().sum())
-
-    def result(self, deltas: list[SiteDelta]) -> LogitsDelta | None:
-        """The summary, None when no logits were compared."""
-        own = [delta for delta in decide(deltas) if delta.site in OUTPUTS]
-        if not own or not self.entries:
-            return None
-        ratios = [delta.noise_ratio for delta in own if delta.noise_ratio is not None]
-        return LogitsDelta(
-            max_abs=max(delta.max_abs for delta in own),
-            mean_abs=self.abs_sum / self.entries,
-            rmse=math.sqrt(self.square_sum / self.entries),
-            rel=math.sqrt(self.square_sum / max(self.reference_square_sum, 1e-300)),
-            noise_ratio=max(ratios) if ratios else None,
-            kl=self.kl / self.positions,
-            top1_agreement=self.top1 / self.positions,
-        )

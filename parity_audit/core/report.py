@@ -57,6 +57,28 @@ class LogitsDelta:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenLogits:
+    """One token behind which the logits differ: at `row` and `position` of a probe, by `max_abs` at the vocabulary entry `at_id`.
+
+    `kl` is KL(reference || candidate) in nats, `reference_id` and `candidate_id` are the likeliest next tokens of each side.
+    The texts are empty where the checkpoint has no tokenizer.
+    """
+
+    probe: str
+    row: int
+    position: int
+    token_id: int
+    max_abs: float
+    at_id: int
+    kl: float
+    reference_id: int
+    candidate_id: int
+    text: str = ""
+    reference_text: str = ""
+    candidate_text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnVariation:
     """The candidate's own runs of one prompt, decoded from the cache and all at once: how far apart rounding and kernels take them.
 
@@ -230,6 +252,7 @@ class Candidate:
     verdict: Verdict
     why: str
     logits: LogitsDelta | None = None
+    worst_tokens: tuple[TokenLogits, ...] = ()
     sites: tuple[SiteDelta, ...] = ()
     first_divergence: dict[str, Any] | None = None
     findings: tuple[Finding, ...] = ()

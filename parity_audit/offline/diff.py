@@ -65,7 +65,7 @@ def _compared(
         backend=manifest.backend, package=about.package if about else "", version=about.version if about else "",
         settings=about.settings if about else {}, dtype=manifest.dtype, device=manifest.device,
         verdict=Verdict.MISMATCH if weights else verdict, why=weights[0].message if weights else why,
-        logits=comparison.logits, sites=comparison.sites, findings=tuple(weights),
+        logits=comparison.logits, worst_tokens=comparison.worst_tokens, sites=comparison.sites, findings=tuple(weights),
         first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
         not_visible=(*manifest.not_visible, *comparison.not_comparable),
         not_tested=(

@@ -19,6 +19,7 @@ from parity_audit.report.html import cell_of, drawn, text_of
 from parity_audit.report.numbers import layer_set, number, ratio, shown
 from parity_audit.report.page import page
 from parity_audit.report.pictures.layers import fitted_by_layer, legend, noise_by_layer, rope_spectrum
+from parity_audit.report.token_panel import token_panel
 from parity_audit.report.words import DEPARTS, GOOD, headline, label, labels, weights_line
 
 SYMBOLS = {
@@ -98,7 +99,8 @@ def _candidate(name: str, one: Candidate) -> str:
     own = sections(one, name)
     title = f'<h2>{text_of(name)} {badge(one.verdict)}</h2><p class="why">{text_of(one.why)}</p>'
     mends = _part("What mends it", own, ("right reference", "patches", "before and after", "proof"))
-    first = "".join((title, _all(*own["about"]), _findings(one), mends, _where(one, own["divergence"]), _charts(one)))
+    seen = "".join((_where(one, own["divergence"]), token_panel(one), _charts(one)))
+    first = "".join((title, _all(*own["about"]), _findings(one), mends, seen))
     numbers = _part("", own, ("layers", "own variation", "findings", "gaps"))
     is_open = "" if one.verdict in GOOD else " open"
     summary = "<summary>Every number, the evidence, and what was not tested</summary>"

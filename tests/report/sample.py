@@ -17,6 +17,7 @@ from parity_audit.core.report import (
     Report,
     Side,
     SiteDelta,
+    TokenLogits,
     Verdict,
 )  # fmt: skip
 from parity_audit.core.types import Edit, NotTested, NotVisible, ReadBack
@@ -91,10 +92,14 @@ PATCH = Patch(
     read_back=tuple(ReadBack(path=f"blocks[{n}].attn.attn_scale", before=14.966629, after=16.0) for n in range(4)),
 )  # fmt: skip
 
+TOKEN = TokenLogits(
+    probe="short", row=0, position=17, token_id=262, max_abs=0.323, at_id=9, kl=0.0123, reference_id=11, candidate_id=13,
+    text="</script><b>", reference_text="\n", candidate_text=EVIL,
+)  # fmt: skip
 WRONG = Candidate(
     backend="transformer_lens", package="transformer-lens", version="2.3.0", settings={}, dtype="float32", device="cpu",
     verdict=Verdict.MISMATCH, why="7.2e+04x the noise floor at blocks.0.attn_scores (limit 4x)",
-    logits=logits(0.323, 5.1e3), sites=SITES,
+    logits=logits(0.323, 5.1e3), worst_tokens=(TOKEN,), sites=SITES,
     first_divergence={"site": "blocks.0.attn_scores", "layer": 0, "probe": "short"},
     findings=(SCALE, SOFTCAP), patches=(PATCH,),
     patched=Patched(

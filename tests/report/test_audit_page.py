@@ -215,3 +215,12 @@ def test_every_text_has_the_contrast_of_wcag_aa(scheme):
         ratios[ink, ground] = (bright + 0.05) / (dark + 0.05)
 
     assert {pair: value for pair, value in ratios.items() if value < 4.5} == {}
+
+
+def test_the_tokens_whose_logits_differ_most_are_named_and_their_text_stays_text():
+    page = render(REPORT)
+
+    assert "1 of these 1 tokens have another likeliest successor" in page
+    assert "262 &quot;&lt;/script&gt;&lt;b&gt;&quot;" in page
+    assert "11 &quot;\\n&quot;" in page
+    assert page.count("Tokens whose logits differ most") == sum(bool(one.worst_tokens) for one in REPORT.candidates)
