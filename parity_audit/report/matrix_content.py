@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from parity_audit.core.card import Asked, Card, CardFinding, Question
@@ -149,7 +150,7 @@ def _in_words(finding: CardFinding) -> str:
 
 def first_sentences(text: str) -> str:
     """As many whole sentences as fit into the table, and at least the first one."""
-    kept, *rest = text.split(". ")
+    kept, *rest = re.split(r"\.\s+", text)
     for sentence in rest:
         if len(kept) + len(sentence) + 2 > LONGEST:
             return f"{kept}. [...]"

@@ -183,6 +183,16 @@ def test_the_table_has_a_row_for_each_model_and_names_what_was_not_run():
     assert cell(BROKE_OFF) == "error: worker-died"
 
 
+def test_the_table_says_of_a_hook_what_the_report_says_and_cuts_an_error_behind_its_first_sentences():
+    says = "ln1.hook_normalized shows ln1.out, where its name says the norm's input over its scale"
+    hook = replace(WRONG.findings[0], kind="hook", knob="ln1.hook_normalized", message=says, layers=(0, 1))
+    long = {"code": "backend-failed", "message": f"load: size mismatch.\n\tsize {'x' * 400}. And more"}
+
+    assert why(card_of(replace(WRONG, findings=(hook,)), OTHER)) == f"{says}, layers 0-1"
+    assert why(replace(BROKE_OFF, error=long)) == "load: size mismatch. [...]"
+    assert why(replace(BROKE_OFF, error={**long, "message": "One. Two."})) == "One. Two."
+
+
 @pytest.mark.parametrize("format", ["terminal", "markdown", "html"])
 def test_every_format_of_the_table_names_every_cell_and_escapes_it(format):
     evil = replace(CARD, asked=replace(ASKED, model=EVIL))
