@@ -76,6 +76,10 @@ class Evidence:
         return (probe for probe in self.probes if probe.sites == "all")
 
 
+POINTS = "points"
+"""In the evidence of a fit: some of what it was fitted to, for a picture. A finding keeps those of its first layer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KnobFit:
     """One constant as one side's activations show it.

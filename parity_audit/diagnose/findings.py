@@ -29,7 +29,7 @@ from parity_audit.diagnose.agreement import (
     tied,
     undecided,
 )
-from parity_audit.diagnose.evidence import KnobFit, KnobSpec, spec_value, spoken_of
+from parity_audit.diagnose.evidence import POINTS, KnobFit, KnobSpec, spec_value, spoken_of
 from parity_audit.diagnose.identify.attention.rows import grouped
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS, bias_knob
 from parity_audit.diagnose.identify.linear.sample import AS_STORED
@@ -223,12 +223,17 @@ def _evidence(group: Sequence[Pair], blunt: Sequence[Pair]) -> dict[str, Any]:
     least, ties = min(pair.sigmas for pair in group), _ties(group)
     out: dict[str, Any] = {
         "sigmas": None if math.isinf(least) else least,
-        "candidate": [_facts(pair.candidate) for pair in group],
-        "reference": [_facts(pair.reference) for pair in group],
+        "candidate": _with_one_picture([_facts(pair.candidate) for pair in group]),
+        "reference": _with_one_picture([_facts(pair.reference) for pair in group]),
     }
     if blunt:
         out["consistent_but_not_decisive"] = [_full_site(pair.candidate) for pair in blunt]
     return out | ({"tied_with": ties} if ties else {})
+
+
+def _with_one_picture(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    first, *rest = entries
+    return [first, *({key: value for key, value in one.items() if key != POINTS} for one in rest)]
 
 
 def _facts(fit: KnobFit) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from parity_audit.report.heat import heat_map, key
 from parity_audit.report.html import cell_of, drawn, text_of
 from parity_audit.report.numbers import layer_set, number, ratio, shown
 from parity_audit.report.page import page
-from parity_audit.report.pictures.layers import fitted_by_layer, legend, noise_by_layer, rope_spectrum
+from parity_audit.report.pictures.layers import fitted_by_layer, legend, noise_by_layer, rope_spectrum, score_curve
 from parity_audit.report.token_panel import token_panel
 from parity_audit.report.words import DEPARTS, GOOD, headline, label, labels, weights_line
 
@@ -166,7 +166,7 @@ def _introduced(delta: SiteDelta) -> float | None:
 
 def _charts(one: Candidate) -> str:
     """Ratios over the layers, and constants as they were read off activations; findings without a series have no picture."""
-    drawn_fits = (draw(finding) for finding in one.findings for draw in (fitted_by_layer, rope_spectrum))
+    drawn_fits = (draw(finding) for finding in one.findings for draw in (fitted_by_layer, score_curve, rope_spectrum))
     fits = [picture for picture in dict.fromkeys(drawn_fits) if picture]
     curve = noise_by_layer(one)
     marks = NOISE_MARKS | ({"patched": "after the block, patched"} if one.patched else {})

@@ -4,6 +4,9 @@ import pytest
 import torch
 from tiny_port import Port, fits, found
 
+from parity_audit.diagnose.identify.attention.visible import POINTS
+from parity_audit.report.evidence import evidence_lines
+
 CORE = {"scores", "pattern", "z"}
 HIDDEN = ("attn_scores", "pattern")
 SIGHTS = [pytest.param((), id="visible"), pytest.param(HIDDEN, id="hidden")]
@@ -88,3 +91,17 @@ def test_a_thousandth_is_found_in_bfloat16_scores():
 
 def test_nothing_visible_is_said_and_not_guessed():
     assert fits(PORT.but(hide=("rot_q", *HIDDEN)), "attention") == {}
+
+
+def test_a_finding_keeps_some_scores_with_the_curve_that_was_fitted_to_them():
+    finding = found(PORT.but(scale=14.9666, cap=50.0), PORT.but(cap=50.0), CORE)["attention.scale"]
+    first, *rest = finding.evidence["candidate"]
+    dots = torch.tensor(first["points"], dtype=torch.float64)
+    curve = 50.0 * torch.tanh(dots[:, 0] / 14.9666 / 50.0)
+
+    assert len(dots) <= POINTS
+    assert bool((dots[:, 0].diff() >= 0).all())
+    torch.testing.assert_close(dots[:, 2], curve, rtol=3e-4, atol=1e-3)
+    torch.testing.assert_close(dots[:, 1], dots[:, 2], rtol=3e-4, atol=1e-3)
+    assert all("points" not in entry for entry in rest)
+    assert "points" not in " ".join(evidence_lines(finding.evidence))

@@ -14,7 +14,7 @@ from parity_audit.core.report import Report, Verdict
 from parity_audit.report.audit_page import render
 from parity_audit.report.heat import brief, heat_map
 from parity_audit.report.page import SCRIPT, policy, style
-from parity_audit.report.pictures.layers import fitted_by_layer, noise_by_layer
+from parity_audit.report.pictures.layers import fitted_by_layer, noise_by_layer, score_curve
 from parity_audit.report.words import headline
 
 BREAKS_OUT = "</title></style></script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -224,3 +224,13 @@ def test_the_tokens_whose_logits_differ_most_are_named_and_their_text_stays_text
     assert "262 &quot;&lt;/script&gt;&lt;b&gt;&quot;" in page
     assert "11 &quot;\\n&quot;" in page
     assert page.count("Tokens whose logits differ most") == sum(bool(one.worst_tokens) for one in REPORT.candidates)
+
+
+def test_scores_are_drawn_with_the_law_of_each_side():
+    def entry(divisor: float) -> dict[str, object]:
+        return {"layer": 0, "value": divisor, "points": [[at, at / divisor, at / divisor] for at in (-40.0, 0.0, 40.0)]}
+
+    picture = score_curve(replace(WRONG.findings[0], evidence={"candidate": [entry(15.0)], "reference": [entry(16.0)]}))
+
+    assert (picture.count("<circle"), picture.count("<polyline")) == (3, 2)
+    assert score_curve(replace(WRONG.findings[0], evidence={"candidate": [{"layer": 0, "value": 15.0}]})) == ""

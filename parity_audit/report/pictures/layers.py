@@ -17,6 +17,8 @@ LEAST_SHOWN = 0.05
 """Half the height of a chart of fitted constants, as a share of the value."""
 SHAPES = ("observed", "introduced", "patched", "reference")
 """Classes of the style sheet; each has a mark of its own, so that a series is known without its colour."""
+SIDES = {"reference": "reference", "observed": "candidate"}
+"""The mark of each side of a fit, and the name of its evidence."""
 
 
 def noise_by_layer(candidate: Candidate) -> str:
@@ -56,7 +58,7 @@ def fitted_by_layer(finding: Finding) -> str:
 def rope_spectrum(finding: Finding) -> str:
     """The angle per position of every pair of a head, as fitted in the first layer that shows it, on both sides."""
     series: dict[str, Points] = {}
-    for kind, side in (("reference", "reference"), ("observed", "candidate")):
+    for kind, side in SIDES.items():
         entries = _entries(finding.evidence.get(side))
         found = next((entry["inv_freq"] for entry in entries if entry.get("inv_freq")), ())
         series[kind] = [(float(pair), float(value)) for pair, value in enumerate(found) if value > 0.0]
@@ -66,6 +68,30 @@ def rope_spectrum(finding: Finding) -> str:
     x, y = plane([pair for pair, _ in points], [value for _, value in points], y_log=True)
     drawn = [part for kind, own in series.items() for part in _series(kind, own, x, y)]
     return chart("RoPE frequencies, fitted", x, y, "pair of dimensions", "radians per position", drawn)
+
+
+def score_curve(finding: Finding) -> str:
+    """Scores against q.k in the first layer of a finding, some of them, with the fitted law of each side."""
+    sides = {kind: _points(finding.evidence.get(side)) for kind, side in SIDES.items()}
+    if not sides["observed"]:
+        return ""
+    every = [point for own in sides.values() for point in own]
+    x, y = plane([point[0] for point in every], [value for point in every for value in point[1:]])
+    laws = [
+        _stroke(kind, " ".join(f"{x.at(at):.1f},{y.at(law):.1f}" for at, _, law in own))
+        for kind, own in sides.items() if own
+    ]  # fmt: skip
+    dots = [
+        f'<circle cx="{x.at(at):.1f}" cy="{y.at(score):.1f}" r="1.6" class="observed"/>'
+        for at, score, _ in sides["observed"]
+    ]
+    return chart(f"{finding.knob}: scores of the first head", x, y, "q.k", "score", [*laws, *dots])
+
+
+def _points(evidence: Any) -> list[tuple[float, float, float]]:
+    """Those of the first entry that has any."""
+    found = next((entry["points"] for entry in _entries(evidence) if entry.get("points")), ())
+    return [(at, score, law) for at, score, law in found if all(map(_is_number, (at, score, law)))]
 
 
 def legend(entries: Mapping[str, str]) -> str:

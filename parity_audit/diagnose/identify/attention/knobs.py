@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import KnobValue
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap
+from parity_audit.diagnose.evidence import POINTS, Evidence, KnobFit, Outcome, gap
 from parity_audit.diagnose.identify.attention.saturation import cap_fit
 from parity_audit.diagnose.identify.attention.softmax import sinks_fit
 from parity_audit.diagnose.identify.attention.visible import SIGMAS, Bend
@@ -37,7 +37,8 @@ def _scale(evidence: Evidence, bend: Bend) -> Outcome:
     if bool((slope <= 0).any()):
         return gap(evidence, SCALE, "the fitted slope is not positive")
     value, stderr = _one_of(1 / slope, error / slope.square(), shared=bend.estimate is not None)
-    facts = {"slope": slope.tolist() if isinstance(value, list) else float(slope[0])}
+    facts: dict[str, object] = {"slope": slope.tolist() if isinstance(value, list) else float(slope[0])}
+    facts |= {POINTS: [list(point) for point in bend.points]} if bend.points else {}
     if ratio != 1.0:
         facts["of_which_on_q"] = ratio
     return KnobFit(knob=SCALE, layer=evidence.layer, value=value, stderr=stderr, residual=bend.residual, n=bend.n,
@@ -63,6 +64,7 @@ def _cap(evidence: Evidence, bend: Bend) -> Outcome:
         CAP, evidence.layer, bend.estimate, residual=bend.residual, site=bend.site, spec_cap=evidence.spec_value(CAP)
     )
     if isinstance(cap, KnobFit) and isinstance(cap.value, float):
+        cap.evidence[POINTS] = [list(point) for point in bend.points]
         cap.evidence["a_cap_before_the_scale_of"] = cap.value / float(bend.law.slope[0])
     return gap(evidence, CAP, cap) if isinstance(cap, str) else cap
 

@@ -7,6 +7,7 @@ softmax drops: ALiBi tilts it. The line is believed where it leaves clearly less
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,13 +23,16 @@ from parity_audit.diagnose.identify.least_squares import Estimate
 CLEAR = 4.0
 SIGMAS = 8.0
 FLOOR = 1e-6
+POINTS = 120
+"""Of a fit, for its picture: a curve is plain with these, and a report holds one such list for each side of a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bend:
     """What was fitted: the law, its errors (None where a parameter is not there), what is left, and from where.
 
-    `estimate` holds (slope, w) where one curve serves all heads.
+    `estimate` holds (slope, w) where one curve serves all heads; then `points` are some of what it was fitted to, each
+    (q.k, score, score by the curve), in the order of q.k.
     """
 
     law: Law
@@ -39,6 +43,7 @@ class Bend:
     site: str
     n: int
     sink_stderr: Tensor | None = None
+    points: tuple[tuple[float, float, float], ...] = ()
 
 
 def bend_from_curve(estimate: Estimate, n_heads: int, residual: float, site: str) -> Bend:
@@ -87,7 +92,23 @@ def _curve(seen: Seen) -> Bend | None:
     if estimate is None:
         return None
     size = sum(float(s.square().sum()) for _, s, _ in pairs) ** 0.5
-    return bend_from_curve(estimate, seen[0][0].shape[0], estimate.squares**0.5 / size, "attn_scores")
+    bend = bend_from_curve(estimate, seen[0][0].shape[0], estimate.squares**0.5 / size, "attn_scores")
+    return dataclasses.replace(bend, points=_sample(seen, bend.law))
+
+
+def _sample(seen: Seen, law: Law) -> tuple[tuple[float, float, float], ...]:
+    """Pairs of the first head, evenly over the order of q.k, both ends among them."""
+    visible = [torch.isfinite(scores[0]) for _, scores, _ in seen]
+    y, s = (torch.cat([one[side][0][mask] for one, mask in zip(seen, visible, strict=True)]) for side in (0, 1))
+    order = y.argsort()
+    places = order[torch.linspace(0, len(order) - 1, min(POINTS, len(order))).round().long()]
+    y, s = y[places], s[places]
+    fitted = law.scores(y[None, None], torch.zeros(1, len(y), dtype=y.dtype))[0, 0]
+    return tuple(zip(*(_short(values) for values in (y, s, fitted)), strict=True))
+
+
+def _short(values: Tensor) -> list[float]:
+    return [float(f"{value:.5g}") for value in values.tolist()]
 
 
 def line_of(seen: Seen) -> Bend | None:
