@@ -65,8 +65,9 @@ class Recorder:
         return from_canonical(given, native, tap)
 
     def _rows(self, canonical: Tensor) -> Tensor:
-        """The rows of the batch that the request wants written."""
-        return canonical if self.request.rows is None else canonical[list(self.request.rows)]
+        """The rows of the batch that the request wants written; learned positions may be one row, which stands for each."""
+        shared = len(canonical) == 1
+        return canonical if self.request.rows is None or shared else canonical[list(self.request.rows)]
 
     def misses(self, tap: SiteTap, why: str) -> None:
         """A port that computes or lays out a site in another way keeps its other sites."""

@@ -64,6 +64,17 @@ def test_complex_numbers_are_never_cut_to_their_real_part(tmp_path):
         recorder.returns(torch.ones(1, 6, 4, dtype=torch.complex64))
 
 
+@pytest.mark.parametrize(("shown", "written"), [(torch.arange(3.0), [2.0]), (torch.tensor([7.0]), [7.0])])
+def test_of_a_batch_the_asked_row_is_written_and_what_all_rows_share_as_it_is(tmp_path, shown, written):
+    """GPT-2 has one row of learned positions for the whole batch."""
+    tap, ids = SiteTap(site="a", module=""), ((1,), (2,), (3,))
+    probe = Probe(name="short", purpose="", token_ids=ids, mask=((1,),) * 3)
+    recorder = Recorder(RunRequest(probe=probe, taps=(tap,), out=str(tmp_path), rows=(2,)))
+    recorder.see(tap, shown.reshape(-1, 1, 1))
+
+    assert load_file(tmp_path / "short" / "a.safetensors")["x"].flatten().tolist() == written
+
+
 @pytest.mark.parametrize("module", ["norm", "nothing"])
 def test_a_module_that_is_not_there_hides_its_site_only(tmp_path, module):
     reply, _ = recorded(tmp_path, SiteTap(site="a", module=module), SiteTap(site="b", module="first"))
