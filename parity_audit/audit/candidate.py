@@ -10,10 +10,11 @@ from parity_audit.audit.first_look import first_look, with_limits
 from parity_audit.audit.hooks import AGREE, not_read, only_hooks, read_by_name, with_edits, with_names
 from parity_audit.audit.reference import Reference
 from parity_audit.audit.right_reference import RightReferences, confirmed, judged_for_the_rest, left_to_prove
-from parity_audit.audit.rounds import Audited, State, diagnosed, own_causes, peel, with_repair
+from parity_audit.audit.rounds import Audited, State, diagnosed, own_causes, peel, tensors_of_roles, with_repair
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.checks.own_variation import Yardstick, own_variation
+from parity_audit.checks.quantised import quantised_as_one
 from parity_audit.checks.repeat import DETERMINISM, STATE, UNREPEATABLE, repeat_finding
 from parity_audit.checks.weights import grouped
 from parity_audit.compare.deltas import Comparison
@@ -52,8 +53,9 @@ def audit_candidate(
     if hooks:
         result = with_edits(result, named, session, capture, reference, out / "hooks", agree=agree)
     result = with_names(result, named, agree=agree)
+    findings = quantised_as_one(grouped(result.findings), tensors_of_roles(session.plan))
     return dataclasses.replace(
-        result, findings=tuple(grouped(result.findings)), not_tested=tuple(dict.fromkeys(result.not_tested)),
+        result, findings=tuple(findings), not_tested=tuple(dict.fromkeys(result.not_tested)),
         own_variation=own,
     )  # fmt: skip
 

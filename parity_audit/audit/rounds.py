@@ -156,9 +156,13 @@ def _looked_again(case: Audited, state: State, name: str, *, thorough: bool) -> 
 
 def own_causes(found: Sequence[Finding], known: Sequence[Finding], plan: SidePlan) -> list[Finding]:
     """The findings without those that follow from tensors that are known to be wrong."""
+    return without_consequences(found, known, tensors_of_roles(plan))
+
+
+def tensors_of_roles(plan: SidePlan) -> dict[tuple[str, int | None], str]:
+    """The checkpoint's tensor of every role in every layer; None stands for what is outside the blocks."""
     places = (None, *range(dims(plan.spec, plan.config)["n_layers"]))
-    tensors = {(role, at): tap.path for at in places for role, tap in roles(plan.spec, plan.config, at).items()}
-    return without_consequences(found, known, tensors)
+    return {(role, at): tap.path for at in places for role, tap in roles(plan.spec, plan.config, at).items()}
 
 
 def _known(found: Finding, known: Finding) -> bool:

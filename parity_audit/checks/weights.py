@@ -144,15 +144,20 @@ def _follows(
         return _in_experts(finding, wrong)
     if finding.kind == "unexplained":
         roles, known = ROLES_OF.get(str(finding.evidence.get("component")), ()), wrong
-    elif finding.knob.startswith(READ_OFF) and finding.layers:
+    elif finding.knob.startswith(READ_OFF):
         roles, known = roles_of_knob(finding.knob), moved
     else:
         return False
-    layers = finding.layers or (None,)
+    layers = finding.layers or _everywhere(roles, tensor_of)
     return bool(roles) and all(
         any(role.startswith(roles) and layer == at and name in known for (role, at), name in tensor_of.items())
         for layer in layers
     )
+
+
+def _everywhere(roles: Sequence[str], tensor_of: Mapping[tuple[str, int | None], str]) -> list[int | None]:
+    """Where the tensors of these roles are: the layers that a finding without layers means, None outside the blocks."""
+    return sorted({at for role, at in tensor_of if role.startswith(tuple(roles))}, key=str)
 
 
 def _in_experts(finding: Finding, wrong: set[str]) -> bool:

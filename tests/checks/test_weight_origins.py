@@ -74,6 +74,18 @@ def test_what_follows_from_a_wrong_tensor_is_not_said_twice():
     assert kept == [elsewhere, how, constant]
 
 
+def test_a_tensor_that_is_another_one_everywhere_is_not_said_again_by_its_fit():
+    """Gate and up that are exchanged in all blocks: the fit has no layers then."""
+    tensor_of = {("attn.q", at): f"model.layers.{at}.attn.q_proj.weight" for at in range(3)}
+    ours = checkpoint()
+    for at in range(3):
+        ours[f"model.layers.{at}.attn.q_proj.weight"] = ours[f"model.layers.{at}.mlp.up_proj.weight"]
+    fit = finding("weights.attn.q", "weights", layers=None)
+
+    assert without_consequences([fit], found(ours), tensor_of) == []
+    assert without_consequences([fit], found(ours)[:2], tensor_of) == [fit]
+
+
 def test_the_same_tensor_of_several_blocks_is_one_finding():
     ours = {name: value + 1 if "q_proj" in name else value for name, value in checkpoint().items()}
     (only,) = grouped(found(ours))

@@ -26,6 +26,16 @@ WEIGHTS = {
 BIAS = {"attn.q.bias": drawn(D)}
 
 
+def eight_bits(w: torch.Tensor) -> torch.Tensor:
+    return w.to(torch.float8_e4m3fn).float()
+
+
+def scaled(w: torch.Tensor, largest: int, rounded, dim: int | None = None) -> torch.Tensor:
+    """Weights in a format whose largest number is what the largest of a part becomes: of all weights, or along an axis."""
+    top = w.abs().max() if dim is None else w.abs().amax(dim, keepdim=True)
+    return rounded(w / top * largest) * top / largest
+
+
 def block(weights: dict[str, torch.Tensor] | None = None, *, bias: torch.Tensor | None = None, q_times: float = 1.0):
     """One block's projections in float32, with other weights than the checkpoint's where given."""
     used = {**WEIGHTS, **(weights or {})}
@@ -55,6 +65,12 @@ def test_a_clean_block_has_no_finding():
         (lambda w: w.view(HEADS, 2, 8, D).transpose(1, 2).reshape(D, D), "rows of each head interleaved (half to adjacent pairs)"),
         (lambda w: w.bfloat16().float(), "the checkpoint's rounded to bfloat16"),
         (lambda w: w.half().float(), "the checkpoint's rounded to float16"),
+        (lambda w: scaled(w, 127, torch.round), "the checkpoint's rounded to int8 by tensor"),
+        (lambda w: scaled(w, 127, torch.round, dim=1), "the checkpoint's rounded to int8 by row"),
+        (lambda w: scaled(w, 448, eight_bits), "the checkpoint's rounded to float8_e4m3fn by tensor"),
+        (lambda w: scaled(w, 448, eight_bits, dim=1), "the checkpoint's rounded to float8_e4m3fn by row"),
+        (eight_bits, "the checkpoint's rounded to float8_e4m3fn"),
+        (lambda w: scaled(w.view(D, 2, 32), 7, torch.round, dim=2).view(D, D), "the checkpoint's rounded to int4 in blocks of 32"),
         (lambda w: w + 1, "the checkpoint's plus 1"),
         (lambda w: w + 0.1 * drawn(D, D), "not the checkpoint's"),
     ],

@@ -10,7 +10,7 @@ With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W
 - permuted: every output of y equals another output of p (found by correlation, then checked);
 - mixed rows: every output of y is one of p or of a sibling's product: q, k and v, or gate and up, of a fused tensor;
 - shifted: y = p + c sum(x): every weight has a constant added;
-- rounded: y = x r(W)^T with r to bfloat16, float16 or 8-bit integers;
+- rounded: y = x r(W)^T with r to bfloat16, float16, float8 or integers of 8 and 4 bits;
 - changed input: y = x' W^T with x' = x after a curve, a norm of the block, in another order; where W has an inverse on its
   outputs, x' is found backwards and described (`forms`);
 - else the difference D of the weights solves x D^T = y - p where there are more tokens than inputs: which rows, how large.

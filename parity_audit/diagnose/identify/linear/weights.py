@@ -11,6 +11,13 @@ from torch import Tensor
 from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
 from parity_audit.diagnose.identify.linear.sample import EXPLAINS, LOW, Answer, Projection, Sample
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+INT8, INT4 = 127, 7
+"""The largest whole number of each format, which the largest weight of a part becomes (symmetric, absolute maximum)."""
+BLOCKS = (32, 64, 128)
+"""Inputs that share a scale in formats of 4 bits: those of llama.cpp, bitsandbytes and GPTQ."""
+SMALLEST = 1e-300
+"""Stands for the scale of a part that is all zeros."""
 SURE = 0.999  # correlation of an output with the one it is
 SIBLINGS = (("attn.q", "attn.k", "attn.v", "attn.o"), ("mlp.gate", "mlp.up"))
 
@@ -155,6 +162,27 @@ def _rounded_products(sample: Sample) -> Iterator[tuple[str, Tensor, Tensor]]:
 def _formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     for name in ("bfloat16", "float16"):
         yield name, weight.to(getattr(torch, name)).double()
-    for name, axis in (("int8 by row", -1), ("int8 by column", 0)):
-        step = weight.abs().amax(dim=axis, keepdim=True).clamp_min(1e-300) / 127
-        yield name, (weight / step).round() * step
+    for dtype in FLOAT8:
+        kind = str(dtype).removeprefix("torch.")
+        yield kind, weight.to(dtype).double()
+        for name, top in _largest(weight):
+            step = top / torch.finfo(dtype).max
+            yield f"{kind} {name}", (weight / step).to(dtype).double() * step
+    for name, top in _largest(weight):
+        step = top / INT8
+        yield f"int8 {name}", (weight / step).round() * step
+    for size in BLOCKS:
+        if weight.shape[1] % size == 0:
+            parts = rearrange(weight, "out (block size) -> out block size", size=size)
+            step = reduce(parts.abs(), "out block size -> out block 1", "max").clamp_min(SMALLEST) / INT4
+            yield f"int4 in blocks of {size}", ((parts / step).round() * step).flatten(1)
+
+
+def _largest(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The largest size of a number in each part that has a scale of its own, and what the part is."""
+    for name, over in (
+        ("by tensor", "rows inputs -> 1 1"),
+        ("by row", "rows inputs -> rows 1"),
+        ("by column", "rows inputs -> 1 inputs"),
+    ):
+        yield name, reduce(weight.abs(), over, "max").clamp_min(SMALLEST)
