@@ -107,7 +107,8 @@ def _finding(group: str, name: str, one: Candidate, finding: Finding) -> Case:
 def in_one_line(finding: Finding) -> str:
     """Knob, layers, site and both values."""
     where = "everywhere" if finding.layers is None else f"in {layer_set(finding.layers)}"
-    values = f"reference {shown(finding.reference_value)}, candidate {shown(finding.candidate_value)}"
+    both = f"reference {shown(finding.reference_value)}, candidate {shown(finding.candidate_value)}"
+    values = finding.message if finding.kind == "hook" and finding.message else both
     return f"{finding.knob} {where}, seen at {finding.site}: {values}"
 
 

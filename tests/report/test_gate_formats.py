@@ -13,9 +13,9 @@ import xmlschema
 from report.sample import EVIL, EVIL_REPORT, NOTHING, ONE_DEAD, REPORT
 
 from parity_audit.core.gate import Case, GateReport, Status, exit_code_of_cases, with_nothing_said
-from parity_audit.core.report import Verdict
+from parity_audit.core.report import Finding, Verdict
 from parity_audit.report import annotations, junit, markdown, sarif
-from parity_audit.report.cases import gate_of, status_of_error
+from parity_audit.report.cases import gate_of, in_one_line, status_of_error
 from parity_audit.report.gate_content import gate_content, headline
 
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -53,6 +53,16 @@ def test_the_xml_schemas_can_refuse():
     broken = ElementTree.fromstring(junit.render(EVERY).replace("<failure", "<oops").replace("</failure", "</oops"))
     for schema in ("junit-ant.xsd", "junit-jenkins.xsd"):
         assert not xmlschema.XMLSchema(str(SCHEMAS / schema)).is_valid(broken)
+
+
+def test_a_hook_is_told_in_words_and_not_by_two_names():
+    """The value that a hook should show and the one that it shows may have the same name."""
+    hook = Finding(
+        knob="ln1.hook_normalized", kind="hook", layers=None, site="blocks.0.ln1.hook_normalized", reference_value="ln1.out",
+        candidate_value="ln1.out", message="it shows ln1.out, where its name says the norm's input over its scale",
+    )  # fmt: skip
+    assert in_one_line(hook) == f"ln1.hook_normalized everywhere, seen at blocks.0.ln1.hook_normalized: {hook.message}"
+    assert in_one_line(replace(hook, kind="constant")).endswith(": reference ln1.out, candidate ln1.out")
 
 
 def sarif_validator():
