@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from interrupting import obey_ctrl_c
 
 import parity_audit
 from parity_audit.core.report import Report, Verdict
@@ -219,11 +220,6 @@ def test_ctrl_c_leaves_no_worker(tmp_path):
     assert audit.returncode == 130
     assert "interrupted" in stderr
     assert workers_of(audit.pid) == []
-
-
-def obey_ctrl_c():
-    """A job in the background is born deaf to Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def wait_for_worker(backend: str, parent: subprocess.Popen[str], seconds: float = 900) -> int:

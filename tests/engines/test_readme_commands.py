@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from interrupting import obey_ctrl_c
 from typer.main import get_command
 
 from parity_audit.cli.app import app
@@ -140,15 +141,12 @@ def test_the_commands_run_one_after_another_as_they_are_written(tmp_path):
     assert (tmp_path / "captures" / "vllm" / "manifest.json").is_file()
 
 
-def listen() -> None:
-    """A job in the background is born deaf to Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def interrupted(folder: Path) -> int:
     """The exit code of an audit that gets Ctrl-C while it loads."""
     command = [sys.executable, "-m", "parity_audit", "gpt2", "--miniature", "-c", "hf", "--out", str(folder / "out")]
-    audit = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=listen)
+    audit = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=obey_ctrl_c
+    )
     assert audit.stderr is not None
     next(line for line in audit.stderr if line.startswith("load"))
     audit.send_signal(signal.SIGINT)

@@ -14,6 +14,7 @@ import hub_stand_in
 import pytest
 import torch
 from hub_stand_in import COMMIT, Repository, repository, serving
+from interrupting import obey_ctrl_c
 from safetensors.torch import load_file, save_file
 
 MODEL = "meta-llama/Llama-3.2-1B"
@@ -185,7 +186,9 @@ def test_ctrl_c_ends_a_download_at_once(hub, tmp_path):
     served.pause = 1.0  # a shard takes more than a minute
     command = [sys.executable, "-m", "parity_audit", MODEL, "-c", "hf", "--out", str(tmp_path / "out")]
     given = {**os.environ, **environ(tmp_path, address), "PARITY_AUDIT_CACHE": str(tmp_path / "cache")}
-    process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=obey_ctrl_c
+    )
     _wait_for(lambda: any(name.endswith(".safetensors") for name in served.fetched()))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
