@@ -29,7 +29,6 @@ from parity_audit.core.types import Probe, SiteTap
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.config_check import check_config
 from parity_audit.specs.resolve import ResolvedModel, resolve_model
-from parity_audit.specs.schema import Spec
 from parity_audit.specs.skeleton import skeleton
 from parity_audit.specs.view import dims, taps
 
@@ -75,11 +74,12 @@ def audit_cost(
         UsageError: transformers cannot build the model of this config.
     """
     parameters = sum(one.numel() for one in skeleton(model.config).parameters())
-    costs = tuple(_probe(model.spec, config, probe, dtype) for probe in probes)
+    sizes, every = dims(model.spec, config), taps(model.spec, "hf", config, "")
+    costs = tuple(_probe(probe, every, sizes, dtype) for probe in probes)
     weights = parameters * ITEM_BYTES[dtype]
-    logits = max((one.tokens for one in costs), default=0) * dims(model.spec, config)["d_vocab"] * ITEM_BYTES[dtype]
+    logits = max((one.tokens for one in costs), default=0) * sizes["d_vocab"] * ITEM_BYTES[dtype]
     operations = 2.0 * parameters * sum(one.tokens for one in costs)
-    memory, disk = weights + logits, sum(2 * one.native_bytes + one.float64_bytes for one in costs)
+    memory, disk = weights + logits, sum(one.audit_bytes for one in costs)
     free_memory, free_disk = psutil.virtual_memory().available, shutil.disk_usage(place).free
     fits = memory <= free_memory and disk <= free_disk
     return AuditCost(
@@ -90,32 +90,23 @@ def audit_cost(
     )  # fmt: skip
 
 
-def _probe(spec: Spec, config: Mapping[str, Any], probe: Probe, dtype: str) -> ProbeCost:
+def _probe(probe: Probe, every: Sequence[SiteTap], sizes: Mapping[str, int], dtype: str) -> ProbeCost:
     """What every site of the reference takes for one probe; `returned` is written beside the logits."""
     rows, positions = probe.shape
-    chosen = [tap for tap in taps(spec, "hf", config, "") if wanted(tap, probe)]
-    numbers = sum(_numbers(tap, dims(spec, config), rows, positions) for tap in chosen if whole_in_steps(tap, probe))
-    return ProbeCost(
-        name=probe.name,
-        tokens=rows * positions,
-        native_bytes=numbers * ITEM_BYTES[dtype],
-        float64_bytes=numbers * FLOAT64_BYTES,
-    )
-
-
-def _numbers(tap: SiteTap, sizes: Mapping[str, int], rows: int, positions: int) -> int:
-    """How many numbers one site of one probe has."""
-    name = local_name(tap.site)
-    if f".{name}" in ATTENTION_SITES:
-        return rows * sizes["n_heads"] * positions * positions
+    chosen = [tap for tap in every if wanted(tap, probe) and whole_in_steps(tap, probe)]
     widths = {
         **dict.fromkeys(HEADS, sizes["n_heads"] * sizes["d_head"]),
         **dict.fromkeys(KV_HEADS, sizes["n_kv_heads"] * sizes["d_head"]),
         **dict.fromkeys(INNER, sizes["d_mlp"]),
         **dict.fromkeys(ROUTER, sizes.get("n_experts", 0)),
         **dict.fromkeys((LOGITS, RETURNED), sizes["d_vocab"]),
+        **dict.fromkeys((site.removeprefix(".") for site in ATTENTION_SITES), sizes["n_heads"] * positions),
     }
-    return rows * positions * widths.get(name, sizes["d_model"])
+    numbers = rows * positions * sum(widths.get(local_name(tap.site), sizes["d_model"]) for tap in chosen)
+    return ProbeCost(
+        name=probe.name, tokens=rows * positions, native_bytes=numbers * ITEM_BYTES[dtype],
+        float64_bytes=numbers * FLOAT64_BYTES,
+    )  # fmt: skip
 
 
 def _speed(dtype: torch.dtype) -> float:

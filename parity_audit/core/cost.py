@@ -16,6 +16,11 @@ class ProbeCost:
     native_bytes: int
     float64_bytes: int
 
+    @property
+    def audit_bytes(self) -> int:
+        """Captures of the reference, its judge and one candidate."""
+        return 2 * self.native_bytes + self.float64_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuditCost:

@@ -25,10 +25,7 @@ def headline(cost: AuditCost) -> str:
 def cost_content(cost: AuditCost, *, where: str = "") -> list[Block]:
     """The whole answer."""
     share = cost.seconds / max(sum(one.tokens for one in cost.probes), 1)
-    rows = [
-        (one.name, str(one.tokens), byte_size(2 * one.native_bytes + one.float64_bytes), seconds(one.tokens * share))
-        for one in cost.probes
-    ]
+    rows = [(one.name, str(one.tokens), byte_size(one.audit_bytes), seconds(one.tokens * share)) for one in cost.probes]
     memory = f"{byte_size(cost.memory_bytes)}, {byte_size(cost.weight_bytes)} of it weights"
     disk = f"{byte_size(cost.disk_bytes)} for the reference, its judge and one candidate"
     about = [
@@ -45,7 +42,7 @@ def cost_content(cost: AuditCost, *, where: str = "") -> list[Block]:
 def _advice(cost: AuditCost) -> list[str]:
     """Which probe to leave out where it is most of the disk or the time."""
     dearest = max(cost.probes, key=lambda one: one.native_bytes)
-    rest = cost.disk_bytes - 2 * dearest.native_bytes - dearest.float64_bytes
+    rest = cost.disk_bytes - dearest.audit_bytes
     if rest > cost.disk_bytes / 2:
         return []
     others = " ".join(f"--probe {one.name}" for one in cost.probes if one is not dearest)
