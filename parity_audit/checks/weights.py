@@ -149,7 +149,7 @@ def _follows(
     else:
         return False
     layers = finding.layers or _everywhere(roles, tensor_of)
-    return bool(roles) and all(
+    return bool(roles and layers) and all(
         any(role.startswith(roles) and layer == at and name in known for (role, at), name in tensor_of.items())
         for layer in layers
     )

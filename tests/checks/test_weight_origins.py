@@ -86,6 +86,14 @@ def test_a_tensor_that_is_another_one_everywhere_is_not_said_again_by_its_fit():
     assert without_consequences([fit], found(ours)[:2], tensor_of) == [fit]
 
 
+def test_a_fit_of_a_role_that_the_checkpoint_has_no_tensor_of_stays():
+    """The input of a plain MLP is read as its gate, and its tensor has the role of `up`."""
+    fit = finding("weights.mlp.gate", "weights", layers=None)
+    tensor_of = {("mlp.up", at): f"model.layers.{at}.mlp.up_proj.weight" for at in range(3)}
+
+    assert without_consequences([fit], [], tensor_of) == [fit]
+
+
 def test_the_same_tensor_of_several_blocks_is_one_finding():
     ours = {name: value + 1 if "q_proj" in name else value for name, value in checkpoint().items()}
     (only,) = grouped(found(ours))
