@@ -108,12 +108,29 @@ def test_a_product_of_another_site_is_that():
 
 def test_only_the_wrong_outputs_are_named():
     other = WEIGHTS["attn.o"].clone()
-    other[5:9] *= 3
+    other[5:9] = drawn(4, D)
 
     finding = differ(block({"attn.o": other}), block())["weights.attn.o"]
 
     assert finding.kind == "weights"
     assert "outputs 5-8" in finding.evidence["candidate"][0]["differs"]
+
+
+@pytest.mark.parametrize(
+    ("factors", "says"),
+    [
+        ({5: 3.0, 6: 3.0, 9: 3.0}, "rows 5-6, 9 times 3"),
+        (dict.fromkeys(range(32), 0.0), "rows 0-31 times 0"),
+        ({0: 0.5, 63: 2.0}, "rows 0, 63 times 0.5 to 2"),
+        ({7: 1.004}, "rows 7 times 1.004"),
+    ],
+)
+def test_rows_with_a_factor_of_their_own(factors, says):
+    other = WEIGHTS["attn.o"].clone()
+    for row, factor in factors.items():
+        other[row] *= factor
+
+    assert found(block({"attn.o": other})) == {"weights.attn.o": says}
 
 
 def test_a_factor_is_read_to_six_digits():

@@ -4,6 +4,7 @@ With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W
 
 - bias: y - p is one vector for all tokens (added, missing, a multiple of the checkpoint's);
 - scale: y = s p, s by least squares, for the whole tensor or head by head (0: a head that is gone);
+- rows: each output has a factor of its own (0: a row that is gone);
 - another input: y = x' W^T for another site x' of the block;
 - another tensor: y = x V^T for another checkpoint tensor V of that shape in this block;
 - transposed: y = x W, where W is square;
@@ -39,8 +40,6 @@ from parity_audit.diagnose.identify.linear.sample import (
     Sample,
     ends_of,
 )
-
-WHOLE, PARTS = 1e-6, 8
 
 PROJECTIONS = (
     Projection(role="attn.q", inputs=("ln1.out",), unnormed=("resid_pre",), output="q", heads="n_heads"),
@@ -85,7 +84,7 @@ def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
 
 
 CAUSES: tuple[Callable[[Sample, Projection, Evidence], Answer | None], ...] = (
-    weights.bias, weights.scale, weights.head_scales, inputs.other_input,
+    weights.bias, weights.scale, weights.head_scales, weights.row_scales, inputs.other_input,
     weights.other_tensor, weights.transposed, weights.permuted, weights.mixed_rows,
     weights.shifted, weights.rounded, inputs.given,
 )  # fmt: skip
@@ -115,21 +114,9 @@ def _rounding(y: Tensor) -> float:
 def _different(sample: Sample, left: float) -> Answer:
     """No simple cause: how large the difference is, and in which outputs."""
     share = sample.rest.norm(dim=0) / sample.y.norm(dim=0).clamp_min(1e-300)
-    wrong = (share > max(WHOLE, 10 * CLEAN)).nonzero().flatten().tolist()
-    where = "all outputs" if len(wrong) == len(share) else f"outputs {_ranges(wrong)}"
+    wrong = (share > 10 * CLEAN).nonzero().flatten().tolist()
+    where = "all outputs" if len(wrong) == len(share) else f"outputs {weights.ranges(wrong)}"
     return Answer(weight=NOT_STORED, left=left, facts={"differs": f"{left:.3g} of the output, in {where}"})
-
-
-def _ranges(numbers: list[int]) -> str:
-    """`0-3, 7` of a sorted list; the first few where there are many."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    shown = [str(a) if a == b else f"{a}-{b}" for a, b in spans[:PARTS]]
-    return ", ".join(shown) + (" ..." if len(spans) > PARTS else "")
 
 
 def _fits(evidence: Evidence, projection: Projection, answer: Answer, n: int) -> list[Outcome]:

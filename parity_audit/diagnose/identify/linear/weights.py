@@ -18,6 +18,13 @@ BLOCKS = (32, 64, 128)
 """Inputs that share a scale in formats of 4 bits: those of llama.cpp, bitsandbytes and GPTQ."""
 SMALLEST = 1e-300
 """Stands for the scale of a part that is all zeros."""
+SAME_FACTOR = 1e-3
+"""How far the factor of an output is from 1 (or from another) before it is called different: a thousand times what float32
+leaves of a product, and far below the scales of rows that programs lose or double."""
+FEWEST_TOKENS = 4
+"""Tokens from which a factor for each output is fitted; with one token it would explain everything."""
+PARTS = 8
+"""Ranges of rows that are written out."""
 SURE = 0.999  # correlation of an output with the one it is
 SIBLINGS = (("attn.q", "attn.k", "attn.v", "attn.o"), ("mlp.gate", "mlp.up"))
 
@@ -59,8 +66,25 @@ def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> A
     top = reduce(full * y, "token head d_head -> head", "sum")
     factors = top / reduce(full.square(), "token head d_head -> head", "sum")
     left = relative_rms(y - factors[None, :, None] * full, y)
-    odd = {head: float(f"{float(factor):.5g}") for head, factor in enumerate(factors) if abs(float(factor) - 1) > 1e-3}
+    odd = {
+        head: float(f"{float(factor):.5g}")
+        for head, factor in enumerate(factors)
+        if abs(float(factor) - 1) > SAME_FACTOR
+    }
     return Answer(weight=f"heads scaled: {odd}", left=left)
+
+
+def row_scales(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
+    """A factor for each output: rows of the weight that are zero, or whose scale is missing."""
+    factors = (sample.p * sample.unbiased).sum(0) / sample.p.square().sum(0).clamp_min(SMALLEST)
+    odd = (factors - 1).abs() > SAME_FACTOR
+    if len(sample.y) < FEWEST_TOKENS or not bool(odd.any()):
+        return None
+    left = relative_rms(sample.unbiased - torch.where(odd, factors, 1.0) * sample.p, sample.y)
+    low, high = (float(f"{float(end):.4g}") for end in (factors[odd].min(), factors[odd].max()))
+    even = high - low <= SAME_FACTOR * max(abs(high), 1.0)
+    words = f"times {high:g}" if even else f"times {low:g} to {high:g}"
+    return Answer(weight=f"rows {ranges(odd.nonzero().flatten().tolist())} {words}", left=left)
 
 
 def other_tensor(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
@@ -186,3 +210,15 @@ def _largest(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
         ("by column", "rows inputs -> 1 inputs"),
     ):
         yield name, reduce(weight.abs(), over, "max").clamp_min(SMALLEST)
+
+
+def ranges(numbers: list[int]) -> str:
+    """`0-3, 7` of a sorted list; the first few where there are many."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in spans[:PARTS]]
+    return ", ".join(shown) + (" ..." if len(spans) > PARTS else "")
