@@ -58,6 +58,20 @@ def test_a_cache_that_is_right_shows_the_prompts_own_law(how):
     assert fits["attention.scale"].value == pytest.approx(8.0, rel=1e-4)
 
 
+def test_a_head_that_is_gone_everywhere_is_no_sink_of_the_decoded_tokens():
+    usual = attention(probes=(DECODED,))[0]
+
+    def tensor(name, site):
+        value = None if site in HIDDEN else usual.tensor(name, site)
+        return value * torch.tensor([1.0, 0, 1, 1])[:, None] if site == "z" else value
+
+    fits = {
+        fit.knob: fit.value for fit in cached_attention.fit(replace(usual, tensor=tensor)) if isinstance(fit, KnobFit)
+    }
+    assert "attention.sinks" not in fits
+    assert fits["cache.keys"] == "every key"
+
+
 def test_another_scale_from_the_first_decoded_token_on():
     usual, other = attention(probes=(DECODED,))[0], attention(probes=(DECODED,), scale=9.0)[0]
     later = (torch.arange(28) >= FIRST)[None, :, None, None]

@@ -19,7 +19,9 @@ from parity_audit.diagnose.identify.attention.hidden import EXPLAINED, best_bend
 from parity_audit.diagnose.identify.attention.knobs import law_knobs
 from parity_audit.diagnose.identify.attention.law import Law
 from parity_audit.diagnose.identify.attention.rows import Row, attention_rows, grouped
+from parity_audit.diagnose.identify.attention.softmax import SINKS
 from parity_audit.diagnose.identify.attention.synthesis import Query, queries_of, unexplained
+from parity_audit.diagnose.identify.attention.visible import Bend
 
 KEYS, DTYPE = "cache.keys", "cache.dtype"
 EVERY, FULL = "every key", "full"
@@ -53,13 +55,22 @@ def fit(evidence: Evidence) -> list[Outcome]:
         return [_told(evidence, KEYS, held, left, len(queries))]
     rounded = _rounding(evidence, row, heads, queries, width, bend.law)
     if held == EVERY:
-        return [_told(evidence, KEYS, EVERY, left, len(queries)), rounded, *law_knobs(evidence, bend)]
+        return [_told(evidence, KEYS, EVERY, left, len(queries)), rounded, *_prompts_law(evidence, bend)]
     if rounded.value != FULL:
         return [rounded]
     own = best_bend(evidence, [row], heads, [queries], width)
     if own is None or own.residual > EXPLAINED:
         return [gap(evidence, KEYS, NO_LAW)]
     return law_knobs(evidence, own)
+
+
+def _prompts_law(evidence: Evidence, bend: Bend) -> list[Outcome]:
+    """The law of the prompt, which is that of whole runs. Sinks of a model that has none are left out: they take in
+    whatever shortens z (a head that is zeroed or scaled), and whole runs tell that apart."""
+    fits = law_knobs(evidence, bend)
+    if evidence.spec_value(SINKS) is not None:
+        return fits
+    return [fit for fit in fits if not isinstance(fit, KnobFit) or fit.knob != SINKS]
 
 
 def _held(row: Row, heads: Sequence[int], queries: Tensor, window: int | None) -> Iterator[tuple[str, list[Query]]]:
