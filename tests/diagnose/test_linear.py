@@ -195,6 +195,23 @@ def test_residual_sums():
     assert wrong["residual.parallel"].value == "parallel"
 
 
+@pytest.mark.parametrize(
+    ("added", "says"), [(1.0, {"residual.parallel": "parallel"}), (0.0, {"residual.attn_out": 0.0})]
+)
+def test_a_stream_before_attention_shown_as_resid_mid_is_told_from_attention_that_is_lost(added, says):
+    side = stream()
+    clean = side[0]
+    part = {name: clean.tensor("short", name) for name in ("resid_pre", "attn_out", "mlp_out")}
+    out = clean.weight("norm.ln2") * torch.nn.functional.rms_norm(part["resid_pre"], (D,))
+    after = part["resid_pre"] + added * part["attn_out"] + part["mlp_out"]
+    sites = {**part, "resid_mid": part["resid_pre"], "ln2.out": out, "resid_post": after}
+    shown = loose(sites, weights={"norm.ln2": clean.weight("norm.ln2")}, probes=SHORT[:1])
+
+    findings = differ(shown, side)
+
+    assert {knob: finding.candidate_value for knob, finding in findings.items()} == says
+
+
 def test_what_a_block_without_resid_mid_reads_is_told_from_its_sum():
     def hidden(reads):
         whole = stream(reads=reads)[0]

@@ -4,7 +4,7 @@
 - residual.scale: c in what is added = c * what the output projection made, where no norm is between; where the
   architecture has such a multiplier (granite) c is read off the sums themselves;
 - residual.parallel: ln2.out, its weight divided out, is parallel to the stream that ln2 read: resid_mid in a sequential
-  block, resid_pre in a parallel one.
+  block, resid_pre in a parallel one; or what a block shows as resid_mid is resid_pre, and both sublayers are added to it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,27 @@ def fit(evidence: Evidence) -> list[Outcome]:
         found = [_added(evidence, "residual.scale", *names) for names in whole]
     if any(found):
         return [outcome for outcome in [*found, _read(evidence)] if outcome is not None]
-    found = [_added(evidence, *names) for names in sums]
+    early = _parallel_by_sums(evidence)
+    found = [early] if early is not None else [_added(evidence, *names) for names in sums]
     found += [_share(evidence, "attn_out", "attn_proj", "norm.ln1_post")]
     found += [_share(evidence, "mlp_out", "mlp_proj", "norm.ln2_post")]
-    return [outcome for outcome in [*found, _read(evidence)] if outcome is not None]
+    return [outcome for outcome in [*found, None if early is not None else _read(evidence)] if outcome is not None]
+
+
+def _parallel_by_sums(evidence: Evidence) -> KnobFit | None:
+    """A block that shows as resid_mid the stream before attention, because that is what its second norm reads, and adds
+    both sublayers to it behind: resid_mid = resid_pre, resid_post = resid_pre + attn_out + mlp_out."""
+    sites = tokens_of(evidence, "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+    if sites is None or evidence.weight("norm.ln2") is None:
+        return None
+    before, middle, after, attention, mlp = sites
+    left = relative_rms(after - before - attention - mlp, after)
+    if not torch.equal(before, middle) or left > EXPLAINED * relative_rms(attention, after):
+        return None
+    return KnobFit(
+        knob="residual.parallel", layer=evidence.layer, value="parallel", stderr=None, residual=left, n=len(before),
+        site="ln2.out",
+    )  # fmt: skip
 
 
 def _slope(evidence: Evidence, knob: str, site: str, x: Tensor, y: Tensor) -> KnobFit | None:
