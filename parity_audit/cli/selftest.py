@@ -34,13 +34,13 @@ def selftest(
 ) -> int:
     """Plant known faults in miniature models and see whether the auditor finds, places, names and mends them.
 
-    Exit code 1 when a planted fault was missed or a clean port accused.
+    Exit code 1 when a planted fault was missed or misnamed, a finding names nothing that was planted, or a clean port was accused.
     """
     import json
 
     from parity_audit.selftest.corpus import load_corpus
     from parity_audit.selftest.run import Result, run_corpus
-    from parity_audit.selftest.table import to_json
+    from parity_audit.selftest.table import misjudged, to_json
 
     corpus = load_corpus(model)
     if fault:
@@ -58,18 +58,19 @@ def selftest(
         result = run_corpus(corpus, repair=not no_repair, seed=seed, synthetic=synthetic, progress=progress, keep=keep)
     content = to_json(result)
     _print(content)
-    undetected = any(not score.detected for score in result.scores)
-    return EXIT_MISSED if undetected or content["clean"]["accused"] else 0
+    return EXIT_MISSED if misjudged(result.scores) or content["clean"]["accused"] else 0
 
 
 def _print(content: dict) -> None:  # type: ignore[type-arg]
     console = Console()
-    table = Table("planted faults", "right", "asked", "share")
+    groups = [("all", content["hits"]), *content["by_origin"].items()]
+    table = Table("planted faults", *(name for name, _ in groups), "share")
     for label, row in content["hits"].items():
         share = f"{100 * row['right'] / row['asked']:.0f} %" if row["asked"] else "-"
-        table.add_row(label, str(row["right"]), str(row["asked"]), share)
+        table.add_row(label, *(f"{rows[label]['right']} of {rows[label]['asked']}" for _, rows in groups), share)
+    table.add_row("findings too many", str(content["findings_too_many"]), "", "", "")
     clean = content["clean"]
-    table.add_row("clean ports accused", str(clean["accused"]), str(clean["asked"]), "")
+    table.add_row("clean ports accused", f"{clean['accused']} of {clean['asked']}", "", "", "")
     console.print(table)
     if content["stacked"]:
         said = ", ".join(f"{what} {count}" for what, count in content["stacked"].items())

@@ -32,10 +32,12 @@ NORM_SETTINGS = {"op", "module", "layers", "eps", "offset"}
 class Fault(BaseModel):
     """One planted fault and the truth about it.
 
-    `knob`: the name or names that must be found; `any_knob`: prefixes that count as the right name too, where the
-    same function has several true descriptions. `value`, `layers`, `site` (of the first divergence), `extent` (words
-    that must be said of where it holds): checked where given. `harmless`: the plant is not a fault here, so that any
-    finding would be a false alarm. `long`: only the long probe shows it. `quick`: part of the subset that runs by default.
+    `knob`: the name or names that must be found, exactly; `also`: names of findings that say something else that is true
+    of the same plant (a changed tensor is seen before anything runs as well), so that they are none too many. `value`,
+    `layers`, `site` (of the first divergence), `extent` (words that must be said of where it holds): checked where given.
+    `harmless`: the plant is not a fault here, so that any finding would be a false alarm. `long`: only the long probe shows
+    it. `quick`: part of the subset that runs by default. `template`: one of many plants of the same kind, in a model of
+    every architecture.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,7 +49,7 @@ class Fault(BaseModel):
     value: float | str | None = None
     layers: list[int] | None = None
     site: str | None = None
-    any_knob: list[str] = []
+    also: list[str] = []
     extent: str | None = None
     sites: list[str] = []
     host: str = ""
@@ -56,6 +58,7 @@ class Fault(BaseModel):
     harmless: bool = False
     long: bool = False
     quick: bool = False
+    template: bool = False
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -155,7 +158,9 @@ def _read(path: Path) -> Iterator[Fault]:
     for model in models or [content.model or ""]:
         for entry in content.faults:
             name = f"{slug(model)}-{entry['id']}" if content.models else entry["id"]
-            fault = Fault.model_validate({"model": model, "tags": content.tags, **entry, "id": name})
+            fault = Fault.model_validate(
+                {"model": model, "tags": content.tags, **entry, "id": name, "template": bool(models)}
+            )
             if not models or fits(fault, resolve_model(model).spec):
                 yield fault
 

@@ -74,9 +74,9 @@ def _run_group(
         )  # fmt: skip
     except NotJudged as error:  # the reference of this model; the other models have theirs
         return [not_judged(fault, str(error)) for fault in faults]
-    return [_timed(fault, candidate) for fault, candidate in zip(faults, report.candidates, strict=True)]
+    return [_timed(fault, candidate, repair=repair) for fault, candidate in zip(faults, report.candidates, strict=True)]
 
 
-def _timed(fault: Fault, candidate: Candidate) -> Score:
-    found = score(fault, candidate)
+def _timed(fault: Fault, candidate: Candidate, *, repair: bool) -> Score:
+    found = score(fault, candidate, repair=repair)
     return replace(found, detected=False) if candidate.verdict is Verdict.ERROR else found

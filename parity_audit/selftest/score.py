@@ -34,6 +34,8 @@ class Score:
     extent: bool | None = None
     repaired: bool | None = None
     recognised: bool | None = None
+    proved: bool | None = None
+    template: bool = False
     parts: tuple[str, ...] = ()
     false_alarms: tuple[str, ...] = ()
     confidence: float = 0.0
@@ -43,14 +45,13 @@ class Score:
     seconds: float = 0.0
 
 
-def score(fault: Fault, candidate: Candidate) -> Score:
-    """Compare one candidate's findings with what was planted in it."""
+def score(fault: Fault, candidate: Candidate, *, repair: bool = True) -> Score:
+    """Compare one candidate's findings with what was planted in it; nothing is asked of repairs that were not tried."""
     named = [finding for finding in candidate.findings if finding.kind != "unexplained"]
-    named.sort(key=lambda finding: finding.knob not in fault.knobs)  # the very name first, other true names after it
     right = _matched(named, fault)
     hits = [finding for finding in right if finding is not None]
     first = str((candidate.first_divergence or {}).get("site", ""))
-    wrong = [finding for finding in named if not any(_is(finding, knob, fault) for knob in fault.knobs)]
+    wrong = [finding for finding in named if finding.knob not in (*fault.knobs, *fault.also)]
     single = hits[0] if len(fault.knobs) == 1 and hits else None
     return Score(
         id=fault.id, model=fault.model, verdict=candidate.verdict.value,
@@ -60,7 +61,9 @@ def score(fault: Fault, candidate: Candidate) -> Score:
         layers=None if fault.layers is None or single is None else _all_layers(named, fault) == fault.layers,
         valued=None if fault.value is None or fault.harmless else single is not None and _close(single.candidate_value, fault.value),
         extent=None if fault.extent is None else any(fault.extent in str(item.evidence.get("extent", "")) for item in hits),
-        repaired=_repaired(candidate, fault), recognised=_recognised(candidate, fault),
+        repaired=_repaired(candidate, fault) if repair else None,
+        recognised=_recognised(candidate, fault) if repair else None,
+        proved=_proved(candidate, fault) if repair else None, template=fault.template,
         parts=_parts(right, candidate.findings, fault),
         false_alarms=tuple(_words(finding) for finding in (named if fault.harmless else wrong)),
         confidence=max((finding.confidence for finding in hits), default=0.0), first_site=first,
@@ -79,18 +82,13 @@ def not_judged(fault: Fault, error: str) -> Score:
 
 
 def _matched(named: Sequence[Finding], fault: Fault) -> list[Finding | None]:
-    """The finding of each part of a fault, in the order of `fault.knobs`; a finding counts for one part alone.
-
-    Exact names are given out first, so that a name that would count for several parts (`any_knob`) takes none of them.
-    """
-    found: dict[int, Finding] = {}
-    for counts in (_is_exactly, _is):
-        for part, knob in enumerate(fault.knobs):
-            free = [item for item in named if all(item is not taken for taken in found.values())]
-            match = next((item for item in free if counts(item, knob, fault)), None)
-            if part not in found and match is not None:
-                found[part] = match
-    return [found.get(part) for part in range(len(fault.knobs))]
+    """The finding of each part of a fault, in the order of `fault.knobs`; a finding counts for one part alone."""
+    free = list(named)
+    found: list[Finding | None] = []
+    for knob in fault.knobs:
+        found.append(next((item for item in free if item.knob == knob), None))
+        free = [item for item in free if item is not found[-1]]
+    return found
 
 
 def _parts(right: Sequence[Finding | None], findings: Sequence[Finding], fault: Fault) -> tuple[str, ...]:
@@ -105,16 +103,7 @@ def _parts(right: Sequence[Finding | None], findings: Sequence[Finding], fault: 
 
 def _all_layers(found: Iterable[Finding], fault: Fault) -> list[int]:
     """The layers of every finding that names the fault: a value that changes with the layer makes several."""
-    right = [finding for finding in found if any(_is(finding, knob, fault) for knob in fault.knobs)]
-    return sorted({layer for finding in right for layer in finding.layers or ()})
-
-
-def _is_exactly(finding: Finding, knob: str, fault: Fault) -> bool:
-    return finding.knob == knob
-
-
-def _is(finding: Finding, knob: str, fault: Fault) -> bool:
-    return finding.knob == knob or finding.knob.startswith(tuple(fault.any_knob) or ("\0",))
+    return sorted({layer for finding in found if finding.knob in fault.knobs for layer in finding.layers or ()})
 
 
 def _close(found: KnobValue, truth: float | str) -> bool:
@@ -134,12 +123,18 @@ def _repaired(candidate: Candidate, fault: Fault) -> bool | None:
 
 def _recognised(candidate: Candidate, fault: Fault) -> bool | None:
     """Whether a cause that no setting repairs was proved the other way round, or said to have no patch."""
+    proved = _proved(candidate, fault)
+    if proved is not False:
+        return proved
+    said = {gap.what.removeprefix(A_PATCH) for gap in candidate.not_tested if gap.what.startswith(A_PATCH)}
+    return not said.isdisjoint((*fault.knobs, *fault.also))
+
+
+def _proved(candidate: Candidate, fault: Fault) -> bool | None:
+    """Whether a cause that no setting repairs was imposed on the reference, which then agreed; None where one repairs it."""
     if fault.harmless or fault.patchable or _repaired(candidate, fault):
         return None
-    if candidate.proof is not None and candidate.proof.proven:
-        return True
-    said = {gap.what.removeprefix(A_PATCH) for gap in candidate.not_tested if gap.what.startswith(A_PATCH)}
-    return any(knob in fault.knobs or knob.startswith(tuple(fault.any_knob) or ("\0",)) for knob in said)
+    return candidate.proof is not None and candidate.proof.proven
 
 
 def _words(finding: Finding) -> str:

@@ -20,6 +20,7 @@ QUESTIONS = (
     ("extent", "extent said"),
     ("repaired", "repaired by its patch"),
     ("recognised", "unpatchable recognised"),
+    ("proved", "unpatchable proved"),
 )
 BINS = (0.0, 0.5, 0.8, 0.95, 1.01)
 
@@ -28,6 +29,24 @@ def hit_rows(scores: Sequence[Score]) -> list[tuple[str, int, int]]:
     """(question, right, asked) over planted faults."""
     planted = [score for score in scores if not score.id.endswith(" clean")]
     return [(label, *share(getattr(score, name) for score in planted)) for name, label in QUESTIONS]
+
+
+def by_origin(scores: Sequence[Score]) -> dict[str, list[tuple[str, int, int]]]:
+    """The same rows apart for faults that were written one by one and for templates, which count once per architecture."""
+    return {
+        name: hit_rows([score for score in scores if score.template is template])
+        for name, template in (("written one by one", False), ("templates", True))
+    }
+
+
+def too_many(scores: Sequence[Score]) -> int:
+    """Findings that name nothing that was planted, over all planted faults."""
+    return sum(len(score.false_alarms) for score in scores if not score.id.endswith(" clean"))
+
+
+def misjudged(scores: Sequence[Score]) -> bool:
+    """Whether a fault was missed or misnamed, or anything was found that was not planted."""
+    return any(not score.detected or score.named is False or score.false_alarms for score in scores)
 
 
 def part_counts(scores: Sequence[Score]) -> dict[str, int]:
@@ -59,12 +78,13 @@ def calibration(scores: Sequence[Score]) -> list[tuple[str, int, int]]:
 
 def missed(scores: Sequence[Score]) -> list[Score]:
     """Faults with any wrong answer, and clean ports that were accused."""
-    asked = [name for name, _ in QUESTIONS]
+    asked = [name for name, _ in QUESTIONS if name != "proved"]
     return [
         score
         for score in scores
         if any(getattr(score, name) is False for name in asked)
         or score.error
+        or score.false_alarms
         or (score.id.endswith(" clean") and score.found)
     ]
 
@@ -73,7 +93,9 @@ def _wrong(score: Score) -> str:
     """What the auditor got wrong about one fault, in words."""
     if score.error:
         return f"error: {score.error}"
-    return ", ".join(f"not {label}" for name, label in QUESTIONS if getattr(score, name) is False) or "accused"
+    wrong = [f"not {label}" for name, label in QUESTIONS if getattr(score, name) is False]
+    wrong += [f"too many: {said}" for said in score.false_alarms]
+    return ", ".join(wrong) or "accused"
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -81,6 +103,11 @@ def to_json(result: Result) -> dict[str, Any]:
     accused, clean = false_alarms(result.scores)
     return {
         "hits": {label: {"right": right, "asked": asked} for label, right, asked in hit_rows(result.scores)},
+        "by_origin": {
+            name: {label: {"right": right, "asked": asked} for label, right, asked in rows}
+            for name, rows in by_origin(result.scores).items()
+        },
+        "findings_too_many": too_many(result.scores),
         "stacked": part_counts(result.scores),
         "clean": {"accused": accused, "asked": clean},
         "calibration": [{"confidence": name, "right": right, "findings": n} for name, right, n in calibration(result.scores)],

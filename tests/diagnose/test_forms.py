@@ -195,3 +195,15 @@ def test_only_some_channels_or_tokens(true):
     found = form(own, true)
     assert (found.kind, found.where) == ("scale", f"10 of {TOKENS} tokens")
     assert found.value == pytest.approx(1.1)
+
+
+def test_tokens_that_are_late_are_said_so_also_where_a_site_holds_the_same(true):
+    own = true.roll(1, 0)
+
+    found = form(own, true, **{"v of the token before": own})
+
+    assert (found.kind, found.value) == ("position", "those of 1 before")
+
+
+def test_what_is_gone_is_zero_and_not_late(true):
+    assert form(torch.zeros_like(true), true).value == "zero"

@@ -11,7 +11,7 @@ from parity_audit.core.report import Candidate, Finding, Patch, Patched, Proof, 
 from parity_audit.core.types import NotTested
 from parity_audit.selftest.corpus import Fault, load_corpus, resolved
 from parity_audit.selftest.score import not_judged, score, share
-from parity_audit.selftest.table import calibration, false_alarms, hit_rows, missed, part_counts
+from parity_audit.selftest.table import by_origin, calibration, false_alarms, hit_rows, misjudged, missed, part_counts
 from parity_audit.specs.resolve import resolve_model
 
 FAULT = Fault(
@@ -87,8 +87,10 @@ def test_a_fault_in_code_is_recognised_by_a_proof_or_by_saying_that_nothing_sets
     said = NotTested(what="a patch for attention.scale", why="no setting")
     other = NotTested(what="a patch for norm.eps", why="no setting")
 
-    assert score(FAULT, dataclasses.replace(candidate(finding()), proof=proof)).recognised is True
-    assert score(FAULT, dataclasses.replace(candidate(finding()), not_tested=(said,))).recognised is True
+    proved, told = (score(FAULT, dataclasses.replace(candidate(finding()), **facts)) for facts in
+                    ({"proof": proof}, {"not_tested": (said,)}))  # fmt: skip
+    assert (proved.recognised, proved.proved) == (True, True)
+    assert (told.recognised, told.proved) == (True, False)
     assert score(FAULT, dataclasses.replace(candidate(finding()), not_tested=(other,))).recognised is False
 
 
@@ -150,13 +152,38 @@ def test_a_fault_whose_audit_failed_counts_as_missed():
     assert (lost.detected, lost.named, lost.parts, lost.error) == (False, False, ("missed", "missed"), "out of memory")
 
 
-def test_a_finding_counts_for_one_part_of_a_stack():
-    stacked = Fault(
-        id="x", plant=[], knob=["attention.softmax_dtype", "cache.dtype"], any_knob=["rot_k"], sites=["a", "b"]
+def test_only_the_exact_name_counts_and_what_else_is_true_is_none_too_many():
+    fault = Fault(
+        id="x", plant=[], knob=["attention.softmax_dtype", "cache.dtype"], also=["rot_k.rounded"], sites=["a", "b"]
     )
+    softmax, cache = finding("attention.softmax_dtype"), finding("cache.dtype")
 
-    assert score(stacked, candidate(finding("rot_k.scale"))).parts == ("named", "missed")
-    assert score(stacked, candidate(finding("rot_k.scale"), finding("cache.dtype"))).parts == ("named", "named")
+    near = score(fault, candidate(softmax, finding("cache.dtypes")))
+    also = score(fault, candidate(softmax, finding("rot_k.rounded")))
+    both = score(fault, candidate(cache, softmax, finding("rot_k.rounded")))
+
+    assert (near.named, near.parts, len(near.false_alarms)) == (False, ("named", "missed"), 1)
+    assert (also.named, also.parts, also.false_alarms) == (False, ("named", "missed"), ())
+    assert (both.named, both.parts, both.false_alarms) == (True, ("named", "named"), ())
+    assert [misjudged([one]) for one in (near, also, both)] == [True, True, False]
+
+
+def test_templates_are_counted_apart():
+    one = score(FAULT, candidate(finding()))
+    many = [dataclasses.replace(one, template=True, named=named) for named in (True, False)]
+    rows = {name: {label: (right, asked) for label, right, asked in rows}["knob named"] for name, rows in
+            by_origin([one, *many]).items()}  # fmt: skip
+
+    assert rows == {"written one by one": (1, 1), "templates": (1, 2)}
+    corpus = load_corpus(["gpt2"]).by_model["gpt2"]
+    assert {fault.template for fault in corpus if fault.id.endswith("-norm-eps")} == {True}
+    assert {fault.template for fault in corpus if fault.id == "history-einsum"} == {False}
+
+
+def test_nothing_is_asked_of_repairs_that_were_not_tried():
+    got = score(FAULT, candidate(finding()), repair=False)
+
+    assert (got.repaired, got.recognised, got.proved) == (None, None, None)
 
 
 def test_stacked_faults_run_with_one_tag():

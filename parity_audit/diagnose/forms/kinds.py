@@ -30,9 +30,12 @@ CURVES = {
 }
 
 
+def _zero(pair: Pair) -> Form | None:
+    gone = float(pair.own.norm()) == 0.0
+    return Form(kind="source", value="zero", usual="as computed", left=0.0) if gone else None
+
+
 def _copied(pair: Pair) -> Form | None:
-    if float(pair.own.norm()) == 0.0:
-        return Form(kind="source", value="zero", usual="as computed", left=0.0)
     for name, other in pair.others.items():
         if (left := pair.left(other)) < LEFT:
             return Form(kind="source", value=f"equal to {name}", usual="as computed", left=left)
@@ -237,6 +240,6 @@ def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
 
 
 MAKERS: tuple[Callable[[Pair], Form | None], ...] = (
-    _copied, _constant, _same_for_all, _late, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _biased, _one_added,
+    _zero, _late, _copied, _constant, _same_for_all, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _biased, _one_added,
     _gained, _normed, _normed_heads, _plainly_summed, _projected, _summed,
 )  # fmt: skip
