@@ -1,6 +1,6 @@
 """Checkpoints in a release's config form and as transformers saves them again: nobody is accused, faults are found in the candidate.
 
-    python benchmarks/resaved.py --out resaved.json            # every architecture, both forms
+    python benchmarks/resaved.py --out resaved.json            # every architecture, both forms; what is in there is not run again
     python benchmarks/resaved.py --table resaved.json
 
 In one model of every architecture a clean port, twice the rotary base, another rotary scaling and a norm's eps of 1e-3 are audited.
@@ -29,7 +29,8 @@ from parity_audit.workers.live import lent
 
 FORMS = ("mini", "resaved")
 OTHER = {"rope_type": "linear", "factor": 4.0}
-EPS = {"op": "norm_eps", "module": "@blocks.{l}.ln1.out", "value": 1e-3}
+FIRST_NORMS = ("blocks.{l}.ln1.out", "blocks.{l}.ln1_post.out")
+"""The first of a block; where none stands in front of the attention, the one behind it."""
 NAMES = {"clean": "", "theta": "rope.theta", "scaling": "rope.scaling", "eps": "norm.eps"}
 
 
@@ -38,7 +39,9 @@ def plants_of(known: ResolvedModel, path: str) -> Iterator[tuple[str, list[dict[
     import transformers
 
     yield "clean", []
-    fault = Fault(id="eps", plant=[EPS], knob="norm.eps")
+    sites = known.spec.content.backends["hf"].sites
+    norm = next(site for site in FIRST_NORMS if sites.get(site))
+    fault = Fault(id="eps", plant=[{"op": "norm_eps", "module": f"@{norm}", "value": 1e-3}], knob="norm.eps")
     yield "eps", resolved(fault, known.spec)
     rope = getattr(transformers.AutoConfig.from_pretrained(path), "rope_parameters", None)
     if rope and "rope.theta" in known.spec.content.knobs and known.spec.content.knobs["rope.theta"]:
@@ -126,9 +129,12 @@ def main() -> int:
     if asked.table:
         print(table(json.loads(asked.table.read_text())))
         return 0
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else []
+    there = {(row["model"], row["form"]) for row in rows}
     for name in asked.model or [next(iter(spec.content.models)) for spec in list_specs()]:
         for form in asked.form or FORMS:
+            if (name, form) in there:
+                continue
             rows += audited(name, form)
             if asked.out:
                 asked.out.write_text(json.dumps(rows, indent=1) + "\n")
