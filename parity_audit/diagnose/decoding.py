@@ -22,7 +22,7 @@ from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, identify
 from parity_audit.diagnose.identify.attention import cached as cached_attention
 from parity_audit.diagnose.identify.rotary import cached as cached_rotation
 
-ATTENTION = ("scores", "pattern", "z")
+ATTENTION, WINDOW = ("scores", "pattern", "z"), "attention.window"
 WITH_THE_PROMPT: Families = {
     "rotary": (cached_rotation.fit, FAMILIES["rotary"][1]),
     "positions": FAMILIES["positions"],
@@ -86,18 +86,34 @@ def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding
 
     Where whole runs have another value of the same knob, only the decoded tokens have this one.
     """
-    new = [item for item in decoded if not any(says_the_same(item, known) for known in whole)]
+    new = [
+        item for item in decoded if not any(says_the_same(item, known) or _same_window(item, known) for known in whole)
+    ]
     knobs = {item.knob for item in whole}
     return [
         replace(item, evidence={**item.evidence, "extent": DECODED}) if item.knob in knobs else item for item in new
     ]
 
 
+def _same_window(decoded: Finding, whole: Finding) -> bool:
+    """Whether decoded tokens see the keys that a window of whole runs leaves them."""
+    held = (cached_attention.KEYS, WINDOW)
+    return (
+        (decoded.knob, whole.knob) == held
+        and isinstance(whole.candidate_value, int)
+        and decoded.candidate_value == cached_attention.last_keys(whole.candidate_value)
+        and _share_layers(decoded, whole)
+    )
+
+
 def says_the_same(a: Finding, b: Finding) -> bool:
     """Whether two findings name the same knob with the same value, in layers of which one finding has the other's."""
+    return a.knob == b.knob and _share_layers(a, b) and _same_value(a, b)
+
+
+def _share_layers(a: Finding, b: Finding) -> bool:
     layers = [set(item.layers) for item in (a, b) if item.layers is not None]
-    overlap = len(layers) < 2 or layers[0] <= layers[1] or layers[1] <= layers[0]
-    return a.knob == b.knob and overlap and _same_value(a, b)
+    return len(layers) < 2 or layers[0] <= layers[1] or layers[1] <= layers[0]
 
 
 def _same_value(a: Finding, b: Finding) -> bool:

@@ -29,6 +29,7 @@ from parity_audit.diagnose.localise import component_of
 
 MOST_TOKENS = 512
 CONFIDENCE = 0.8
+CLEAR = 4.0
 EVEN = 1e-6
 COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
 BEHIND = {COPIED: "pattern", UNIFORM: "z"}
@@ -117,12 +118,19 @@ def _form(sites: Iterable[str], layer: int | None, sides: Replayed) -> tuple[str
             return site, Form(kind="source", value=UNIFORM, usual="as computed", left=0.0)
         pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
         form = None if pair is None else described(pair)
+        values = attended(site, sides.own, sides.true, sides.d_head) if local_name(site) == "z" else None
+        if values is not None and (behind := described(values)) is not None:
+            behind = dataclasses.replace(behind, kind=f"values.{behind.kind}")
+            form = nearer(form, behind)
         if form is not None:
             return site, form
-        values = attended(site, sides.own, sides.true, sides.d_head) if local_name(site) == "z" else None
-        if values is not None and (form := described(values)) is not None:
-            return site, dataclasses.replace(form, kind=f"values.{form.kind}")
     return None
+
+
+def nearer(form: Form | None, behind: Form) -> Form:
+    """What was done to attended values, where it leaves clearly less than anything said of z itself: where one key has nearly
+    all the weight, the two are nearly one."""
+    return behind if form is None or behind.left * CLEAR < form.left else form
 
 
 def _introducing(finding: Finding, sides: Replayed) -> set[str]:

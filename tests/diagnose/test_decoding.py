@@ -19,9 +19,9 @@ FIRST = 20
 DECODED = replace(probe("decode", (28,)), decode_from=FIRST)
 
 
-def told(mask=causal, **how):
+def told(mask=causal, side="candidate", **how):
     """What is read off a decoded probe whose attention is computed by hand."""
-    evidence = attention(probes=(DECODED,), mask=mask, hide=HIDDEN, **how)[0]
+    evidence = replace(attention(probes=(DECODED,), mask=mask, hide=HIDDEN, **how)[0], side=side)
     return {fit.knob: fit for fit in cached_attention.fit(evidence) if isinstance(fit, KnobFit)}
 
 
@@ -41,6 +41,7 @@ def later(rule):
         (lambda query, key: key >= 1, "not the first 1"),
         (lambda query, key: key >= 4, "not the first 4"),
         (lambda query, key: query - key < 9, "the last 9"),
+        (lambda query, key: query - key < FIRST + 2, "the last 22"),
         (lambda query, key: query != key, "not the token's own"),
         (lambda query, key: key >= FIRST, "none of the prompt"),
         (lambda query, key: (key < FIRST) | (query == key), "none but its own after the prompt"),
@@ -52,7 +53,7 @@ def test_keys_that_the_cache_lost(rule, words):
 
 @pytest.mark.parametrize("how", [{}, {"cap": 20.0}, {"alibi": torch.tensor([0.5, 0.25, 0.125, 0.0625])}])
 def test_a_cache_that_is_right_shows_the_prompts_own_law(how):
-    fits = told(**how)
+    fits = told(side="reference", **how)
 
     assert (fits["cache.keys"].value, fits["cache.dtype"].value) == ("every key", "full")
     assert fits["attention.scale"].value == pytest.approx(8.0, rel=1e-4)
@@ -70,6 +71,18 @@ def test_a_head_that_is_gone_everywhere_is_no_sink_of_the_decoded_tokens():
     }
     assert "attention.sinks" not in fits
     assert fits["cache.keys"] == "every key"
+
+
+def test_what_is_wrong_with_the_prompt_too_is_no_law_of_decoded_tokens():
+    """A bias that z alone does not show: whole runs are asked about it, and a slope would take a part of it."""
+
+    def louder(scores):
+        return scores + 0.1 * torch.eye(scores.shape[-1], dtype=scores.dtype)
+
+    fits = told(low_scores=louder)
+
+    assert fits["cache.keys"].value == "every key"
+    assert "attention.scale" not in fits
 
 
 def test_another_scale_from_the_first_decoded_token_on():
@@ -125,6 +138,8 @@ def test_what_whole_runs_say_already_is_not_said_again_of_decoded_tokens():
     ]  # fmt: skip
 
     assert [item.knob for item in not_in(whole, decoded)] == ["cache.keys"]
+    assert not_in([cause("attention.window", 12)], decoded[2:]) == []
+    assert not_in([cause("attention.window", 13)], decoded[2:]) == decoded[2:]
     (other,) = not_in(whole, [cause("attention.scale", 12.0)])
     assert (other.candidate_value, other.evidence["extent"]) == (12.0, "in tokens decoded from the cache")
 

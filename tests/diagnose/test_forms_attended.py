@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_port import probe
 
+from parity_audit.diagnose.describe import nearer
 from parity_audit.diagnose.forms.attended import attended, solved
 from parity_audit.diagnose.forms.described import described
+from parity_audit.diagnose.forms.pair import Form
 
 POS, HEADS, KV, WIDTH = 48, 4, 2, 16
 
@@ -89,3 +93,12 @@ def test_a_token_that_hardly_sees_itself_is_left_out():
 def test_nothing_to_be_had_is_none():
     own = Held({"v": V, "z": V})
     assert attended("blocks.0.z", own, own, WIDTH) is None
+
+
+def test_what_was_done_to_values_is_said_where_it_leaves_clearly_less():
+    outputs = Form(kind="norm", value="per token", usual="as computed", left=3e-3)
+    values = Form(kind="values.norm", value="to rms 1", usual="as computed", left=1e-6)
+
+    assert nearer(outputs, values) is values
+    assert nearer(None, outputs) is outputs
+    assert nearer(replace(outputs, left=2e-6), values).kind == "norm"

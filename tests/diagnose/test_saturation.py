@@ -63,6 +63,18 @@ def test_values_too_small_for_the_spec_cap_say_so():
     assert math.isfinite(float(answer.split("below ")[1].split(" ")[0]))
 
 
+def test_a_cap_that_leaves_hardly_less_than_none_is_no_cap():
+    """Something else is wrong with these values: a cap takes a part of it, many standard errors from none."""
+    y = 3 * torch.randn(400, 30, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    bent = 20 * torch.tanh(y / 20) + 0.02 * y.abs()
+    fit = fit_curve([(y, bent, torch.ones_like(y, dtype=torch.bool))])
+
+    assert cap_of(float(fit.value[1]), float(fit.stderr[1]))[0] is not None
+    answer = cap_fit("attention.softcap", 0, fit, residual=0.0, site="attn_scores", spec_cap=None)
+    assert isinstance(answer, str)
+    assert "of what none leaves" in answer
+
+
 def test_nothing_to_fit():
     zero = torch.zeros(2, 2, dtype=torch.float64)
 

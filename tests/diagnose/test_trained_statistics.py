@@ -7,8 +7,10 @@ import torch
 from loose import differ, loose
 from tiny_port import probe
 
+from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.findings import merge, unexplained
+from parity_audit.diagnose.identify.attention.family import fit as fit_attention
 from parity_audit.diagnose.identify.attention.output import fit_output
 from parity_audit.diagnose.identify.attention.rows import Row
 from parity_audit.diagnose.identify.norm.shape import Norm, best_shape
@@ -37,6 +39,49 @@ def test_the_error_of_an_offset_grows_where_weights_hardly_differ(spread):
 
         assert abs(offset) < TOLD * error
         assert error < 2e-6
+
+
+def test_a_bias_takes_no_part_of_the_law_beside_it():
+    """Queries lie near their own keys, so the largest products are where the bias is: alone, a law takes it for a cap."""
+    item = probe("short", (48,))
+    k = drawn(1, 48, HEADS, WIDTH)
+    q = 2 * k + drawn(1, 48, HEADS, WIDTH, seed=1)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / WIDTH**0.5 + 0.3 * torch.eye(48)
+    scores = scores.masked_fill(~torch.ones(48, 48).tril().bool(), -torch.inf)
+    sites = {"rot_q": q, "rot_k": k, "v": k, "attn_scores": scores, "pattern": scores.softmax(-1)}
+    evidence = loose(sites, probes=(item,), attention__scale=WIDTH**0.5, attention__softcap=None)[0]
+
+    fits = {fit.knob: fit for fit in fit_attention(evidence) if isinstance(fit, KnobFit)}
+
+    assert fits["attention.bias"].value == "+0.3 at distance 0"
+    assert fits["attention.softcap"].value is None
+    assert fits["attention.scale"].value == pytest.approx(WIDTH**0.5, rel=1e-6)
+
+
+def test_a_factor_of_its_own_for_each_token_is_a_gate_only_where_it_leaves_rounding():
+    """One key has nearly all the weight, as a sink has: then values that are normed look like outputs that are scaled."""
+    item = probe("short", (48,))
+    pattern = torch.full((1, HEADS, 48, 48), 3e-3).tril()
+    pattern[..., 0] += 1 - pattern.sum(-1)
+    v = drawn(1, 48, HEADS, WIDTH) * torch.linspace(0.5, 2.0, 48)[:, None, None]
+    normed = torch.einsum("bhij,bjhd->bihd", pattern, v * v.square().mean(-1, keepdim=True).rsqrt())
+    gated = torch.einsum("bhij,bjhd->bihd", pattern, v) * torch.linspace(0.5, 1.5, 48)[:, None, None]
+
+    def said(z):
+        evidence = loose({"pattern": pattern, "v": v, "z": z, "rot_q": v, "rot_k": v}, probes=(item,))[0]
+        row = Row(
+            probe="short",
+            batch=0,
+            kept=torch.arange(48),
+            q=v[0].double(),
+            k=v[0].double(),
+            v=v[0].double(),
+            z=z[0].double(),
+        )
+        return fit_output(evidence, [row], range(HEADS))
+
+    assert isinstance(said(normed), NotTested)
+    assert said(gated).value == "a gate per token"
 
 
 def turned(x: torch.Tensor, angles: str) -> torch.Tensor:

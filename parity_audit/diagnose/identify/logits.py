@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
-from parity_audit.diagnose.identify.attention.saturation import cap_fit, fit_curve
-from parity_audit.diagnose.identify.least_squares import Estimate
+from parity_audit.diagnose.identify.attention.saturation import CapEstimate, cap_fit, fit_curve
 from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, rounded
 
 SCALE, CAP, SHIFT, DTYPE = "logits.scale", "logits.softcap", "logits.shift", "logits.dtype"
@@ -103,7 +102,7 @@ def mean_row(unembed: Tensor) -> Tensor:
     return torch.stack([f64(block).sum(0) for block in torch.split(unembed, MEAN_ROWS)]).sum(0) / unembed.shape[0]
 
 
-def _knobs(evidence: Evidence, fits: dict[str | float, Estimate], size: float, *, biased: bool) -> list[Outcome]:
+def _knobs(evidence: Evidence, fits: dict[str | float, CapEstimate], size: float, *, biased: bool) -> list[Outcome]:
     left = {name: found.squares**0.5 / max(size, 1e-300) for name, found in fits.items()}
     best = min(left, key=lambda name: left[name])
     if left[best] > EXPLAINED:

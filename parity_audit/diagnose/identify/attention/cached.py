@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -19,14 +20,14 @@ from parity_audit.diagnose.identify.attention.hidden import EXPLAINED, best_bend
 from parity_audit.diagnose.identify.attention.knobs import law_knobs
 from parity_audit.diagnose.identify.attention.law import Law
 from parity_audit.diagnose.identify.attention.rows import Row, attention_rows, grouped
-from parity_audit.diagnose.identify.attention.softmax import SINKS
 from parity_audit.diagnose.identify.attention.synthesis import Query, queries_of, unexplained
-from parity_audit.diagnose.identify.attention.visible import Bend
 
 KEYS, DTYPE = "cache.keys", "cache.dtype"
 EVERY, FULL = "every key", "full"
 NO_LAW = "neither another law nor a fault of the cache explains z"
 CLOSE = 1e-3
+AS_WELL = 3.0
+"""Times what a law leaves of the prompt: a few decoded tokens may leave so much of theirs by chance."""
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 MOVES = (1, -1, 2, -2)
 TIMES = 20.0
@@ -49,13 +50,18 @@ def fit(evidence: Evidence) -> list[Outcome]:
         return [gap(evidence, KEYS, "no law explains the prompt before the decoded tokens")]
     queries = torch.arange(first, row.length)
     tries = ((what, unexplained(parts, bend.law)) for what, parts in _held(row, heads, queries, width))
+    every, whole = next(tries)
+    # Where the prompt's law leaves more than rounding, decoded tokens that it explains as well are like the prompt.
+    enough = max(CLOSE, bend.residual) if whole > AS_WELL * bend.residual else whole
     # Moved keys and values may be the same fault: of what explains z, the first is said.
-    held, left = next((item for item in tries if item[1] <= max(CLOSE, bend.residual)), (None, 0.0))
+    held, left = next((item for item in chain([(every, whole)], tries) if item[1] <= enough), (None, 0.0))
     if held is not None and held != EVERY:
         return [_told(evidence, KEYS, held, left, len(queries))]
     rounded = _rounding(evidence, row, heads, queries, width, bend.law)
     if held == EVERY:
-        return [_told(evidence, KEYS, EVERY, left, len(queries)), rounded, *_prompts_law(evidence, bend)]
+        # What is wrong with the prompt's law whole runs are asked about; the reference's is there to compare with.
+        law = law_knobs(evidence, bend) if evidence.side == "reference" else []
+        return [_told(evidence, KEYS, EVERY, left, len(queries)), rounded, *law]
     if rounded.value != FULL:
         return [rounded]
     own = best_bend(evidence, [row], heads, [queries], width)
@@ -64,13 +70,9 @@ def fit(evidence: Evidence) -> list[Outcome]:
     return law_knobs(evidence, own)
 
 
-def _prompts_law(evidence: Evidence, bend: Bend) -> list[Outcome]:
-    """The law of the prompt, which is that of whole runs. Sinks of a model that has none are left out: they take in
-    whatever shortens z (a head that is zeroed or scaled), and whole runs tell that apart."""
-    fits = law_knobs(evidence, bend)
-    if evidence.spec_value(SINKS) is not None:
-        return fits
-    return [fit for fit in fits if not isinstance(fit, KnobFit) or fit.knob != SINKS]
+def last_keys(count: int) -> str:
+    """What a cache shows that forgets all but its last keys: a window, where whole runs have it too."""
+    return f"the last {count}"
 
 
 def _held(row: Row, heads: Sequence[int], queries: Tensor, window: int | None) -> Iterator[tuple[str, list[Query]]]:
@@ -81,8 +83,8 @@ def _held(row: Row, heads: Sequence[int], queries: Tensor, window: int | None) -
     first = int(queries.min())
     limits = {"not the token's own": distance > 0, "none of the prompt": keys >= first, "none but its own after the prompt":
               (keys < first) | (distance == 0)}  # fmt: skip
-    for count in range(1, first):
-        limits |= {f"not the first {count}": keys >= count, f"the last {count}": distance < count}
+    limits |= {f"not the first {count}": keys >= count for count in range(1, first)}
+    limits |= {last_keys(count): distance < count for count in range(1, len(keys))}
     for what, limit in limits.items():
         yield what, [replace(whole, visible=whole.visible & limit)]
     for places in MOVES:

@@ -7,12 +7,10 @@ Hidden: `hidden`, by synthesis on z.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from torch import Tensor
-
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, TensorOf, gap
-from parity_audit.diagnose.identify.attention.bias import bias_of, told
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap
+from parity_audit.diagnose.identify.attention.bias import bias_of, changed_scores, told
 from parity_audit.diagnose.identify.attention.head_map import head_maps
 from parity_audit.diagnose.identify.attention.hidden import EXPLAINED, Hidden, bend_from_z
 from parity_audit.diagnose.identify.attention.knobs import ALIBI, law_knobs
@@ -39,7 +37,7 @@ def fit(evidence: Evidence) -> list[Outcome]:
     if evidence.layer is None:
         return []
     if _scores_are_the_pattern(evidence):
-        evidence = dataclasses.replace(evidence, tensor=_changed_scores(evidence, lambda _: None))
+        evidence = dataclasses.replace(evidence, tensor=changed_scores(evidence, lambda _: None))
     rows = list(attention_rows(evidence, evidence.short_probes()))
     if not rows:
         return [gap(evidence, knob, "rotated q and k are not visible") for knob in (SCALE, CAP, WINDOW)]
@@ -55,11 +53,8 @@ def fit(evidence: Evidence) -> list[Outcome]:
             fit_output(evidence, rows, heads),
             *weights,
         ]
-        bias = bias_of(evidence, rows, heads, bend)
+        bias, bend = bias_of(evidence, rows, heads, bend)
         outcomes.append(told(evidence, bias, bend))
-        if bias is not None:
-            level = dataclasses.replace(evidence, tensor=_changed_scores(evidence, bias.away))
-            bend = bend_from_scores(level, rows, heads) or bend
     else:
         hidden = bend_from_z(evidence, rows, heads)
         bend, reaches, outcomes = hidden.bend, hidden.reaches, [_mask(evidence, hidden), *weights]
@@ -79,16 +74,6 @@ def _scores_are_the_pattern(evidence: Evidence) -> bool:
         [evidence.tensor(probe.name, site) for site in ("attn_scores", "pattern")] for probe in evidence.short_probes()
     )
     return are_the_pattern((scores, pattern) for scores, pattern in both if scores is not None and pattern is not None)
-
-
-def _changed_scores(evidence: Evidence, change: Callable[[Tensor], Tensor | None]) -> TensorOf:
-    """The evidence's tensors, its scores `[b head q k]` as `change` makes them."""
-
-    def tensor(probe: str, site: str) -> Tensor | None:
-        value = evidence.tensor(probe, site)
-        return value if value is None or site != "attn_scores" else change(value)
-
-    return tensor
 
 
 def _mapped(row: Row, maps: Maps) -> Row:

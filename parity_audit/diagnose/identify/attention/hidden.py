@@ -9,6 +9,7 @@ itself whole, which leaves late queries alone.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,10 +26,9 @@ from parity_audit.diagnose.identify.attention.synthesis import (
     unexplained,
 )
 from parity_audit.diagnose.identify.attention.synthesis_heads import Heads, fit_heads, worth_trying
-from parity_audit.diagnose.identify.attention.visible import CLEAR, Bend, bend_from_curve
+from parity_audit.diagnose.identify.attention.visible import CAP, CLEAR, SCALE, Bend, bend_from_curve, law_of_spec
 from parity_audit.diagnose.identify.attention.window import Reach, joined, reach_from_z
 
-SCALE, CAP = "attention.scale", "attention.softcap"
 EARLY = (8, 3, 2)
 QUERIES = 16
 EXPLAINED = 0.05
@@ -104,8 +104,13 @@ def best_bend(
 ) -> Bend | None:  # fmt: skip
     """One curve for all heads, or a law of each head where that leaves clearly less; None without queries."""
     parts = _parts(rows, heads, queries, window, ahead)
-    if not parts:
+    found = _best(evidence, parts, len(heads), start) if parts else None
+    if found is None:
         return None
+    return dataclasses.replace(found, by_spec=unexplained(parts, law_of_spec(evidence, len(heads))))
+
+
+def _best(evidence: Evidence, parts: Sequence[Query], n_heads: int, start: Bend | None) -> Bend | None:
     if start is not None and start.estimate is None:
         return _free(parts, 0.0, start.law)
     slope = 1.0 / evidence.spec_number(SCALE, evidence.dims["d_head"] ** 0.5)
@@ -116,7 +121,7 @@ def best_bend(
     )
     curve = None
     if estimate is not None:
-        curve = bend_from_curve(estimate, len(heads), estimate.squares**0.5 / size_of(parts), "z")
+        curve = bend_from_curve(estimate, n_heads, estimate.squares**0.5 / size_of(parts), "z")
         # A few queries leave a law of each head too much freedom: it is asked only where nothing else explains them.
         if curve.residual < (ROUNDING if start is not None else EXPLAINED) or not worth_trying(parts, curve.law):
             return curve

@@ -14,16 +14,19 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import POINTS, Evidence, KnobFit, Outcome, gap
 from parity_audit.diagnose.identify.attention.saturation import cap_fit
 from parity_audit.diagnose.identify.attention.softmax import sinks_fit
-from parity_audit.diagnose.identify.attention.visible import SIGMAS, Bend
+from parity_audit.diagnose.identify.attention.visible import CAP, SCALE, SIGMAS, Bend
 from parity_audit.diagnose.identify.rotary.turns import q_over_k
 from parity_audit.formulas.alibi import standard_slopes
 
-SCALE, CAP, ALIBI = "attention.scale", "attention.softcap", "attention.alibi"
+ALIBI = "attention.alibi"
 ALIKE = 1e-3
 
 
 def law_knobs(evidence: Evidence, bend: Bend) -> list[Outcome]:
-    """The knobs of a law that explains what it was fitted to."""
+    """The knobs of a law that explains what it was fitted to, and more of it than the spec's law does."""
+    if not bend.tells:
+        why = f"the spec's law leaves {bend.by_spec:.2g} of z and the best one {bend.residual:.2g}: something else is wrong"
+        return [gap(evidence, knob, why) for knob in (SCALE, CAP, ALIBI)]
     outcomes = [_scale(evidence, bend), _cap(evidence, bend), _alibi(evidence, bend)]
     if bend.site == "z":
         sinks, errors = _sink_logits(bend)

@@ -18,9 +18,11 @@ from parity_audit.diagnose.identify.attention.rows import Row
 
 KNOB = "attention.heads"
 PLAIN = "as attended"
-EXPLAINED = 0.05
 CLEAR = 4.0
 FLOOR = 1e-5
+ROUNDING = 2.0**-9
+"""Of z in bfloat16. Pattern and values are the candidate's own, so a law leaves no more: where one key has nearly all the weight,
+factors and gates come near anything that changes its values."""
 ALIKE = 1e-3
 
 
@@ -49,7 +51,7 @@ def fit_output(evidence: Evidence, rows: Sequence[Row], values: Sequence[int]) -
     }
     best = min(tries, key=lambda name: tries[name])
     best = best if tries[best] * CLEAR < tries["factor"] and tries["factor"] > FLOOR else "factor"
-    if tries[best] > EXPLAINED:
+    if tries[best] > ROUNDING:
         return gap(evidence, KNOB, f"z is no multiple of pattern times v: {tries[best]:.2g} left")
     return KnobFit(
         knob=KNOB, layer=evidence.layer, value=_said(factor.flatten(), tries["factor"]) if best == "factor" else best,

@@ -11,8 +11,10 @@ noise may lead) the curve is continued by its series x - w x^3 / 3.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,6 +24,28 @@ from parity_audit.diagnose.identify.least_squares import Chunk, Estimate, gauss_
 
 SERIES_BELOW = 1e-3
 CAP_SIGMAS = 8.0
+LESS = 0.5
+"""A hypothesis with a constant of its own is one only where it leaves less than this share of what is left without it: where
+something else is wrong, every freer curve leaves a little less."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapEstimate(Estimate):
+    """(slope, w), and the residual sum of squares that the best slope leaves without a cap."""
+
+    straight: float
+
+    @property
+    def bends(self) -> bool:
+        """Whether a cap leaves clearly less than none does."""
+        return self.squares <= LESS**2 * self.straight
+
+
+def with_straight(estimate: Estimate, straight: float) -> CapEstimate:
+    """The same estimate beside what is left without a cap."""
+    return CapEstimate(
+        **{item.name: getattr(estimate, item.name) for item in dataclasses.fields(Estimate)}, straight=straight
+    )
 
 
 def curve(x: Tensor, w: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,7 +65,7 @@ def curve(x: Tensor, w: float) -> tuple[Tensor, Tensor, Tensor]:
 Pairs = list[tuple[Tensor, Tensor, Tensor]]  # y, s, mask, each [cluster item]
 
 
-def fit_curve(pairs: Pairs) -> Estimate | None:
+def fit_curve(pairs: Pairs) -> CapEstimate | None:
     """Fit (slope, w) of s = g(slope * y, w) over the unmasked entries; None when they say nothing.
 
     Starts from the linearised problem (atanh) at a few caps just above the largest |s| and at none, because
@@ -61,7 +85,8 @@ def fit_curve(pairs: Pairs) -> Estimate | None:
     starts = [_linearised(pairs, None), *(_linearised(pairs, times * largest) for times in (1.0001, 1.02, 1.3, 3.0))]
     best = sorted(starts, key=lambda start: squares_of(model, start))[:2]
     fits = [fit for fit in (gauss_newton(model, start) for start in best) if fit is not None]
-    return min(fits, key=lambda fit: fit.squares, default=None)
+    found = min(fits, key=lambda fit: fit.squares, default=None)
+    return None if found is None else with_straight(found, squares_of(model, starts[0]))
 
 
 def _linearised(pairs: Pairs, cap: float | None) -> Tensor:
@@ -81,7 +106,7 @@ def cap_of(w: float, stderr: float) -> tuple[float | None, float | None]:
 
 
 def cap_fit(
-    knob: str, layer: int | None, estimate: Estimate, *, residual: float, site: str, spec_cap: object
+    knob: str, layer: int | None, estimate: CapEstimate, *, residual: float, site: str, spec_cap: object
 ) -> KnobFit | str:
     """The soft-cap as a KnobFit, or the reason why these values cannot tell."""
     w, stderr = float(estimate.value[1]), float(estimate.stderr[1])
@@ -90,6 +115,9 @@ def cap_fit(
     if cap is None and CAP_SIGMAS * stderr > expected > 0.0:
         least = (CAP_SIGMAS * stderr) ** -0.5
         return f"values too small to show a cap of {spec_cap:g}; one below {least:.3g} would show"
+    if cap is not None and not estimate.bends:
+        share = math.sqrt(estimate.squares / estimate.straight)
+        return f"one of {cap:.4g} leaves {share:.2g} of what none leaves: too much to be one"
     seen = (CAP_SIGMAS * stderr) ** -0.5 if stderr > 0 else math.inf
     return KnobFit(
         knob=knob, layer=layer, value=cap, stderr=cap_stderr, residual=residual, n=estimate.n, site=site,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from parity_audit.diagnose.identify.attention.law import Law, distances
 from parity_audit.diagnose.identify.attention.rows import Row, dot_products, looks_at
-from parity_audit.diagnose.identify.attention.saturation import curve
+from parity_audit.diagnose.identify.attention.saturation import CapEstimate, cap_of, curve, with_straight
 from parity_audit.diagnose.identify.least_squares import Chunk, Estimate, Model, gauss_newton, squares_of
 
 GRID_PARTS = 3
@@ -81,17 +81,32 @@ def size_of(parts: Sequence[Query]) -> float:
 
 def fit_synthesis(
     parts: Sequence[Query], slope: float, caps: Sequence[float], start: Tensor | None = None
-) -> Estimate | None:
+) -> CapEstimate | None:
     """Fit (slope, w) from `start`, or from the best of a grid round `slope` with these caps and the usual ones."""
     model = model_of(parts)
     if start is not None:
-        return gauss_newton(model, start)
+        found = gauss_newton(model, start)
+        return None if found is None else with_straight(found, _straight(model, found))
     ws = sorted({0.0 if cap is None else cap**-2 for cap in (*CAP_GRID, *caps)})
     grid = [torch.tensor([slope * step, w], dtype=torch.float64) for step in SCALE_STEPS for w in ws]
     coarse = model_of(parts[:GRID_PARTS])
     best = sorted(grid, key=lambda start: squares_of(coarse, start))[:3]
     fits = [fit for fit in (gauss_newton(model, start) for start in best) if fit is not None]
-    return min(fits, key=lambda fit: fit.squares, default=None)
+    found = min(fits, key=lambda fit: fit.squares, default=None)
+    return None if found is None else with_straight(found, _straight(model, found))
+
+
+def _straight(model: Model, found: Estimate) -> float:
+    """What the best slope leaves without a cap; as much as with one where there is none to ask about."""
+    if cap_of(float(found.value[1]), float(found.stderr[1]))[0] is None:
+        return found.squares
+
+    def uncapped(theta: Tensor) -> Iterable[Chunk]:
+        for residual, jacobian in model(torch.stack([theta[0], torch.zeros_like(theta[0])])):
+            yield residual, jacobian[..., :1]
+
+    fit = gauss_newton(uncapped, found.value[:1])
+    return squares_of(model, torch.zeros(2, dtype=torch.float64)) if fit is None else fit.squares
 
 
 def residuals_of(part: Query, law: Law) -> Tensor:

@@ -8,6 +8,7 @@ softmax drops: ALiBi tilts it. The line is believed where it leaves clearly less
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,12 +18,14 @@ from torch import Tensor
 from parity_audit.diagnose.evidence import Evidence
 from parity_audit.diagnose.identify.attention.law import Law, distances, plain
 from parity_audit.diagnose.identify.attention.rows import Row, dot_products, visible_scores
-from parity_audit.diagnose.identify.attention.saturation import Pairs, fit_curve
-from parity_audit.diagnose.identify.least_squares import Estimate
+from parity_audit.diagnose.identify.attention.saturation import LESS, CapEstimate, Pairs, fit_curve
 
 CLEAR = 4.0
 SIGMAS = 8.0
 FLOOR = 1e-6
+EXACT = 1e-4
+"""A residual that nothing but rounding leaves (several times that of float32, as errors grow with outlier channels)."""
+SCALE, CAP = "attention.scale", "attention.softcap"
 POINTS = 120
 """Of a fit, for its picture: a curve is plain with these, and a report holds one such list for each side of a finding."""
 
@@ -32,11 +35,11 @@ class Bend:
     """What was fitted: the law, its errors (None where a parameter is not there), what is left, and from where.
 
     `estimate` holds (slope, w) where one curve serves all heads; then `points` are some of what it was fitted to, each
-    (q.k, score, score by the curve), in the order of q.k.
+    (q.k, score, score by the curve), in the order of q.k. `by_spec` is what the spec's slope and soft-cap leave.
     """
 
     law: Law
-    estimate: Estimate | None
+    estimate: CapEstimate | None
     slope_stderr: Tensor
     alibi_stderr: Tensor | None
     residual: float
@@ -44,9 +47,22 @@ class Bend:
     n: int
     sink_stderr: Tensor | None = None
     points: tuple[tuple[float, float, float], ...] = ()
+    by_spec: float = math.inf
+
+    @property
+    def tells(self) -> bool:
+        """Whether this is more than the spec's law: it leaves rounding, or clearly less than that does."""
+        return self.residual <= EXACT or self.residual <= LESS * self.by_spec
 
 
-def bend_from_curve(estimate: Estimate, n_heads: int, residual: float, site: str) -> Bend:
+def law_of_spec(evidence: Evidence, n_heads: int) -> Law:
+    """The slope and soft-cap that the spec has for this layer, no ALiBi and no sinks."""
+    slope = 1.0 / evidence.spec_number(SCALE, evidence.dims["d_head"] ** 0.5)
+    cap = evidence.spec_value(CAP)
+    return plain(n_heads, slope, float(cap) ** -2 if isinstance(cap, (int, float)) and cap else 0.0)
+
+
+def bend_from_curve(estimate: CapEstimate, n_heads: int, residual: float, site: str) -> Bend:
     """One slope and one cap for all heads."""
     slope, w = estimate.value.tolist()
     return Bend(
