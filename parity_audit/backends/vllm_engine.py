@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ FORCED_DECODING = "forced_decoding"
 """Start the engine so that it can be told which tokens to decode; log-probabilities are then raw ones."""
 SWITCH = "VLLM_BATCH_INVARIANT"
 """vLLM's own switch; which kernels it replaces is the engine's matter. On a CPU vLLM 0.32 takes Triton kernels that it has not."""
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
 OWN_SETTINGS = ("tf32", FORCED_DECODING, BATCH_INVARIANT)
 BLOCK = 128
 ROWS = 16
@@ -40,11 +42,18 @@ def set_environment(request: LoadRequest) -> None:
         "VLLM_FLOAT32_MATMUL_PRECISION": "high" if tf32 else "highest",
         "TRITON_F32_DEFAULT": "tf32" if tf32 else "ieee",
     }
+    if world_size(request.settings) > 1 and request.device == "cpu":
+        chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # as many ranks as one likes share the cores that there are
     if BATCH_INVARIANT in request.settings:
         chosen[SWITCH] = str(int(request.settings[BATCH_INVARIANT]))
     os.environ.update(chosen)
     # Unless told the number of threads, vLLM goes down to one when its engine shares the caller's process.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+
+
+def world_size(settings: Mapping[str, Any]) -> int:
+    """How many processes the model is cut over."""
+    return math.prod(int(settings.get(key) or 1) for key in PARALLEL)
 
 
 def start(request: LoadRequest) -> Any:
@@ -109,6 +118,8 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
         chosen["kv_cache_memory_bytes"] = cache_bytes(
             config, length, str(given.get("dtype", request.dtype)), rows, block
         )
+    if world_size(request.settings) > 1:
+        chosen["distributed_executor_backend"] = "mp"
     if request.settings.get(FORCED_DECODING):
         chosen["logits_processors"] = [forced_decoding()]
         given["logprobs_mode"] = "raw_logprobs"

@@ -14,6 +14,7 @@ from parity_audit.capture.store import Capture, open_capture, write_manifest
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
+from parity_audit.core.shards import RankShare
 from parity_audit.core.sites import ATTENTION_SITES
 from parity_audit.core.types import Checkpoint, NotTested, NotVisible, Probe, SiteTap
 from parity_audit.core.wire import NATIVE, RunRequest
@@ -60,6 +61,7 @@ def take_capture(
     }
     gaps: list[NotTested] = []
     ran: list[Probe] = []
+    shares: list[RankShare] = []
     seconds: dict[str, float] = {}
     for number, probe in enumerate(probes):
         session.progress.update("capture", f"{session.label}: {probe.name}", number, len(probes))
@@ -76,12 +78,13 @@ def take_capture(
         entries += reply.entries
         hidden |= {item.site: item for item in reply.not_visible}
         gaps += reply.not_tested
+        shares += reply.shares
     manifest = Manifest(
         backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,
         checkpoint=_lasting(plan.checkpoint), precision=precision, architecture=plan.spec.architecture,
         spec=Path(plan.spec.file).name, description=description, probes=tuple(ran), entries=tuple(entries),
         not_visible=tuple(hidden.values()), not_tested=tuple(gaps),
-        weights=session.weights() if with_weights else (), seconds=seconds,
+        weights=session.weights() if with_weights else (), seconds=seconds, shares=tuple(shares),
     )  # fmt: skip
     write_manifest(out, manifest)
     return open_capture(out, just_written=True)

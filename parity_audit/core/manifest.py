@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from parity_audit.core.shards import RankShare
 from parity_audit.core.types import Checkpoint, Description, NotTested, NotVisible, Probe, WeightPrint
 
 MANIFEST_NAME = "manifest.json"
@@ -37,7 +38,8 @@ class Manifest:
 
     `precision` is "native", or "float64" for a run with every cast promoted, which alone can judge others. `architecture`
     and `spec` say by which spec the sites were read; both may be empty. `checkpoint.fingerprint` is equal only for
-    captures of the same weights. `probes` are as they were run: a port that takes fewer positions says so there.
+    captures of the same weights. `probes` are as they were run: a port that takes fewer positions says so there. `shares`
+    is what each rank of a sharded engine held.
     """
 
     format: int = CAPTURE_FORMAT
@@ -55,4 +57,5 @@ class Manifest:
     not_tested: tuple[NotTested, ...] = ()
     weights: tuple[WeightPrint, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    shares: tuple[RankShare, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)

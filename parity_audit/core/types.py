@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
+from parity_audit.core.shards import RankTensor, RankValue
+
 Scalar = Union[float, int, str, bool, None]
 KnobValue = Union[Scalar, list[Any], dict[str, Any]]
 
@@ -191,7 +193,8 @@ class WeightPrint:
     """Fingerprint of one tensor in the checkpoint's layout, taken in float64.
 
     `sketch` are inner products with fixed waves, relative to the norm: equal tensors have equal
-    sketches up to rounding, a transposed, shifted or permuted one does not.
+    sketches up to rounding, a transposed, shifted or permuted one does not. `ranks` says it where a rank of a sharded engine
+    does not hold its own part.
     """
 
     name: str
@@ -199,6 +202,7 @@ class WeightPrint:
     sha256: str
     rms: float
     sketch: tuple[float, ...]
+    ranks: RankTensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +240,7 @@ class Description:
 
     `section` names the spec's section that describes a port, whose kind is only known once it is loaded.
     `processing` lists what was done to the weights (TransformerLens: `fold_ln`, `center_unembed`, ...); `not_run` the
-    ways to run this backend that its settings leave out.
+    ways to run this backend that its settings leave out; `ranks_differ` the live values in which ranks of it differ.
     """
 
     backend: str
@@ -254,3 +258,4 @@ class Description:
     section: str = ""
     processing: tuple[str, ...] = ()
     not_run: tuple[NotTested, ...] = ()
+    ranks_differ: tuple[RankValue, ...] = ()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parity_audit.core.manifest import Entry
+from parity_audit.core.shards import RankShare
 from parity_audit.core.types import Checkpoint, DecoderFacts, Edit, NotTested, NotVisible, Probe, SiteTap, WeightTap
 
 PROTOCOL = 1
@@ -88,6 +89,7 @@ class RunReply:
     """What a run wrote, and what it could not show. `positions`: how many of the probe's it ran, None for all.
 
     `facts` is what the program itself counted: threads, requests and tokens of each step, tokens out of a prefix cache.
+    `shares` is what each rank of a sharded engine held.
     """
 
     entries: tuple[Entry, ...]
@@ -96,6 +98,7 @@ class RunReply:
     seconds: float = 0.0
     positions: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    shares: tuple[RankShare, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,245 @@
+"""What runs inside each rank of a sharded vLLM engine: `collective_rpc` sends the name of a function of this file.
+
+A rank records its own part of every site, puts it into `[batch, pos, ...]` and leaves it in a file; `vllm_ranks` joins
+the parts. One model and at most one run at a time, so this module holds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from parity_audit.backends import vllm_cuts, vllm_weights
+from parity_audit.backends.edits import LiveEdits, preview
+from parity_audit.backends.facts import numerics
+from parity_audit.backends.paths import NoSuchPath, get, matches
+from parity_audit.backends.shards import WHOLE, Cut, by_width
+from parity_audit.backends.sink import TENSOR
+from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.vllm_gather import Gatherer
+from parity_audit.core.sites import RETURNED
+from parity_audit.core.types import Edit, NotTested, NotVisible, ReadBack, SiteTap, WeightTap
+from parity_audit.core.wire import RunRequest
+
+EDITS = LiveEdits()
+RUNNING: list[Any] = []
+ELSEWHERE = "PPMissingLayer"
+"""What vLLM has in the place of a layer that another stage of a pipeline runs."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What this rank holds of a tensor, in a file, and how that is a part of the whole."""
+
+    file: str
+    cut: Cut
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one rank showed in a run."""
+
+    parts: dict[str, Part]
+    not_visible: tuple[NotVisible, ...]
+    not_tested: tuple[NotTested, ...]
+    largest: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank this is: its place among those that share its layers, and which layers these are."""
+
+    rank: int
+    tensor_rank: int
+    tensor_ranks: int
+    stage: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank says of itself."""
+
+    place: Place
+    effective: dict[str, Any]
+    numerics: dict[str, Any]
+    parameters: int
+    attention: str | None
+
+
+@dataclass
+class PartRecorder(Recorder):
+    """A recorder that leaves this rank's part of each site in a file, as the module laid it out."""
+
+    model: nn.Module = field(default_factory=nn.Module)
+    folder: Path = Path()
+    sizes: dict[str, int] = field(default_factory=dict)
+    ranks: int = 1
+    parts: dict[str, Part] = field(default_factory=dict)
+
+    def _see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
+        cut = self._cut(tap, native)
+        if cut is None:
+            held = [*native.shape[2:]]
+            self.misses(
+                tap, f"each rank holds {held} per token, which is no {self.ranks}th part of the site and not all of it"
+            )
+        else:
+            self._leave(tap.site, native, cut)
+        return None
+
+    def _cut(self, tap: SiteTap, native: Tensor) -> Cut | None:
+        module = get(self.model, tap.module) if tap.module else self.model
+        own = vllm_cuts.of_activation(module, given=tap.take.startswith("input"))
+        if own is not None:
+            return own
+        return by_width(native.shape, tap.site, self.sizes, self.ranks) if tap.module else WHOLE
+
+    def write(self, site: str, canonical: Tensor) -> None:
+        """Keep what is whole on every rank that has it."""
+        self._leave(site, canonical, WHOLE)
+
+    def returns(self, value: Any) -> None:
+        """Keep what the engine gave its sampler."""
+        if isinstance(value, Tensor):
+            self._leave(RETURNED, value, WHOLE)
+
+    def _leave(self, site: str, value: Tensor, cut: Cut) -> None:
+        if site not in self.parts:
+            self.parts[site] = Part(_saved(self.folder / f"{site}.safetensors", value), cut)
+
+
+class RankGatherer(Gatherer):
+    """A gatherer for ranks, of which some are given no logits."""
+
+    def forced(self, out: Tensor | None) -> Any:
+        return None if out is None else super().forced(out)
+
+
+def begin(worker: Any, request: RunRequest, folder: str, sizes: dict[str, int]) -> None:
+    """Hook this rank's modules until `finish` or `stop`."""
+    stop(worker)
+    model, place = worker.get_model(), _place()
+    own = Path(folder) / f"rank-{place.rank}"
+    own.mkdir(parents=True, exist_ok=True)
+    taps = tuple(replace(tap, slice=None) for tap in request.taps if tap.module or place.stage == place.stages - 1)
+    request = replace(request, taps=taps)
+    recorder = PartRecorder(request, model=model, folder=own, sizes=sizes, ranks=place.tensor_ranks)
+    gatherer = RankGatherer(request, recorder)
+    stack = ExitStack()
+    try:
+        stack.callback(model.register_forward_pre_hook(gatherer.before_step, with_kwargs=True).remove)
+        stack.enter_context(hooked(model, gatherer))
+        stack.enter_context(gatherer.sampler_seen(model, forced=request.cached))
+    except BaseException:
+        stack.close()
+        raise
+    RUNNING.append((stack, gatherer, recorder))
+
+
+def finish(worker: Any) -> Shown:
+    """Take the hooks away, compute the logits of every position, and say what was kept."""
+    stack, gatherer, recorder = RUNNING.pop()
+    stack.close()
+    model = worker.get_model()
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        gatherer.finish(lambda hidden: _logits(model, hidden.to(device)))
+    return Shown(recorder.parts, tuple(recorder.not_visible), tuple(recorder.not_tested), gatherer.largest)
+
+
+def _logits(model: Any, hidden: Tensor) -> Tensor:
+    """The model's own logits; a rank that is given none of them keeps an empty column."""
+    out: Tensor | None = model.compute_logits(hidden)
+    return hidden.new_zeros(len(hidden), 0) if out is None else out
+
+
+def stop(worker: Any) -> None:
+    """Take the hooks away, if there are any."""
+    while RUNNING:
+        RUNNING.pop()[0].close()
+
+
+def facts(worker: Any, reads: dict[str, str]) -> Facts:
+    """What this rank holds and how it computes."""
+    model = worker.get_model()
+    return Facts(
+        place=_place(), effective=_effective(model, reads), numerics=numerics(next(model.parameters()).dtype),
+        parameters=vllm_weights.parameter_count(model), attention=attention_kernel(model),
+    )  # fmt: skip
+
+
+def attention_kernel(model: nn.Module) -> str | None:
+    """The engine's name of the attention kernel in force."""
+    kernels = (module.attn_backend.get_name() for module in model.modules() if hasattr(module, "attn_backend"))
+    return next(kernels, None)
+
+
+def _effective(model: nn.Module, reads: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Live values of each knob by place: one for each `[*]` of layers that this rank has, or one under an empty name."""
+    found: dict[str, dict[str, Any]] = {}
+    for knob, path in reads.items():
+        try:
+            values = {at: preview(value) for at, value in _present(model, path)}
+        except LookupError:
+            continue
+        if values:
+            found[knob] = values if "[*]" in path else {"": next(iter(values.values()))}
+    return found
+
+
+def _present(model: nn.Module, path: str) -> Iterator[tuple[str, Any]]:
+    """As `matches`, without the layers that other stages of a pipeline have."""
+    head, every, tail = path.partition("[*]")
+    if not every:
+        yield from matches(model, path)
+        return
+    for number, item in enumerate(get(model, head)):
+        if type(item).__name__ != ELSEWHERE:
+            yield from ((f"{head}[{number}].{at}", value) for at, value in matches(item, tail.removeprefix(".")))
+
+
+def weights(worker: Any, taps: Sequence[WeightTap], folder: str) -> dict[str, Part]:
+    """This rank's part of each parameter, by path; a path that the rank does not have is left out."""
+    model, own = worker.get_model(), Path(folder) / f"rank-{_place().rank}"
+    own.mkdir(parents=True, exist_ok=True)
+    out: dict[str, Part] = {}
+    for path in dict.fromkeys(tap.path for tap in taps):
+        try:
+            here = vllm_cuts.local_path(model, path)
+            value = vllm_weights.live_weight(model, here) if here else None
+        except LookupError:
+            continue
+        if isinstance(value, Tensor):
+            out[path] = Part(_saved(own / f"{len(out)}.safetensors", value), vllm_cuts.of_weight(model, path, value))
+    return out
+
+
+def apply(worker: Any, edits: tuple[Edit, ...]) -> list[ReadBack] | str:
+    """Bring this rank's model to exactly these edits; of those of other ranks nothing. A path that it lacks is said."""
+    try:
+        return EDITS.bring_to(worker.get_model(), edits)
+    except NoSuchPath as error:
+        return str(error)
+
+
+def _saved(path: Path, value: Tensor) -> str:
+    save_file({TENSOR: value.detach().to("cpu").contiguous()}, path)
+    return str(path)
+
+
+def _place() -> Place:
+    from vllm.distributed import parallel_state
+
+    tensor, pipeline = parallel_state.get_tp_group(), parallel_state.get_pp_group()
+    return Place(
+        rank=parallel_state.get_world_group().rank, tensor_rank=tensor.rank_in_group, tensor_ranks=tensor.world_size,
+        stage=pipeline.rank_in_group, stages=pipeline.world_size,
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+"""A vLLM engine whose model is cut over several processes: what each rank shows, joined to what an unsharded engine shows."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from parity_audit.backends import vllm_rank
+from parity_audit.backends.prints import canonical, fingerprint
+from parity_audit.backends.shards import apart, held_by, joined
+from parity_audit.backends.sink import TENSOR, write_site
+from parity_audit.backends.taps import Recorder, to_canonical
+from parity_audit.backends.vllm_rank import Part, Shown
+from parity_audit.core.shards import SPLIT, SUM, WHOLE, RankShare, RankValue
+from parity_audit.core.sites import RETURNED
+from parity_audit.core.types import Edit, ReadBack, SiteTap, WeightPrint
+from parity_audit.core.wire import RunReply, RunRequest, WeightsRequest
+
+KV_HEADS = "n_kv_heads"
+
+
+class Ranks:
+    """The ranks of a running engine."""
+
+    def __init__(self, llm: Any, sizes: dict[str, int], reads: dict[str, str]) -> None:
+        self.llm, self.sizes = llm, sizes
+        self.facts: list[vllm_rank.Facts] = self.ask(vllm_rank.facts, reads)
+        self.places = [fact.place for fact in self.facts]
+
+    def ask(self, question: Callable[..., Any], *args: Any) -> list[Any]:
+        """The answer of every rank, in order of rank."""
+        answers: list[Any] = self.llm.collective_rpc(question, args=args)
+        return answers
+
+    def effective(self) -> tuple[dict[str, Any], tuple[RankValue, ...]]:
+        """Live values of the knobs as an unsharded engine has them, and those in which ranks differ."""
+        found: dict[str, Any] = {}
+        differ: list[RankValue] = []
+        for knob in dict.fromkeys(knob for fact in self.facts for knob in fact.effective):
+            paths: dict[str, list[tuple[int, Any]]] = {}
+            for fact in self.facts:
+                for path, value in fact.effective.get(knob, {}).items():
+                    paths.setdefault(path, []).append((fact.place.rank, value))
+            differ += [
+                _differing(knob, held) for held in paths.values() if any(value != held[0][1] for _, value in held)
+            ]
+            values = [self._of_all(knob, held[0][1]) for held in paths.values()]
+            found[knob] = values[0] if list(paths) == [""] else values
+        return found, tuple(differ)
+
+    def _of_all(self, knob: str, value: Any) -> Any:
+        """A count of heads is that of one rank: those of all ranks, of which several may hold the same one."""
+        if knob != KV_HEADS or not isinstance(value, int):
+            return value
+        return value * min(self.places[0].tensor_ranks, self.sizes[KV_HEADS])
+
+    def run(self, request: RunRequest, recorder: Recorder, generate: Callable[[], int | None]) -> RunReply:
+        """Record a run on every rank and join what they show."""
+        with self._folder(request.out) as folder:
+            self.ask(vllm_rank.begin, replace(request, out=str(folder)), str(folder), self.sizes)
+            try:
+                cached = generate()
+                shown: list[Shown] = self.ask(vllm_rank.finish)
+            except BaseException:
+                self.ask(vllm_rank.stop)
+                raise
+            recorder.not_visible += _seen_by_none(shown)
+            recorder.not_tested += list(
+                dict.fromkeys(gap for one in shown for gap in one.not_tested if self._samples(one, shown))
+            )
+            shares = [self._see(recorder, tap, shown) for tap in request.taps]
+            shares.append(self._returned(recorder, shown))
+        facts = {**shown[0].largest, "cached_prompt_tokens": cached}
+        return replace(recorder.reply(), facts=facts, shares=tuple(share for share in shares if share is not None))
+
+    @staticmethod
+    def _samples(one: Shown, shown: Sequence[Shown]) -> bool:
+        """Ranks that are given no logits have nothing to say of them, where others are."""
+        return RETURNED in one.parts or all(RETURNED not in other.parts for other in shown)
+
+    def _see(self, recorder: Recorder, tap: SiteTap, shown: Sequence[Shown]) -> RankShare | None:
+        held = self._parts(tap.site, shown)
+        if not held:
+            return None
+        ranks, parts, tensors = zip(*held, strict=True)
+        cuts = [part.cut for part in parts]
+        recorder.see(tap, joined(tensors, cuts))
+        if tap.site not in recorder.entries:
+            return None
+        share = RankShare(
+            probe=recorder.request.probe.name, site=tap.site, how=_how(parts[0]), ranks=ranks,
+            apart=tuple(apart(tensors, cuts[0])),
+        )  # fmt: skip
+        if share.how == SPLIT:
+            return replace(share, spans=_spans(tap, tensors, cuts, ranks, recorder))
+        return _kept(recorder, share, tap, tensors) if share.differs else share
+
+    def _returned(self, recorder: Recorder, shown: Sequence[Shown]) -> RankShare | None:
+        held = self._parts(RETURNED, shown)
+        if held:
+            recorder.returns(held[0][2])
+        return None
+
+    def _parts(self, site: str, shown: Sequence[Shown]) -> list[tuple[int, Part, Tensor]]:
+        """What the ranks of the first stage that shows a site hold of it, in order of rank."""
+        found: list[tuple[int, Part, Tensor]] = []
+        having = [number for number, one in enumerate(shown) if site in one.parts]
+        for number in having:
+            if self.places[number].stage == self.places[having[0]].stage:
+                part = shown[number].parts[site]
+                value = load_file(part.file)[TENSOR]
+                if value.numel():
+                    found.append((self.places[number].rank, part, value))
+        return found
+
+    def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
+        """Fingerprints of whole parameters."""
+        with self._folder(None) as folder:
+            held: list[dict[str, Part]] = self.ask(vllm_rank.weights, request.taps, str(folder))
+            for tap in request.taps:
+                parts = self._first_stage(tap.path, held)
+                if parts:
+                    tensors = [load_file(part.file)[TENSOR] for part in parts]
+                    yield fingerprint(tap.name, canonical(joined(tensors, [part.cut for part in parts]), tap))
+
+    def _first_stage(self, path: str, held: Sequence[dict[str, Part]]) -> list[Part]:
+        having = [number for number, own in enumerate(held) if path in own]
+        return [held[n][path] for n in having if self.places[n].stage == self.places[having[0]].stage]
+
+    def apply(self, edits: tuple[Edit, ...]) -> list[ReadBack]:
+        """Bring every rank to exactly these edits.
+
+        Raises:
+            LookupError: no rank has one of the paths.
+        """
+        answers: list[list[ReadBack]] = self.ask(vllm_rank.apply, edits)
+        return list({item.path: item for answer in reversed(answers) for item in answer}.values())
+
+    @contextmanager
+    def _folder(self, out: str | None) -> Iterator[Path]:
+        if out is not None:
+            Path(out).mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=out))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _differing(knob: str, held: Sequence[tuple[int, Any]]) -> RankValue:
+    return RankValue(knob=knob, ranks=tuple(rank for rank, _ in held), values=tuple(value for _, value in held))
+
+
+def _seen_by_none(shown: Sequence[Shown]) -> list[Any]:
+    known = {site for one in shown for site in one.parts}
+    found = {item.site: item for one in shown for item in one.not_visible if item.site not in known}
+    return list(found.values())
+
+
+def _how(part: Part) -> str:
+    return SUM if part.cut.summand else SPLIT if part.cut.sizes else WHOLE
+
+
+def _spans(
+    tap: SiteTap, tensors: Sequence[Tensor], cuts: Sequence[Any], ranks: Sequence[int], recorder: Recorder
+) -> tuple[tuple[int, int, int], ...]:
+    """Which rank holds which part of the third axis, by sending each rank's number along the way of its values."""
+    numbers = [torch.full((1, 1, *value.shape[2:]), float(rank)) for rank, value in zip(ranks, tensors, strict=True)]
+    sized = replace(tap, sizes={**tap.sizes, "b": 1, "p": 1}, scale=None)
+    owner = to_canonical(joined(numbers, cuts), sized)
+    along = owner.reshape(owner.shape[2], -1)[:, 0] if owner.ndim > 3 else owner.flatten()
+    return held_by(along)
+
+
+def _kept(recorder: Recorder, share: RankShare, tap: SiteTap, tensors: Sequence[Tensor]) -> RankShare:
+    """The share with each rank's own values written below the capture."""
+    files = []
+    batch, positions = recorder.request.probe.shape
+    sized = replace(tap, sizes={**tap.sizes, "b": batch, "p": positions})
+    for rank, value in zip(share.ranks, tensors, strict=True):
+        entry = write_site(recorder.request, f"{tap.site}.rank-{rank}", to_canonical(value, sized), torch.float32)
+        files.append(entry.file)
+    return replace(share, files=tuple(files))

@@ -1,0 +1,54 @@
+"""What the ranks of a sharded engine hold: how a whole was put together, and where copies of it differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+WHOLE, SPLIT, SUM = "whole", "split", "sum"
+OWN = "own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankShare:
+    """What each of `ranks` held of one site in one probe.
+
+    `how` is `whole` (each rank has all of it), `split` (the third axis is cut: `spans` are `(rank, start, stop)`) or `sum`
+    (each rank has a summand). `apart` is, for each rank, the RMS of its difference to the first rank that should hold the
+    same. `files` are each rank's own values of what should be whole, relative to the manifest: kept where they differ.
+    """
+
+    probe: str
+    site: str
+    how: str
+    ranks: tuple[int, ...]
+    spans: tuple[tuple[int, int, int], ...] = ()
+    apart: tuple[float, ...] = ()
+    files: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether ranks that should hold the same hold different numbers."""
+        return any(value != 0 for value in self.apart)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTensor:
+    """One checkpoint tensor of which some rank does not hold its own part.
+
+    `holds` says for each of `ranks` what it has in the place of its part: `own`, the part of another rank (`part of rank 1`),
+    its own part moved by some rows (`moved by 1 row`), or `other values`.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    holds: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankValue:
+    """A live value of a knob that ranks should share, and what each of `ranks` holds."""
+
+    knob: str
+    ranks: tuple[int, ...]
+    values: tuple[Any, ...]
