@@ -16,6 +16,8 @@ from parity_audit.capture.store import Capture
 from parity_audit.checks.own_variation import Yardstick, own_variation
 from parity_audit.checks.quantised import quantised_as_one
 from parity_audit.checks.repeat import DETERMINISM, STATE, UNREPEATABLE, repeat_finding
+from parity_audit.checks.sharding import KIND as SHARDING
+from parity_audit.checks.sharding import UNREPAIRED
 from parity_audit.checks.weights import grouped
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance, allowance
@@ -93,6 +95,9 @@ def _audited(
         return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=PROCESSED)))
     if verdict is not Verdict.MISMATCH or not seek_causes:
         return result
+    if any(finding.kind == SHARDING for finding in result.findings):
+        gap = NotTested(what="other causes, and repair", why=UNREPAIRED)
+        return dataclasses.replace(result, not_tested=(*result.not_tested, gap))
     try:
         changed = repeat_finding(session, capture, plan.dtype, out / "again")
         if changed is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from parity_audit.audit.reference import Reference
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.checks.limits import detection_limits
 from parity_audit.checks.preflight import config_warnings, length_gap, token_findings, weight_findings
+from parity_audit.checks.sharding import Sharded, sharding_findings
 from parity_audit.checks.weights import with_origins
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance
@@ -17,7 +19,8 @@ from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.identities import hook_warnings
 from parity_audit.diagnose.returned import returned_findings
-from parity_audit.specs.view import effective_values, spec_values
+from parity_audit.formulas.stored import CheckpointTensors, role_tensor
+from parity_audit.specs.view import dims, effective_values, roles, spec_values
 
 
 def first_look(
@@ -29,6 +32,9 @@ def first_look(
     warnings, gaps = token_findings(reference.session.description(), about, bos=plan.config.get("bos_token_id"))
     gaps = [*gaps, *about.not_run, *_not_decoded(reference)]
     weights, unseen = _weights(reference, capture, plan.dtype, allowed)
+    cut = sharding_findings(sharded(session, capture, reference))
+    said_of = {name for finding in cut for name in finding.evidence.get("tensors", ())}
+    weights = [*cut, *(finding for finding in weights if finding.site not in said_of)]
     gaps.append(length_gap(capture, about))
     outputs, said = returned_findings(capture, comparison, plan.dtype)
     weights, warnings = [*weights, *outputs], [*warnings, *said]
@@ -45,6 +51,19 @@ def first_look(
         first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
         findings=tuple(weights), warnings=tuple(warnings), not_visible=(*capture.manifest.not_visible, *comparison.not_comparable),
         not_tested=(*comparison.not_tested, *capture.manifest.not_tested, *gaps, *unseen),
+    )  # fmt: skip
+
+
+def sharded(session: Session, capture: Capture, reference: Reference) -> Sharded:
+    """What is asked of a side that ran on several ranks."""
+    plan = session.plan
+    stored, n_layers = CheckpointTensors(Path(plan.checkpoint.path)), dims(plan.spec, plan.config)["n_layers"]
+    own = {at: roles(plan.spec, plan.config, at) for at in (None, *range(n_layers))}
+    return Sharded(
+        capture=capture, reference=reference.capture, values=session.description().ranks_differ,
+        spec=spec_values(plan.spec, plan.config), dtype=plan.dtype,
+        roles={tap.path: role for taps in own.values() for role, tap in taps.items()},
+        weight=lambda role, at: role_tensor(stored, own[at], role, tied=False),
     )  # fmt: skip
 
 

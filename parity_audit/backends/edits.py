@@ -113,6 +113,7 @@ class LiveEdits:
     """The edits that are in force on one model."""
 
     originals: dict[str, Any] = field(default_factory=dict)
+    ops: dict[str, Op] = field(default_factory=lambda: OPS)
 
     def bring_to(self, root: Any, edits: tuple[Edit, ...]) -> list[ReadBack]:
         """Undo everything, then make these edits, and read the live values back.
@@ -139,9 +140,9 @@ class LiveEdits:
         self.originals.clear()
 
     def _make(self, root: Any, edit: Edit) -> list[str]:
-        if edit.op not in OPS:
+        if edit.op not in self.ops:
             raise ValueError(f"`{edit.op}` is not an edit of a live model; it needs a fresh load")
-        changes = OPS[edit.op](root, edit)
+        changes = self.ops[edit.op](root, edit)
         for path, value in changes:
             self.originals.setdefault(path, get(root, path))
             assign(root, path, value)

@@ -69,7 +69,7 @@ class VllmBackend:
         self.request = request
         self.llm = vllm_engine.start(request)
         if vllm_engine.world_size(request.settings) > 1:
-            self.ranks = Ranks(self.llm, request.sizes, request.reads)
+            self.ranks = Ranks(self.llm, request)
         else:
             self.model = self.llm.apply_model(lambda model: model)[0]
 

@@ -39,7 +39,8 @@ def of_weight(model: nn.Module, path: str, value: Tensor) -> Cut:
     owner: Any = get(model, owner_path) if owner_path else model
     kind = leaf.partition("[")[0]
     if hasattr(owner, "shard_indices"):
-        return Cut(axis=OUT, sizes=(len(value),), real=owner.shard_indices.num_org_elements)
+        start, stop = _ids(owner)
+        return Cut(axis=OUT, sizes=(len(value),), real=stop - start)
     if getattr(owner, "tp_size", 1) == 1 and not hasattr(owner, "w13_weight"):
         return WHOLE
     if hasattr(owner, "input_is_parallel"):
@@ -50,6 +51,19 @@ def of_weight(model: nn.Module, path: str, value: Tensor) -> Cut:
     if hasattr(owner, "w13_weight"):
         return _experts(owner, kind, value)
     return WHOLE
+
+
+def vocabulary(model: nn.Module) -> tuple[int, int] | None:
+    """The ids `[start, stop)` whose embeddings this rank has to hold; None where it has no embedding."""
+    owners = (module for module in model.modules() if hasattr(module, "shard_indices"))
+    return next(map(_ids, owners), None)
+
+
+def _ids(owner: Any) -> tuple[int, int]:
+    """By the sizes of the layer, whatever its indices say."""
+    each = owner.org_vocab_size_padded // owner.tp_size
+    start = min(owner.tp_rank * each, owner.org_vocab_size)
+    return start, min(start + each, owner.org_vocab_size)
 
 
 def local_path(model: nn.Module, path: str) -> str:

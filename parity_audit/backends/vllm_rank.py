@@ -17,18 +17,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from parity_audit.backends import vllm_cuts, vllm_weights
-from parity_audit.backends.edits import LiveEdits, preview
+from parity_audit.backends.edits import OPS, LiveEdits, preview
 from parity_audit.backends.facts import numerics
 from parity_audit.backends.paths import NoSuchPath, get, matches
 from parity_audit.backends.shards import WHOLE, Cut, by_width
 from parity_audit.backends.sink import TENSOR
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.vllm_gather import Gatherer
+from parity_audit.backends.vllm_plants import PLANTS
 from parity_audit.core.sites import RETURNED
 from parity_audit.core.types import Edit, NotTested, NotVisible, ReadBack, SiteTap, WeightTap
 from parity_audit.core.wire import RunRequest
 
-EDITS = LiveEdits()
+EDITS = LiveEdits(ops={**OPS, **PLANTS})
 RUNNING: list[Any] = []
 ELSEWHERE = "PPMissingLayer"
 """What vLLM has in the place of a layer that another stage of a pipeline runs."""
@@ -72,6 +73,7 @@ class Facts:
     numerics: dict[str, Any]
     parameters: int
     attention: str | None
+    vocabulary: tuple[int, int] | None
 
 
 @dataclass
@@ -121,6 +123,17 @@ class RankGatherer(Gatherer):
 
     def forced(self, out: Tensor | None) -> Any:
         return None if out is None else super().forced(out)
+
+
+def prepare(worker: Any) -> None:
+    """Make room for what a stage of a pipeline is sent: vLLM does it while it warms up, which it leaves out on a CPU."""
+    runner = worker.model_runner
+    if not hasattr(worker.get_model(), "make_empty_intermediate_tensors") or _place().stage == 0:
+        return
+    if getattr(runner, "intermediate_tensors", False) is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
 
 
 def begin(worker: Any, request: RunRequest, folder: str, sizes: dict[str, int]) -> None:
@@ -173,6 +186,7 @@ def facts(worker: Any, reads: dict[str, str]) -> Facts:
     return Facts(
         place=_place(), effective=_effective(model, reads), numerics=numerics(next(model.parameters()).dtype),
         parameters=vllm_weights.parameter_count(model), attention=attention_kernel(model),
+        vocabulary=vllm_cuts.vocabulary(model),
     )  # fmt: skip
 
 
@@ -222,12 +236,41 @@ def weights(worker: Any, taps: Sequence[WeightTap], folder: str) -> dict[str, Pa
     return out
 
 
-def apply(worker: Any, edits: tuple[Edit, ...]) -> list[ReadBack] | str:
-    """Bring this rank's model to exactly these edits; of those of other ranks nothing. A path that it lacks is said."""
+def apply(worker: Any, edits: tuple[Edit, ...]) -> tuple[list[ReadBack], list[str]]:
+    """Bring this rank's model to exactly these edits, without those of other ranks, and of layers that other stages have.
+
+    Returns what was read back, and the paths that it has not.
+    """
+    model, number = worker.get_model(), _place().rank
+    own = [edit for edit in edits if edit.rank in (None, number)]
+    return EDITS.bring_to(model, tuple(here for edit in own for here in _here(model, edit))), [
+        edit.path for edit in own if not _has(model, edit.path)
+    ]
+
+
+def _here(model: nn.Module, edit: Edit) -> list[Edit]:
+    """An edit of `[*]` as one edit of each layer that this rank has, where it has not all of them."""
+    head, every, tail = edit.path.partition("[*]")
+    if not _has(model, edit.path):
+        return []
+    layers = list(get(model, head)) if every else []
+    if all(type(item).__name__ != ELSEWHERE for item in layers):
+        return [edit]
+    values = (
+        edit.value if isinstance(edit.value, list) and len(edit.value) == len(layers) else [edit.value] * len(layers)
+    )
+    return [
+        replace(edit, path=f"{head}[{number}]{tail}", value=values[number])
+        for number, item in enumerate(layers)
+        if type(item).__name__ != ELSEWHERE
+    ]
+
+
+def _has(model: nn.Module, path: str) -> bool:
     try:
-        return EDITS.bring_to(worker.get_model(), edits)
-    except NoSuchPath as error:
-        return str(error)
+        return bool(list(_present(model, path)))
+    except NoSuchPath:
+        return False
 
 
 def _saved(path: Path, value: Tensor) -> str:

@@ -15,26 +15,36 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from parity_audit.backends import vllm_rank
+from parity_audit.backends.paths import NoSuchPath
 from parity_audit.backends.prints import canonical, fingerprint
+from parity_audit.backends.rank_tensors import rank_tensor
 from parity_audit.backends.shards import apart, held_by, joined
 from parity_audit.backends.sink import TENSOR, write_site
 from parity_audit.backends.taps import Recorder, to_canonical
 from parity_audit.backends.vllm_rank import Part, Shown
 from parity_audit.core.shards import SPLIT, SUM, WHOLE, RankShare, RankValue
-from parity_audit.core.sites import RETURNED
-from parity_audit.core.types import Edit, ReadBack, SiteTap, WeightPrint
-from parity_audit.core.wire import RunReply, RunRequest, WeightsRequest
+from parity_audit.core.sites import LOGITS, RETURNED
+from parity_audit.core.types import Edit, ReadBack, SiteTap, WeightPrint, WeightTap
+from parity_audit.core.wire import LoadRequest, RunReply, RunRequest, WeightsRequest
+from parity_audit.formulas.stored import CheckpointTensors
 
+LARGEST = 1e30
+"""What stands for infinity and NaN, which JSON does not have."""
+VOCABULARY = ("embed", LOGITS)
 KV_HEADS = "n_kv_heads"
 
 
 class Ranks:
     """The ranks of a running engine."""
 
-    def __init__(self, llm: Any, sizes: dict[str, int], reads: dict[str, str]) -> None:
-        self.llm, self.sizes = llm, sizes
+    def __init__(self, llm: Any, request: LoadRequest) -> None:
+        self.llm, self.sizes, reads = llm, request.sizes, request.reads
+        self.checkpoint = Path(request.checkpoint.path)
+        self.ask(vllm_rank.prepare)
         self.facts: list[vllm_rank.Facts] = self.ask(vllm_rank.facts, reads)
         self.places = [fact.place for fact in self.facts]
+        held = [(fact.place.rank, *fact.vocabulary) for fact in self.facts if fact.vocabulary and fact.place.stage == 0]
+        self.vocabulary = tuple(span for span in held if span[1] < span[2])
 
     def ask(self, question: Callable[..., Any], *args: Any) -> list[Any]:
         """The answer of every rank, in order of rank."""
@@ -98,8 +108,10 @@ class Ranks:
             return None
         share = RankShare(
             probe=recorder.request.probe.name, site=tap.site, how=_how(parts[0]), ranks=ranks,
-            apart=tuple(apart(tensors, cuts[0])),
+            apart=tuple(min(value, LARGEST) if value == value else LARGEST for value in apart(tensors, cuts[0])),
         )  # fmt: skip
+        if tap.site in VOCABULARY:
+            share = replace(share, spans=self.vocabulary)
         if share.how == SPLIT:
             return replace(share, spans=_spans(tap, tensors, cuts, ranks, recorder))
         return _kept(recorder, share, tap, tensors) if share.differs else share
@@ -124,17 +136,26 @@ class Ranks:
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprints of whole parameters."""
+        stored = CheckpointTensors(self.checkpoint)
         with self._folder(None) as folder:
             held: list[dict[str, Part]] = self.ask(vllm_rank.weights, request.taps, str(folder))
+            by_path: dict[str, list[WeightTap]] = {}
             for tap in request.taps:
-                parts = self._first_stage(tap.path, held)
-                if parts:
-                    tensors = [load_file(part.file)[TENSOR] for part in parts]
-                    yield fingerprint(tap.name, canonical(joined(tensors, [part.cut for part in parts]), tap))
+                by_path.setdefault(tap.path, []).append(tap)
+            for path, taps in by_path.items():
+                ranks = self._first_stage(path, held)
+                if ranks:
+                    parts = [load_file(held[rank][path].file)[TENSOR] for rank in ranks]
+                    cuts = [held[rank][path].cut for rank in ranks]
+                    known = {tap.name: value.float() for tap in taps if (value := stored(tap.name)) is not None}
+                    for tap in taps:
+                        print_ = fingerprint(tap.name, canonical(joined(parts, cuts), tap))
+                        yield replace(print_, ranks=rank_tensor(tap, ranks, parts, cuts, known))
 
-    def _first_stage(self, path: str, held: Sequence[dict[str, Part]]) -> list[Part]:
+    def _first_stage(self, path: str, held: Sequence[dict[str, Part]]) -> list[int]:
+        """The ranks that hold a parameter; where several stages do, those of the first."""
         having = [number for number, own in enumerate(held) if path in own]
-        return [held[n][path] for n in having if self.places[n].stage == self.places[having[0]].stage]
+        return [number for number in having if self.places[number].stage == self.places[having[0]].stage]
 
     def apply(self, edits: tuple[Edit, ...]) -> list[ReadBack]:
         """Bring every rank to exactly these edits.
@@ -142,8 +163,13 @@ class Ranks:
         Raises:
             LookupError: no rank has one of the paths.
         """
-        answers: list[list[ReadBack]] = self.ask(vllm_rank.apply, edits)
-        return list({item.path: item for answer in reversed(answers) for item in answer}.values())
+        answers: list[tuple[list[ReadBack], list[str]]] = self.ask(vllm_rank.apply, edits)
+        asked = {edit.path: [n for n in range(len(answers)) if edit.rank in (None, n)] for edit in edits}
+        for path, ranks in asked.items():
+            if all(path in answers[rank][1] for rank in ranks):
+                self.ask(vllm_rank.apply, ())
+                raise NoSuchPath(f"`{path}` is on no rank")
+        return list({item.path: item for answer, _ in reversed(answers) for item in answer}.values())
 
     @contextmanager
     def _folder(self, out: str | None) -> Iterator[Path]:

@@ -99,8 +99,10 @@ class OwnVariation:
 class Finding:
     """What is wrong, where, and how we know.
 
-    `kind` is one of: constant, variant, mask, weights, settings, hook, unexplained. `hook`: a hook point shows something else
-    than its name says; `knob` is its name, `reference_value` the site that it should show, `candidate_value` what it shows.
+    `kind` is one of: constant, variant, mask, weights, settings, hook, sharding, unexplained. `hook`: a hook point shows
+    something else than its name says; `knob` is its name, `reference_value` the site that it should show, `candidate_value`
+    what it shows. `sharding`: ranks of one engine hold or compute different things, or their parts are put together wrongly;
+    `evidence` has the `ranks` that are wrong.
     `departs_from_spec` names the side that is wrong: "candidate", "reference", "both", "unknown", or "neither"
     (a setting of the arithmetic, on which the spec is silent).
     `confidence` in [0, 1]; `evidence` holds the numbers that a sceptic would ask for.

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 WHOLE, SPLIT, SUM = "whole", "split", "sum"
-OWN = "own"
+OWN, PART_OF_RANK, OTHER_PLACES, OTHER_VALUES = "own", "part of rank {}", "rows of other places", "other values"
+"""What a rank holds in the place of its part of a tensor: that part, another rank's, rows that belong elsewhere in the fused
+tensor, or numbers that the checkpoint does not have there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,8 +16,9 @@ class RankShare:
     """What each of `ranks` held of one site in one probe.
 
     `how` is `whole` (each rank has all of it), `split` (the third axis is cut: `spans` are `(rank, start, stop)`) or `sum`
-    (each rank has a summand). `apart` is, for each rank, the RMS of its difference to the first rank that should hold the
-    same. `files` are each rank's own values of what should be whole, relative to the manifest: kept where they differ.
+    (each rank has a summand). Of the embedding and the logits `spans` say which ids each rank has. `apart` is, for each
+    rank, the RMS of its difference to the first rank that should hold the same. `files` are each rank's own values of what
+    should be whole, relative to the manifest: kept where they differ.
     """
 
     probe: str
@@ -36,8 +39,7 @@ class RankShare:
 class RankTensor:
     """One checkpoint tensor of which some rank does not hold its own part.
 
-    `holds` says for each of `ranks` what it has in the place of its part: `own`, the part of another rank (`part of rank 1`),
-    its own part moved by some rows (`moved by 1 row`), or `other values`.
+    `holds` says for each of `ranks` what it has in the place of its part.
     """
 
     name: str

@@ -217,11 +217,15 @@ class Edit:
       `value = {"inv_freq": [...], "attention_factor": float, "pairing": "half" | "adjacent"}`, or one per module
     - op `causal_windows`: rewrite the causal masks at `path`; `value` is a window or None per mask
     - op `activation`: put the activation that transformers calls `value` at `path`
+
+    `rank`: of a sharded engine only this rank's model; None for every rank. Such an engine also knows the operations of
+    `backends/vllm_plants.py`, which plant faults of sharding.
     """
 
     op: str
     path: str = ""
     value: Any = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

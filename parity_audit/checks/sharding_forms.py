@@ -1,0 +1,116 @@
+"""What wrong sharding makes of a tensor `[token, ...]` whose right value is known: sums, parts and orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Spans = Sequence[tuple[int, int, int]]
+DIRECTIONS = 1e-6
+"""How far from 1 the cosine of a row and the table's row that it is may be."""
+MOST_OF = 0.5
+"""Share of the wrong tokens that one offset has to explain: an id at the edge of a part finds no row at all."""
+
+
+def size(value: Tensor) -> float:
+    """Root of the mean square."""
+    return float(value.square().mean().sqrt()) if value.numel() else 0.0
+
+
+def far(a: Tensor, b: Tensor) -> float:
+    """RMS of the difference over that of `b`."""
+    return size(a - b) / max(size(b), 1e-30)
+
+
+def tokens_moved(found: Tensor, expected: Tensor, tolerance: float) -> str | None:
+    """Which tokens stand where, if each row of `found` is some row of `expected`, and not its own; None if not."""
+    a, b = found.flatten(1), expected.flatten(1)
+    nearest = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+    own = torch.arange(len(a))
+    if far(a, b[nearest]) > tolerance or bool((nearest == own).all()) or len(set(nearest.tolist())) < len(a):
+        return None
+    spans, start = [], 0
+    for place in range(1, len(a) + 1):
+        if place == len(a) or nearest[place] != nearest[place - 1] + 1:
+            spans.append(f"[{start}, {place}) are [{int(nearest[start])}, {int(nearest[place - 1]) + 1})")
+            start = place
+    return ", ".join(spans)
+
+
+def locally_normed(found: Tensor, expected: Tensor, ranks: int, tolerance: float) -> bool:
+    """Whether each rank's part is the right one times one number per token, which the mean over the part alone explains.
+
+    With `m` the mean square of all channels and `m_r` that of one part, the numbers are `sqrt(m / m_r)`: the mean of
+    their inverse squares is 1.
+    """
+    a, b = found.flatten(1), expected.flatten(1)
+    if a.shape[1] % ranks:
+        return False
+    factors = []
+    for part, right in zip(a.chunk(ranks, 1), b.chunk(ranks, 1), strict=True):
+        factor = (part * right).sum(1) / right.square().sum(1)
+        if far(factor[:, None] * right, part) > tolerance:
+            return False
+        factors.append(factor)
+    inverse = torch.stack(factors).pow(-2).mean(0)
+    return bool((inverse - 1).abs().max() < 10 * tolerance)
+
+
+def rows_moved(
+    found: Tensor, table: Tensor | None, ids: Sequence[int], expected: Tensor, spans: Spans, tolerance: float
+) -> tuple[int, int] | None:
+    """The rank whose ids are looked up `by` rows away, and by how many; None where that is not what happens."""
+    if table is None:
+        return None
+    wrong = [place for place in range(len(found)) if far(found[place], expected[place]) > tolerance]
+    held = {rank for rank, start, stop in spans for place in wrong if start <= ids[place] < stop}
+    if len(held) != 1:
+        return None
+    unit = table / table.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    votes: dict[int, int] = {}
+    for place in wrong:
+        length = found[place].norm()
+        cosine = unit @ (found[place] / length.clamp_min(1e-30))
+        row = int(cosine.argmax())
+        if float(length) > 0 and float(cosine[row]) > 1 - DIRECTIONS:
+            votes[row - ids[place]] = votes.get(row - ids[place], 0) + 1
+    by = max(votes, key=lambda offset: votes[offset], default=0)
+    return (held.pop(), by) if by and votes[by] >= MOST_OF * len(wrong) else None
+
+
+def parts_moved(found: Tensor, expected: Tensor, spans: Spans, axis: int, tolerance: float) -> list[tuple[int, int]]:
+    """`(rank, other)` where the part of a rank is another rank's; all wrong parts have to be, else there are none."""
+    moved: list[tuple[int, int]] = []
+    for rank, start, stop in spans:
+        own = found.narrow(axis, start, stop - start)
+        if far(own, expected.narrow(axis, start, stop - start)) <= tolerance:
+            continue
+        other = next(
+            (
+                them
+                for them, a, b in spans
+                if them != rank and _is(own, expected.narrow(axis, a, b - a), axis, tolerance)
+            ),
+            None,
+        )
+        if other is None:
+            return []
+        moved.append((rank, other))
+    return moved
+
+
+def _is(own: Tensor, other: Tensor, axis: int, tolerance: float) -> bool:
+    """Whether one is the other, as far as both go: the last part of a vocabulary is shorter and padded."""
+    both = min(own.shape[axis], other.shape[axis])
+    return far(own.narrow(axis, 0, both), other.narrow(axis, 0, both)) <= tolerance
+
+
+def parts_wrong(found: Tensor, expected: Tensor, spans: Spans, axis: int, tolerance: float) -> list[int]:
+    """The ranks whose parts are not the right ones."""
+    wrong = {
+        rank for rank, start, stop in spans
+        if far(found.narrow(axis, start, stop - start), expected.narrow(axis, start, stop - start)) > tolerance
+    }  # fmt: skip
+    return sorted(wrong)
