@@ -20,6 +20,7 @@ from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.float64 import promoted
 from parity_audit.backends.generation import greedy
+from parity_audit.backends.hf_ranks import RANKS, HfRanks
 from parity_audit.backends.loading import load_name, tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
@@ -40,6 +41,7 @@ class HfBackend:
 
     request: LoadRequest
     model: nn.Module
+    ranks: HfRanks | None = None
 
     def __init__(self) -> None:
         self.edits = LiveEdits()
@@ -48,13 +50,16 @@ class HfBackend:
         """Import what every model of transformers needs."""
         importlib.import_module("transformers.modeling_utils")
 
-    def load(self, request: LoadRequest) -> None:
-        """Load by the name a user would type, without remote code."""
+    def load(self, request: LoadRequest, **how: Any) -> None:
+        """Load by the name a user would type, without remote code; `how` are further arguments of the loader."""
+        if int(request.settings.get(RANKS, 1)) > 1:
+            self.request, self.ranks = request, HfRanks(request)
+            return
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
         name = load_name(request.checkpoint)
         overrides = {
-            key: value for key, value in request.settings.items() if key not in ("attn_implementation", "tf32")
+            key: value for key, value in request.settings.items() if key not in ("attn_implementation", "tf32", RANKS)
         }
         config = transformers.AutoConfig.from_pretrained(name)
         for key, value in overrides.items():
@@ -62,13 +67,15 @@ class HfBackend:
         attention = request.settings.get("attn_implementation", DEFAULT_ATTENTION)
         self.model, told = transformers.AutoModelForCausalLM.from_pretrained(
             name, config=config, attn_implementation=attention, torch_dtype=getattr(torch, request.dtype),
-            output_loading_info=True, ignore_mismatched_sizes=True,
+            output_loading_info=True, ignore_mismatched_sizes=True, **how,
         )  # fmt: skip
         _require_complete(self.model, told)
         self.model.to(request.device).eval()
 
     def describe(self) -> Description:
         """Versions, the attention implementation in force, and live knob values."""
+        if self.ranks is not None:
+            return self.ranks.describe()
         config: Any = self.model.config
         settings = {**self.request.settings, "attn_implementation": config._attn_implementation}
         return Description(
@@ -83,10 +90,12 @@ class HfBackend:
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprints of the live parameters."""
-        return fingerprints(self.model, request)
+        return self.ranks.weights(request) if self.ranks else fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass, natively or as the judge, or one per token where the cache is asked for."""
+        if self.ranks is not None:
+            return self.ranks.run(request)
         if request.in_steps:
             return decode(request, self.model, self._cached(), self.request.device)
         recorder = Recorder(request)
@@ -131,7 +140,7 @@ class HfBackend:
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits; `attn_implementation` is a load setting."""
-        return self.edits.bring_to(self.model, request.edits)
+        return self.ranks.apply(request) if self.ranks else self.edits.bring_to(self.model, request.edits)
 
 
 def _require_complete(model: nn.Module, told: dict[str, Any]) -> None:

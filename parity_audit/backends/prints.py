@@ -29,6 +29,8 @@ def fingerprints(root: Any, request: WeightsRequest) -> Iterator[WeightPrint]:
             value = get(root, tap.path)
         except LookupError:
             continue
+        if hasattr(value, "full_tensor"):
+            value = value.full_tensor()  # of a parameter that is cut over ranks, every rank has a part
         if isinstance(value, Tensor):
             yield fingerprint(tap.name, canonical(value, tap))
 

@@ -54,16 +54,20 @@ def _holds(
         theirs = expected[owner == other]
         if other != rank and theirs.shape == own.shape and _same(own, theirs, close):
             return PART_OF_RANK.format(other)
-    rows = whole[(owner == rank).reshape(len(owner), -1).all(1)]
-    return OTHER_PLACES if len(rows) and _from(rows, stored) else OTHER_VALUES
+    return OTHER_PLACES if any(_from(*side, rank, stored) for side in _sides(owner, whole)) else OTHER_VALUES
 
 
-def _from(rows: Tensor, stored: Mapping[str, Tensor]) -> bool:
-    """Whether every row is one of the fused tensors'."""
-    if rows.ndim < 2:
-        return False
-    known = {row.numpy().tobytes() for tensor in stored.values() if tensor.ndim > 1 for row in tensor}
-    return all(row.numpy().tobytes() in known for row in rows)
+def _sides(owner: Tensor, whole: Tensor) -> list[tuple[Tensor, Tensor, bool]]:
+    """A matrix by its rows and by its columns: a layer is cut along one of them."""
+    return [(owner, whole, False), (owner.T, whole.T, True)] if whole.ndim == 2 else []
+
+
+def _from(owner: Tensor, whole: Tensor, turned: bool, rank: int, stored: Mapping[str, Tensor]) -> bool:
+    """Whether a rank has whole rows, and every one of them is one of the fused tensors'."""
+    rows = whole[(owner == rank).all(1)]
+    matrices = (tensor.T if turned else tensor for tensor in stored.values() if tensor.ndim > 1)
+    known = {row.contiguous().numpy().tobytes() for matrix in matrices for row in matrix} if len(rows) else set()
+    return bool(known) and all(row.contiguous().numpy().tobytes() in known for row in rows)
 
 
 def _same(a: Tensor, b: Tensor, close: float) -> bool:

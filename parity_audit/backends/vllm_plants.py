@@ -154,13 +154,13 @@ def _old_weight(root: Any, edit: Edit) -> Change:
 
 
 def _experts_exchanged(root: Any, edit: Edit) -> Change:
-    """A map of experts in which each rank's first two are exchanged: tokens go to the other one."""
+    """The first two experts of a layer, exchanged."""
     changes: Change = []
     for path, owner in matches(root, edit.path):
-        placed = owner.expert_map.clone()
-        first, second = (placed == number for number in (0, 1))
-        placed[first], placed[second] = 1, 0
-        changes.append((f"{path}._expert_map", placed))
+        for name in ("w13_weight", "w2_weight"):
+            held = getattr(owner, name).data.clone()
+            held[[0, 1]] = held[[1, 0]]
+            changes.append((f"{path}.{name}", nn.Parameter(held, requires_grad=False)))
     return changes
 
 

@@ -140,14 +140,18 @@ class Ranks:
         with self._folder(None) as folder:
             held: list[dict[str, Part]] = self.ask(vllm_rank.weights, request.taps, str(folder))
             by_path: dict[str, list[WeightTap]] = {}
+            beside: dict[str, list[str]] = {}
             for tap in request.taps:
                 by_path.setdefault(tap.path, []).append(tap)
+                beside.setdefault(_fused(tap.path), []).append(tap.name)
             for path, taps in by_path.items():
                 ranks = self._first_stage(path, held)
                 if ranks:
                     parts = [load_file(held[rank][path].file)[TENSOR] for rank in ranks]
                     cuts = [held[rank][path].cut for rank in ranks]
-                    known = {tap.name: value.float() for tap in taps if (value := stored(tap.name)) is not None}
+                    known = {
+                        name: value.float() for name in beside[_fused(path)] if (value := stored(name)) is not None
+                    }
                     for tap in taps:
                         print_ = fingerprint(tap.name, canonical(joined(parts, cuts), tap))
                         yield replace(print_, ranks=rank_tensor(tap, ranks, parts, cuts, known))
@@ -180,6 +184,11 @@ class Ranks:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fused(path: str) -> str:
+    """The parameter that a path is in: of one expert, that of all."""
+    return path.rpartition("[")[0] if path.endswith("]") else path
 
 
 def _differing(knob: str, held: Sequence[tuple[int, Any]]) -> RankValue:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from parity_audit.capture.store import TENSOR, Capture
 from parity_audit.checks import sharding_forms as forms
-from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight
 from parity_audit.compare.floor import dtype_eps
 from parity_audit.core.report import Finding
 from parity_audit.core.shards import OTHER_PLACES, OWN, PART_OF_RANK, SPLIT, SUM, RankShare, RankTensor, RankValue
@@ -135,7 +134,9 @@ def _tensors(case: Sharded) -> Iterator[Finding]:
 
 
 def _owner(name: str) -> str:
-    """The module that a tensor's own module is in: all that is fused is in one."""
+    """The module that a tensor's own module is in: all that is fused is in one, and all experts of a layer are."""
+    if EXPERTS in name:
+        return name.partition(EXPERTS)[0]
     return name.rpartition(".")[0].rpartition(".")[0] or name
 
 
@@ -147,14 +148,10 @@ def _wrong(tensor: RankTensor | None) -> list[tuple[int, str]]:
 def _knob_of(case: Sharded, item: WeightPrint, tensor: RankTensor) -> str:
     wrong = {what for _, what in _wrong(tensor)}
     if OTHER_PLACES in wrong:
-        return KNOBS["fused"]
+        return KNOBS["experts" if EXPERTS in item.name else "fused"]
     if all(what.startswith(PART_OF_RANK.partition("{")[0]) for what in wrong):
         return KNOBS["kv"] if case.roles.get(item.name, "").startswith(("attn.k", "attn.v")) else KNOBS["order"]
-    tolerance = SKETCH_TOLERANCE[case.dtype]
-    moved = EXPERTS in item.name and any(
-        same_weight(other, item, tolerance) for other in case.reference.manifest.weights if EXPERTS in other.name
-    )
-    return KNOBS["experts"] if moved else KNOBS["weights"]
+    return KNOBS["weights"]
 
 
 def _first(case: Sharded, probe: Probe) -> list[Finding]:

@@ -30,12 +30,12 @@ SITES_AGREE = 1e-4
 class Sides:
     """A model on two ranks and in transformers, asked with one short probe."""
 
-    def __init__(self, model: str, settings: str, cache: Path, out: Path) -> None:
+    def __init__(self, model: str, cache: Path, out: Path) -> None:
         self.plan = plan_audit(
             model, synthetic="mini", seed=0, weights=None, probes=["short"], dtype="float32", device="cpu", cache=cache
         )
         self.out, self.number = out, 0
-        self.session, hf = (self._session(text) for text in (f"vllm,tensor_parallel_size=2{settings}", "hf"))
+        self.session, hf = (self._session(text) for text in ("vllm,tensor_parallel_size=2", "hf"))
         taken = take_capture(hf, self.plan.probes, out / "hf", with_weights=True)
         self.reference = Reference(
             session=hf, judging=hf, capture=taken, judge=None, probes=self.plan.probes, dtype="float32"
@@ -58,7 +58,7 @@ class Sides:
 
 @pytest.fixture(scope="module")
 def llama(cache, tmp_path_factory):
-    sides = Sides(LLAMA, "", cache, tmp_path_factory.mktemp("sharded"))
+    sides = Sides(LLAMA, cache, tmp_path_factory.mktemp("sharded"))
     yield sides
     sides.session.release()
 
@@ -98,8 +98,7 @@ def test_a_fault_of_sharding_is_named(llama, fault):
 
 @pytest.mark.parametrize("fault", [item for item in CORPUS if "model" in item], ids=lambda fault: fault["name"])
 def test_a_fault_of_another_model_is_named(fault, cache, tmp_path):
-    settings = "".join(f",{key}={str(value).lower()}" for key, value in fault.get("settings", {}).items())
-    sides = Sides(fault["model"], settings, cache, tmp_path)
+    sides = Sides(fault["model"], cache, tmp_path)
     try:
         assert sides.findings(sides.taken()) == []
         _as_named(sides, fault)

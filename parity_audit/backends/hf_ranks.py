@@ -1,0 +1,237 @@
+"""A transformers model cut over several processes by its own tensor-parallel plan, shown as one process shows it.
+
+This process holds no model. Each rank is a process of its own that runs the ordinary backend on its part, and writes its
+part of each site; the parts are joined here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from parity_audit.backends.shards import Cut, apart, by_width, joined
+from parity_audit.backends.sink import TENSOR, write_site
+from parity_audit.backends.taps import Recorder
+from parity_audit.core.errors import BackendFailed
+from parity_audit.core.shards import SPLIT, WHOLE, RankShare
+from parity_audit.core.sites import ATTENTION_SITES
+from parity_audit.core.types import Description, NotVisible, ReadBack, SiteTap, WeightPrint
+from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+
+RANKS = "tp"
+"""The setting: over how many processes the model is cut."""
+HEADS_AXIS = 1
+"""Of attention matrices `[batch, head, query, key]`."""
+CUT_AXES = ("head", "kv_head")
+LOCALHOST = "127.0.0.1"
+ENDING = 10.0
+"""Seconds that a rank is given to end before it is killed."""
+
+
+class HfRanks:
+    """The processes of one model."""
+
+    def __init__(self, request: LoadRequest) -> None:
+        self.request, self.count = request, int(request.settings[RANKS])
+        context, port = get_context("spawn"), _free_port()
+        self.wires: list[Connection] = []
+        self.processes = []
+        for rank in range(self.count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, rank, self.count, port), daemon=True)
+            process.start()
+            theirs.close()
+            self.wires.append(ours)
+            self.processes.append(process)
+        self.ask("load", request)
+
+    def ask(self, op: str, *args: Any) -> list[Any]:
+        """The answer of every rank, in order.
+
+        Raises:
+            BackendFailed: a rank raised, or ended.
+        """
+        for wire in self.wires:
+            wire.send((op, args))
+        answers = []
+        for rank, wire in enumerate(self.wires):
+            try:
+                good, answer = wire.recv()
+            except EOFError:
+                good, answer = False, "its process ended"
+            if not good:
+                self.close()  # the others may wait for it for ever
+                raise BackendFailed(f"rank {rank}: {answer}")
+            answers.append(answer)
+        return answers
+
+    def close(self) -> None:
+        """End every rank."""
+        for process in self.processes:
+            process.kill()
+            process.join(ENDING)
+
+    def describe(self) -> Description:
+        """What the first rank says, of all parameters."""
+        first: Description = self.ask("describe")[0]
+        return replace(first, settings={**first.settings, RANKS: self.count})
+
+    def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
+        """Fingerprints of whole parameters, which transformers gathers."""
+        yield from self.ask("weights", request)[0]
+
+    def apply(self, request: ApplyRequest) -> list[ReadBack]:
+        """Bring every rank to exactly these edits."""
+        answers: list[list[ReadBack]] = self.ask("apply", request)
+        return list({item.path: item for answer in reversed(answers) for item in answer}.values())
+
+    def run(self, request: RunRequest) -> RunReply:
+        """Run a probe on every rank and join what they show.
+
+        Raises:
+            NotImplementedError: float64 or replaced sites were asked for.
+        """
+        if request.precision == FLOAT64 or request.inputs:
+            raise NotImplementedError("a model that is cut over ranks cannot be the judge and takes no replaced sites")
+        Path(request.out).mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=request.out))
+        recorder = Recorder(request)
+        try:
+            local = tuple(_local(tap, self.count) for tap in request.taps)
+            replies: list[RunReply] = self.ask("run", replace(request, taps=local, out=str(folder)))
+            first = replies[0]
+            recorder.not_visible += first.not_visible
+            recorder.not_tested += first.not_tested
+            files = [
+                {entry.site: folder / f"rank-{rank}" / entry.file for entry in reply.entries}
+                for rank, reply in enumerate(replies)
+            ]
+            shares = [self._join(recorder, site, [held[site] for held in files]) for site in files[0]]
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        reply = recorder.reply()
+        return replace(
+            reply, positions=first.positions, facts=first.facts, shares=tuple(share for share in shares if share)
+        )
+
+    def _join(self, recorder: Recorder, site: str, files: Sequence[Path]) -> RankShare | None:
+        parts = [load_file(file)[TENSOR] for file in files]
+        cut = self._cut(site, parts[0])
+        if cut is None:
+            held = list(parts[0].shape[2:])
+            recorder.not_visible.append(
+                NotVisible(
+                    site=site, why=f"each rank holds {held} per token, which is no part of the site and not all of it"
+                )
+            )
+            return None
+        recorder.write(site, joined(parts, [cut] * self.count))
+        return _share(recorder, site, parts, cut)
+
+    def _cut(self, site: str, part: Tensor) -> Cut | None:
+        if not site.endswith(ATTENTION_SITES):
+            return by_width(part.shape, site, self.request.sizes, self.count)
+        heads = part.shape[HEADS_AXIS]
+        whole = heads == self.request.sizes["n_heads"]
+        return Cut() if whole else Cut(axis=HEADS_AXIS, sizes=(heads,), copies=(1,))
+
+
+def _share(recorder: Recorder, site: str, parts: Sequence[Tensor], cut: Cut) -> RankShare:
+    """How a site was joined, with each rank's own values where they should be the same and are not."""
+    ranks, each = range(len(parts)), parts[0].shape[cut.axis] if cut.sizes else 0
+    copies = cut.copies[0] if cut.copies else 1
+    share = RankShare(
+        probe=recorder.request.probe.name, site=site, how=SPLIT if cut.sizes else WHOLE, ranks=tuple(ranks),
+        spans=tuple((rank, n * each, (n + 1) * each) for n, rank in enumerate(ranks[::copies])) if cut.sizes else (),
+        apart=(0.0,) * len(parts) if site.endswith(ATTENTION_SITES) else tuple(apart(parts, cut)),
+    )  # fmt: skip
+    if not share.differs or cut.sizes:
+        return share
+    entries = (
+        write_site(recorder.request, f"{site}.rank-{rank}", part, torch.float32)
+        for rank, part in zip(ranks, parts, strict=True)
+    )
+    return replace(share, files=tuple(entry.file for entry in entries))
+
+
+def _local(tap: SiteTap, ranks: int) -> SiteTap:
+    """A tap with the number of heads that one rank has."""
+    sizes = {axis: max(1, size // ranks) if axis in CUT_AXES else size for axis, size in tap.sizes.items()}
+    return replace(tap, sizes=sizes)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind((LOCALHOST, 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def serve(wire: Connection, rank: int, ranks: int, port: int) -> None:
+    """One rank: answers until the wire closes."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR=LOCALHOST, MASTER_PORT=str(port)
+    )
+    own = Rank(rank, ranks)
+    while True:
+        try:
+            op, args = wire.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            wire.send((True, getattr(own, op)(*args)))
+        except BaseException as error:
+            traceback.print_exc()
+            wire.send((False, f"{type(error).__name__}: {error}"))
+
+
+class Rank:
+    """The ordinary backend on one rank's part of a model."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        from parity_audit.backends.hf import HfBackend
+
+        self.rank, self.ranks, self.backend = rank, ranks, HfBackend()
+
+    def load(self, request: LoadRequest) -> None:
+        """Load this rank's part by the plan that transformers has for the model."""
+        from transformers.distributed import DistributedConfig
+
+        settings = {key: value for key, value in request.settings.items() if key != RANKS}
+        divides = request.sizes["d_vocab"] % self.ranks == 0
+        plan = {} if divides else {"tp_plan": {"lm_head": "replicated_with_grad_allreduce"}}
+        how = DistributedConfig(tp_size=self.ranks, **plan)
+        self.backend.load(replace(request, settings=settings), distributed_config=how)
+        head: Any = self.backend.model.get_output_embeddings()  # type: ignore[operator]
+        if not divides and hasattr(head.weight, "full_tensor"):
+            head.weight = nn.Parameter(head.weight.full_tensor(), requires_grad=False)
+
+    def describe(self) -> Description:
+        """What the backend says of itself."""
+        return self.backend.describe()
+
+    def run(self, request: RunRequest) -> RunReply:
+        """Run a probe, into a folder of this rank's own."""
+        return self.backend.run(replace(request, out=str(Path(request.out) / f"rank-{self.rank}")), lambda *_: None)
+
+    def weights(self, request: WeightsRequest) -> list[WeightPrint]:
+        """Fingerprints; every rank has to take part in gathering."""
+        return list(self.backend.weights(request))
+
+    def apply(self, request: ApplyRequest) -> list[ReadBack]:
+        """Edits of every rank, and of this one."""
+        edits = tuple(edit for edit in request.edits if edit.rank in (None, self.rank))
+        return self.backend.apply(replace(request, edits=edits))
