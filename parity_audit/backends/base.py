@@ -15,6 +15,7 @@ REGISTRY = {
     "hf": "parity_audit.backends.hf:HfBackend",
     "hooked_transformer": "parity_audit.backends.hooked_transformer:HookedTransformerBackend",
     "transformer_bridge": "parity_audit.backends.transformer_bridge:TransformerBridgeBackend",
+    "nnsight": "parity_audit.backends.nnsight:NnsightBackend",
     "vllm": "parity_audit.backends.vllm:VllmBackend",
     "sglang": "parity_audit.backends.sglang:SglangBackend",
     "sglang_server": "parity_audit.backends.sglang_server:SglangServer",

@@ -7,7 +7,6 @@ hand over every cached key in every step are asked for those of the new tokens o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,14 +66,21 @@ def stops_of(request: RunRequest) -> list[int]:
 
 def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> RunReply:
     """Run a probe in steps. A program that cannot go on from its cache says why, and the probe is not tested."""
+
+    def watching(recorder: Recorder, tokens: Tensor) -> Any:
+        with hooked(root, recorder), watched(root, recorder):
+            return step(tokens)
+
+    return stepped(request, watching, device)
+
+
+def stepped(request: RunRequest, run: Callable[[Recorder, Tensor], Any], device: str) -> RunReply:
+    """Run a probe in steps with a program that shows each step to the recorder by means of its own, as `decode` does."""
     recorder = StepRecorder(request)
     try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(hooked(root, recorder))
-            stack.enter_context(watched(root, recorder))
+        with torch.no_grad():
             for tokens in recorder.steps():
-                recorder.returns(step(positions.tokens(tokens, device)))
+                recorder.returns(run(recorder, positions.tokens(tokens, device)))
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:

@@ -11,7 +11,7 @@ from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import Description
 from parity_audit.core.wire import BATCH_INVARIANT, LoadRequest
 
-TORCH_BACKENDS = ("hf", "hooked_transformer", "transformer_bridge", "python", "spec")
+TORCH_BACKENDS = ("hf", "hooked_transformer", "transformer_bridge", "nnsight", "python", "spec")
 """Backends whose model is run by torch in this process. Engines have kernels of their own, which torch's dispatcher does not see."""
 OWN_SWITCH = ("vllm",)
 """Engines with a switch of their own, which their backend turns."""

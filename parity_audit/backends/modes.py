@@ -63,6 +63,13 @@ MODES: Mapping[str, Sequence[Mode]] = {
         COMPILED,
         GENERATION,
     ),
+    "nnsight": (
+        *OTHER_KERNELS,
+        Mode("values read after the trace", why="each is written inside its trace, before the model can overwrite it"),
+        Mode("remote execution, vLLM wrapper", why="the trace runs transformers in this process"),
+        COMPILED,
+        GENERATION,
+    ),
     "vllm": (
         Mode("compiled mode, CUDA graphs", "enforce_eager", (True,)),
         Mode("eager mode", "enforce_eager", (False,)),

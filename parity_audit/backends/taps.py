@@ -165,11 +165,12 @@ def hooked(root: nn.Module, recorder: Recorder) -> Iterator[None]:
 
 def _register(module: nn.Module, tap: SiteTap, recorder: Recorder) -> Any:
     if tap.take.startswith("input"):
-        return module.register_forward_pre_hook(partial(_before, tap, recorder), with_kwargs=True)
-    return module.register_forward_hook(partial(_after, tap, recorder))
+        return module.register_forward_pre_hook(partial(before, tap, recorder), with_kwargs=True)
+    return module.register_forward_hook(partial(after, tap, recorder))
 
 
-def _before(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, kwargs: Any) -> Any:
+def before(tap: SiteTap, recorder: Recorder, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
+    """Record what a module is given; return `(args, kwargs)` to call it with where a replay replaces the site."""
     number = _number(tap.take)
     if tap.take.startswith("input_sum"):
         first, second = (*args[number:], None)[:2]
@@ -186,7 +187,8 @@ def _before(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, kwar
     return None if replacement is None else (args, {**kwargs, key: replacement})
 
 
-def _after(tap: SiteTap, recorder: Recorder, module: nn.Module, args: Any, output: Any) -> Any:
+def after(tap: SiteTap, recorder: Recorder, module: nn.Module | None, args: Any, output: Any) -> Any:
+    """Record what a module returned; return what to go on with where a replay replaces the site."""
     if isinstance(output, Tensor):
         return recorder.see(tap, output)
     if tap.take == "output_sum":

@@ -83,7 +83,7 @@ def _check(backend: BackendRef, good: str, bad: str) -> None:
     if backend.target is not None or backend.name == "spec" or backend.version is not None:
         raise UsageError(
             f"`{backend}` has no releases to search", code="bisect-backend",
-            expected="a backend without a version: hf, transformer_lens, vllm or sglang",
+            expected="a backend without a version: hf, transformer_lens, nnsight, vllm or sglang",
         )  # fmt: skip
     if parse_version(good, backend) == parse_version(bad, backend):
         raise UsageError(f"--good and --bad are both {good}", code="bisect-ends", expected="two releases")

@@ -11,7 +11,7 @@ from typing import Any
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import BackendRef
 
-BACKENDS = ("hf", "transformer_lens", "vllm", "sglang", "spec")
+BACKENDS = ("hf", "transformer_lens", "nnsight", "vllm", "sglang", "spec")
 EXAMPLE = "hf==4.43.2,attn_implementation=sdpa"
 PORT, PORT_FUNCTION = "python", "load"
 LIVE = "live"

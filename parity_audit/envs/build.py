@@ -29,7 +29,9 @@ from parity_audit.envs.uv import run, run_uv
 
 INFO = "parity_audit_env.json"
 OFFLINE = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
-MAIN_PACKAGES = {"hf": "transformers", "transformer_lens": "transformer-lens", "vllm": "vllm", "sglang": "sglang"}
+MAIN_PACKAGES = {
+    "hf": "transformers", "transformer_lens": "transformer-lens", "nnsight": "nnsight", "vllm": "vllm", "sglang": "sglang",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

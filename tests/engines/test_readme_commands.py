@@ -47,6 +47,9 @@ RUN_BY = {
     "parity-audit meta-llama/Llama-3.2-1B --miniature -c transformer_lens --hooks": (
         "engines/test_ports.py::test_edited_hooks_are_told_from_hooks_that_nothing_reads"
     ),
+    "parity-audit gpt2 --miniature -c nnsight --hooks": (
+        "backends/test_nnsight.py::test_every_site_and_every_edit_is_that_of_transformers"
+    ),
     "parity-audit logprobs gemma-2-2b-it --miniature --engine vllm": (
         "engines/test_logprobs.py::test_both_legs_of_the_engine_agree_with_the_trainer"
     ),

@@ -1,0 +1,157 @@
+"""nnsight: the modules of transformers inside its tracing. Values are read, and edited, inside a trace, as its users write it.
+
+Every site gets an invoke of its own. An invoke without an input sees the whole batch, and none waits for another, so the sites
+may be listed in any order. A value is written to disk inside its block: kept until the end, all sites of a long probe would have
+to fit into memory at once.
+
+nnsight compiles the body of a trace from the source of its file. A worker is a zip file, whose sources `linecache` knows by
+their loader only, so this file is put there first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import linecache
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parity_audit.backends import positions
+from parity_audit.backends.base import Tell
+from parity_audit.backends.decoding import Step, stepped
+from parity_audit.backends.edits import LiveEdits
+from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
+from parity_audit.backends.generation import greedy
+from parity_audit.backends.hf import DEFAULT_ATTENTION
+from parity_audit.backends.loading import load_name, tokenization
+from parity_audit.backends.modes import not_run
+from parity_audit.backends.nnsight_sites import shown
+from parity_audit.backends.paths import NoSuchPath, get
+from parity_audit.backends.prints import fingerprints
+from parity_audit.backends.taps import Recorder
+from parity_audit.core.rollouts import SampleReply, SampleRequest
+from parity_audit.core.types import Description, ReadBack, SiteTap, WeightPrint
+from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+
+TASK = "text-generation"
+HARNESS_SETTINGS = ("tf32",)
+
+
+class NnsightBackend:
+    """TransformersModel by the name a user would type. Settings go to it; `attn_implementation` defaults to eager, as of `hf`."""
+
+    request: LoadRequest
+    traced: Any
+    model: nn.Module
+
+    def __init__(self) -> None:
+        self.edits = LiveEdits()
+
+    def prepare(self, request: LoadRequest) -> None:
+        """Import the release."""
+        importlib.import_module("nnsight.modeling.transformers")
+
+    def load(self, request: LoadRequest) -> None:
+        """Wrap the model, loaded at once rather than in the first trace."""
+        from nnsight import TransformersModel
+
+        use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
+        linecache.getlines(__file__, globals())
+        self.request = request
+        settings = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
+        self.traced = TransformersModel(
+            load_name(request.checkpoint), task=TASK, dispatch=True, dtype=getattr(torch, request.dtype),
+            **{"attn_implementation": DEFAULT_ATTENTION, **settings},
+        )  # fmt: skip
+        self.traced.to(torch.device(request.device))
+        self.model = self.traced._module
+        self.model.eval()
+
+    def describe(self) -> Description:
+        """Versions, the attention implementation in force, and live knob values."""
+        config: Any = self.model.config
+        settings = {**self.request.settings, "attn_implementation": config._attn_implementation}
+        return Description(
+            backend="nnsight", package="nnsight", version=importlib.metadata.version("nnsight"),
+            versions=versions("nnsight", "transformers"), settings=settings, not_run=not_run("nnsight", settings),
+            effective=effective(self.model, self.request.reads), tokenization=tokenization(self.request, self.traced),
+            max_positions=getattr(config, "max_position_embeddings", None),
+            numerics=numerics(next(self.model.parameters()).dtype),
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+        )  # fmt: skip
+
+    def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
+        """Fingerprints of the live parameters."""
+        return fingerprints(self.model, request)
+
+    def run(self, request: RunRequest, tell: Tell) -> RunReply:
+        """One trace, or one for each token where the cache is asked for."""
+        if request.in_steps:
+            step = _Cached(self)
+            return stepped(request, step.watched, self.request.device)
+        recorder, device = Recorder(request), self.request.device
+        padding = {
+            "attention_mask": positions.mask(request.probe, device),
+            "position_ids": positions.position_ids(request.probe, device),
+        }
+        given = {key: value for key, value in padding.items() if value is not None}
+        with torch.no_grad():
+            recorder.returns(self.trace(recorder, input_ids=positions.tokens(request.probe, device), **given))
+        return recorder.reply()
+
+    replay = run
+
+    def trace(self, recorder: Recorder | None, use_cache: bool = False, **inputs: Any) -> Any:
+        """What the model returned in one trace, with an invoke for every site that the recorder asks for."""
+        import nnsight
+
+        traced, taps = self.traced, [] if recorder is None else list(self._present(recorder))
+        returned = None
+        with traced.trace(use_cache=use_cache) as tracer:
+            with tracer.invoke(**inputs):
+                returned = nnsight.save(traced.output)
+            for tap, envoy in taps:
+                with tracer.invoke():
+                    shown(tap, recorder, envoy)
+        return returned
+
+    def _present(self, recorder: Recorder) -> Iterator[tuple[SiteTap, Any]]:
+        """Every tap whose module the model has, with nnsight's view of that module."""
+        for tap in recorder.request.taps:
+            try:
+                get(self.model, tap.module)
+            except NoSuchPath:
+                recorder.misses(tap, f"no module `{tap.module}` here")
+                continue
+            yield tap, self.traced.get(tap.module) if tap.module else self.traced
+
+    def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
+        """Greedy completions of one batch."""
+        step: Step = _Cached(self)
+        return greedy(request, step, self.request.device)
+
+    def apply(self, request: ApplyRequest) -> list[ReadBack]:
+        """Live edits of the module inside; `attn_implementation` is a load setting."""
+        return self.edits.bring_to(self.model, request.edits)
+
+
+class _Cached:
+    """Goes on from the cache that the model made itself, one trace for each step."""
+
+    def __init__(self, backend: NnsightBackend) -> None:
+        self.backend = backend
+        self.cache: Any = None
+
+    def __call__(self, tokens: Tensor) -> Any:
+        """A step that nobody looks into."""
+        return self.watched(None, tokens)
+
+    def watched(self, recorder: Recorder | None, tokens: Tensor) -> Any:
+        """A step that is shown to the recorder."""
+        before = {} if self.cache is None else {"past_key_values": self.cache}
+        returned = self.backend.trace(recorder, use_cache=True, input_ids=tokens, **before)
+        self.cache = returned.past_key_values
+        return returned

@@ -1,0 +1,85 @@
+"""One site inside a trace of nnsight: read, written to disk, and edited where a replay replaces it.
+
+Modules are reached by `.output` and `.inputs`. What goes on inside attention is reached by `.source`: the operations of the
+attention's own `forward`, by the names that nnsight gives them.
+
+    query, key      what the call of `attention_interface` is given [b head p d_head], [b kv_head p d_head]
+    scores, pattern what the softmax is given and returns [b head q k], in `forward` itself or in the function that it calls
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parity_audit.backends.taps import ATTENTION, Recorder, after, before
+from parity_audit.core.types import SiteTap
+
+INTERFACE, SOFTMAX = "attention_interface", "softmax"
+ARGUMENTS = {"query": 1, "key": 2}
+"""Places among the arguments of an attention function of transformers: (module, query, key, value, mask)."""
+SINKS = "sinks"
+
+
+def shown(tap: SiteTap, recorder: Recorder, envoy: Any) -> None:
+    """The site of one tap, inside an invoke. A module that does not run, or code without source, is a site not shown."""
+    from nnsight.intervention.interleaver import OutOfOrderError
+    from nnsight.intervention.source import SourceNotAvailable
+
+    try:
+        _take(tap, recorder, envoy)
+    except OutOfOrderError:
+        recorder.misses(tap, "the trace never reached it")
+    except SourceNotAvailable as error:
+        recorder.misses(tap, f"nnsight has no source of it: {error}")
+
+
+def _take(tap: SiteTap, recorder: Recorder, envoy: Any) -> None:
+    if tap.take.startswith(ATTENTION):
+        _attention(tap, recorder, envoy.source)
+    elif tap.take.startswith("input"):
+        replaced = before(tap, recorder, None, *envoy.inputs)
+        if replaced is not None:
+            envoy.inputs = replaced
+    else:
+        replaced = after(tap, recorder, None, None, envoy.output)
+        if replaced is not None:
+            envoy.output = replaced
+
+
+def _attention(tap: SiteTap, recorder: Recorder, source: Any) -> None:
+    what = tap.take.removeprefix(ATTENTION)
+    call = _last(source, INTERFACE)
+    if what in ARGUMENTS:
+        if call is None:
+            recorder.misses(tap, f"this attention's code calls no `{INTERFACE}`")
+        else:
+            _argument(tap, recorder, call, ARGUMENTS[what])
+        return
+    inside = source if call is None else call.source
+    softmax = _last(inside, SOFTMAX)
+    if softmax is None or _last(inside, SINKS) is not None:
+        why = (
+            "the attention kernel does not show it" if softmax is None else "its softmax takes sinks beside the scores"
+        )
+        recorder.misses(tap, why)
+        return
+    replaced = recorder.see(tap, softmax.input if what == "scores" else softmax.output)
+    if replaced is None:
+        return
+    if what == "scores":
+        softmax.input = replaced
+    else:
+        softmax.output = replaced
+
+
+def _argument(tap: SiteTap, recorder: Recorder, call: Any, number: int) -> None:
+    args, kwargs = call.inputs
+    replaced = recorder.see(tap, args[number])
+    if replaced is not None:
+        call.inputs = ((*args[:number], replaced, *args[number + 1 :]), kwargs)
+
+
+def _last(source: Any, name: str) -> Any:
+    """The last operation whose name ends in this one; None where there is none. A name that is bound and then called has two."""
+    found = [full for full in source.names if full.rpartition("_")[0].endswith(name)]
+    return getattr(source, found[-1]) if found else None
