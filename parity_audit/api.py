@@ -85,6 +85,7 @@ def audit(
     match_reference: bool = False,
     limits: bool = True,
     baseline: PathLike | None = None,
+    captures: PathLike | None = None,
     timeout: float = TIMEOUT,
     progress: Progress = SILENT,
 ) -> Report:
@@ -105,6 +106,7 @@ def audit(
             right reference is proposed, and candidates are patched against that.
         limits: measure the smallest errors that this run could have seen; without them a verdict comes sooner.
         baseline: report.json of an earlier audit; the exit code is 1 where a figure left its band, 3 where the question changed.
+        captures: a folder of finished captures; those with the key of one that this audit needs are not taken again.
         timeout: seconds that a worker may take for one request.
 
     Raises:
@@ -120,8 +122,8 @@ def audit(
         believed, refs = _ref(reference), _candidates(candidates, device, install)
         recipe_for(believed, device)
         workspace, plan = opened(
-            out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
-            texts=prompt or (), prompts=prompts, chat=chat, progress=progress,
+            out, model, given=None if captures is None else Path(captures), synthetic=miniature, seed=seed, weights=weights,
+            probes=probes, dtype=dtype, device=device, texts=prompt or (), prompts=prompts, chat=chat, progress=progress,
         )  # fmt: skip
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -42,12 +43,7 @@ def run_audit(
     rights = context.right_references()
     with ExitStack() as stack:
         stack.callback(workspace.drop_working)
-        session = context.session(reference, "reference")
-        judging = (
-            session
-            if session.plan.backend_key in FLOAT64_BACKENDS
-            else context.session(BackendRef(name=JUDGES), "judge")
-        )
+        session, judging = _believed(context, reference)
         for owner in (session, judging, rights, *sides):
             stack.callback(owner.release)
         for side in sides:
@@ -66,6 +62,33 @@ def run_audit(
     if code != EXIT_NOT_JUDGED:
         workspace.drop([*captures, *truth.held, *rights.held])
     return _written(report if baseline is None else held_against(report, baseline), workspace.out)
+
+
+def captured_alone(context: AuditContext, reference: BackendRef, out: Path) -> list[str]:
+    """The captures of a reference and its judge, moved to `out`; the names of their folders there.
+
+    Raises:
+        NotJudged: the reference could not be captured.
+    """
+    with ExitStack() as stack:
+        stack.callback(context.workspace.drop_working)
+        session, judging = _believed(context, reference)
+        for owner in (session, judging):
+            stack.callback(owner.release)
+        with context.plan.guard.watched(session.label):
+            truth = _take_reference(session, judging, context)
+        taken = [truth.capture, *truth.held]
+        for capture in taken:
+            shutil.move(capture.folder, out / capture.folder.name)
+    return [capture.folder.name for capture in taken]
+
+
+def _believed(context: AuditContext, reference: BackendRef) -> tuple[Session, Session]:
+    """The session of the reference, and the one that judges: the same where it can run in float64."""
+    session = context.session(reference, "reference")
+    if session.plan.backend_key in FLOAT64_BACKENDS:
+        return session, session
+    return session, context.session(BackendRef(name=JUDGES), "judge")
 
 
 def _written(report: Report, folder: Path) -> Report:

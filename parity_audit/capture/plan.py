@@ -93,8 +93,11 @@ def plan_audit(
 
 
 def opened(out: Path | None, model: str, **question: Any) -> tuple[Workspace, AuditPlan]:
-    """A place to work and what will be run there, as `plan_audit`; a malformed question leaves nothing behind."""
-    workspace = Workspace.open(out, model)
+    """A place to work and what will be run there, as `plan_audit`; a malformed question leaves nothing behind.
+
+    `given`: a folder of captures that may take the place of runs, as `Workspace.open`.
+    """
+    workspace = Workspace.open(out, model, question.pop("given", None))
     try:
         plan = plan_audit(model, cache=workspace.cache, copies=workspace.working / "checkpoint", **question)
         require_judgeable(plan)

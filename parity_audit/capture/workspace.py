@@ -40,8 +40,8 @@ class Workspace:
     alive: Lock
 
     @staticmethod
-    def open(out: Path | None, model: str) -> Workspace:
-        """Make the directories.
+    def open(out: Path | None, model: str, given: Path | None = None) -> Workspace:
+        """Make the directories. Finished captures in `given` are copied, to take the place of runs with the same key.
 
         Raises:
             NotJudged: the disk is read-only or full.
@@ -59,6 +59,7 @@ class Workspace:
         captures = working / CAPTURES
         captures.mkdir()
         _move_finished(kept, captures)
+        _copy_finished(given, captures)
         return Workspace(out=out.resolve(), cache=cache, captures=captures, working=working, kept=kept, alive=alive)
 
     def log(self, name: str) -> Path:
@@ -124,6 +125,13 @@ def _move_finished(source: Path, target: Path) -> None:
         if (folder / MANIFEST_NAME).is_file():
             with contextlib.suppress(OSError):
                 os.rename(folder, target / folder.name)
+
+
+def _copy_finished(source: Path | None, target: Path) -> None:
+    """Copy every finished capture that is not there yet."""
+    for folder in () if source is None else source.glob("*/"):
+        if (folder / MANIFEST_NAME).is_file() and not (target / folder.name).exists():
+            shutil.copytree(folder, target / folder.name)
 
 
 def make_folder(folder: Path) -> None:

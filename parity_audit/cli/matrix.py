@@ -10,8 +10,10 @@ import typer
 
 from parity_audit.cli import completion
 from parity_audit.cli.errors import guarded
+from parity_audit.cli.live_table import ignored, progress_of_fleet
 from parity_audit.cli.progress import progress_for
 from parity_audit.core.choices import require_choice
+from parity_audit.core.errors import UsageError
 
 FORMATS = ("terminal", "markdown", "html", "json")
 WIDTH = 160
@@ -48,6 +50,19 @@ def matrix(
     cards: Annotated[Path | None, typer.Option(help="Directory of the cards; default reports/cards.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Run cells too whose card is current.")] = False,
     apart: Annotated[bool, typer.Option("--apart", help="One audit per cell, not one per model.")] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(help="A task per cell on a Ray cluster: `ray` makes one here, or name one: ray://HOST:PORT."),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            help="With --on: where its machines keep cards and captures: s3://BUCKET/PREFIX, gs://, a directory."
+        ),
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(min=0, help="With --on: how often a cell is tried again that was lost with its machine.")
+    ] = 3,
     no_install: Annotated[bool, typer.Option("--no-install", help="Never create an environment.")] = False,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Run nothing: list cells without a card as not run.")
@@ -61,17 +76,21 @@ def matrix(
     """Ask every model with every candidate, keep a card of each answer, and show the table of all cards."""
     from parity_audit.matrix import command
     from parity_audit.matrix.cells import Matrix
+    from parity_audit.matrix.fleet.run import Fleet
 
+    if store is not None and on is None:
+        raise UsageError("--store is of the machines of a cluster", hint="add --on ray, or drop it")
     require_choice(format, FORMATS, what="a format", code="unknown-format")
     asked = Matrix(
         models=tuple(model or ()), candidates=tuple(candidate or ()), reference=reference,
         synthetic="mini" if miniature else None, dtypes=tuple(dtype or ("float32",)), device=device,
         probes=tuple(probe or ()), repair=not no_repair, questions=tuple(question or ("audit",)), quick=quick,
     )  # fmt: skip
-    with progress_for(quiet=quiet) as progress:
+    with progress_of_fleet(quiet=quiet) if on else progress_for(quiet=quiet) as progress:
+        fleet = Fleet(on=on, store=store, retries=retries, watch=getattr(progress, "watch", ignored)) if on else None
         table = command.answer(
             asked, file=file, folder=cards, again=again, together=not apart, install=not no_install, run=not no_run,
-            progress=progress,
+            fleet=fleet, progress=progress,
         )  # fmt: skip
     if out is not None:
         command.write(table, out)

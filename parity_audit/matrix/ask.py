@@ -16,9 +16,11 @@ QUICK = "--quick"
 
 
 def ask(
-    group: Sequence[Asked], *, out: Path, install: bool, progress: Progress
+    group: Sequence[Asked], *, out: Path, install: bool, progress: Progress, captures: Path | None = None
 ) -> Report | LogprobReport | InvarianceReport:  # fmt: skip
     """The finished report of cells that differ in their candidate alone; one of log-probabilities has one candidate.
+
+    `captures`: a folder with captures of the reference and judge of an audit, which then are not taken again.
 
     Raises:
         UsageError: the question is malformed.
@@ -40,7 +42,7 @@ def ask(
     return api.audit(
         first.model, candidates=candidates, reference=first.reference, miniature=first.synthetic, seed=first.seed,
         dtype=first.dtype, device=first.device, probes=list(first.probes) or None, repair=first.repair, out=out,
-        install=install, progress=progress,
+        install=install, captures=captures, progress=progress,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from parity_audit.core.errors import UsageError
 from parity_audit.core.version import __version__
 from parity_audit.logprobs.question import ENGINES
 from parity_audit.matrix.ask import QUICK
+from parity_audit.matrix.fleet.resources import Rule, read_rules
 from parity_audit.specs.load import list_specs, read_yaml
 from parity_audit.specs.resolve import ResolvedModel, resolve_model
 
@@ -28,7 +29,8 @@ EVERY_ARCHITECTURE = "all"
 class Matrix:
     """Every question about every model with every candidate in every dtype; `probes` and `repair` are of audits.
 
-    Of log-probabilities only engines that sample are asked. `quick`: small batches, where invariance is asked.
+    Of log-probabilities only engines that sample are asked. `quick`: small batches, where invariance is asked. `resources`
+    are what cells ask of the machines of a cluster.
     """
 
     models: tuple[str, ...]
@@ -42,6 +44,7 @@ class Matrix:
     repair: bool = True
     questions: tuple[str, ...] = (Question.AUDIT.value,)
     quick: bool = False
+    resources: tuple[Rule, ...] = ()
 
 
 def expanded(text: str) -> list[str]:
@@ -121,6 +124,7 @@ def read_matrix(path: Path) -> Matrix:
     if not path.is_file():
         raise UsageError(f"no matrix file `{path}`", code="bad-matrix", where=str(path.absolute()))
     data = dict(read_yaml(path))
+    rules = read_rules(data.pop("resources", []), str(path))
     known = {item.name: item for item in fields(Matrix)}
     for key, value in data.items():
         if key not in known:
@@ -133,7 +137,7 @@ def read_matrix(path: Path) -> Matrix:
     plain: dict[str, Any] = {
         key: tuple(map(str, item)) if isinstance(item, list) else item for key, item in data.items()
     }
-    return Matrix(**plain)
+    return Matrix(**plain, resources=rules)
 
 
 def _refused(path: Path, message: str, expected: str, hint: str) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Verdict
 from parity_audit.matrix.cards import CARDS, card_path, read_cards
 from parity_audit.matrix.cells import Matrix, cells, read_matrix
+from parity_audit.matrix.fleet.run import Fleet, run_fleet
 from parity_audit.matrix.run import run_cells
 from parity_audit.report import markdown, matrix_page
 from parity_audit.report.matrix_content import headline, matrix_content
@@ -32,21 +34,26 @@ class Table:
 
 def answer(
     asked: Matrix, *, file: Path | None, folder: Path | None, again: bool = False, together: bool = True,
-    install: bool = True, run: bool = True, progress: Progress = SILENT,
+    install: bool = True, run: bool = True, fleet: Fleet | None = None, progress: Progress = SILENT,
 ) -> Table:  # fmt: skip
     """Run the cells that were asked for, and read the whole folder; without a model and a file, only read.
+
+    `fleet`: the cluster that runs them, each as a task of its own; this process where it is None.
 
     Raises:
         UsageError: a model, BACKEND or matrix file is malformed.
         NotJudged: a file in the folder is not a card.
     """
     folder = folder or CARDS
-    wanted = cells(read_matrix(file) if file else asked) if file or asked.models or asked.candidates else []
-    done = (
-        list(run_cells(wanted, folder, again=again, together=together, install=install, progress=progress))
-        if run
-        else []
-    )
+    matrix = read_matrix(file) if file else asked
+    wanted = cells(matrix) if file or asked.models or asked.candidates else []
+    if not run:
+        done = []
+    elif fleet is None:
+        done = list(run_cells(wanted, folder, again=again, together=together, install=install, progress=progress))
+    else:
+        there = dataclasses.replace(fleet, rules=matrix.resources)
+        done = list(run_fleet(wanted, folder, there, again=again, install=install, progress=progress))
     missing = tuple(one for one in wanted if not card_path(folder, one).is_file())
     return Table(cards=tuple(read_cards(folder)), not_run=missing, exit_code=exit_code_of(done))
 

@@ -32,20 +32,25 @@ def run_cells(
         progress.update(
             "matrix", f"{group[0].model}: {group[0].question.value}, {len(group)} cells", number, len(groups)
         )
-        for card in _judged(group, install, progress):
+        for card in judged(group, install=install, progress=progress):
             write_card(card, folder)
             yield card
 
 
-def _judged(group: Sequence[Asked], install: bool, progress: Progress) -> list[Card]:
-    """A card for every cell; where the run of several breaks off, each is asked alone, so that one cannot spoil the others."""
+def judged(
+    group: Sequence[Asked], *, install: bool, progress: Progress, captures: Path | None = None
+) -> list[Card]:  # fmt: skip
+    """A card for every cell; where the run of several breaks off, each is asked alone, so that one cannot spoil the others.
+
+    `captures`: what the reference and judge of these cells computed, where that is at hand.
+    """
     try:
         with tempfile.TemporaryDirectory(prefix="parity-audit-matrix-") as out:
-            report = ask(group, out=Path(out), install=install, progress=progress)
+            report = ask(group, out=Path(out), install=install, progress=progress, captures=captures)
     except Interrupted:
         raise
     except ParityError as error:
         if len(group) == 1:
             return [failed_card(group[0], error)]
-        return [card for asked in group for card in _judged([asked], install, progress)]
+        return [card for asked in group for card in judged([asked], install=install, progress=progress)]
     return cards_of(report, [asked.candidate for asked in group], group[0])

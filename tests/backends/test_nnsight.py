@@ -82,7 +82,9 @@ def test_every_site_and_every_edit_is_that_of_transformers(model, tmp_path):
         assert {"blocks.1.pattern", "blocks.1.attn_scores"} <= traced.capture.sites("short")
         for site in ("blocks.1.resid_post", "blocks.1.pattern", "blocks.1.attn_scores", "blocks.1.rot_q", "blocks.1.z"):
             value = hf.capture.tensor("short", site).float()
-            moved = value * 1.5 if site.endswith(("pattern", "scores")) else value + torch.linspace(-1, 1, value.shape[-1])
+            moved = (
+                value * 1.5 if site.endswith(("pattern", "scores")) else value + torch.linspace(-1, 1, value.shape[-1])
+            )
             (_, mine), (_, theirs) = traced.run(**{site: moved}), hf.run(**{site: moved})
             still = hf.capture.tensor("short", "logits")
             assert (mine - still).abs().max() > 1e-3, site

@@ -61,6 +61,9 @@ RUN_BY = {
     "parity-audit matrix gpt2 gemma-2-2b-it --miniature -c 'transformer_lens=={3.9.0,4.3.0}'": (
         "matrix/test_cards.py::test_the_command_audits_keeps_a_card_and_shows_it_again"
     ),
+    "parity-audit matrix --file reports/matrix.yaml --on ray": (
+        "matrix/test_fleet_ray.py::test_a_fleet_is_stopped_resumed_and_loses_a_node_and_no_cell"
+    ),
     "parity-audit ci --since main": "gate/test_ci.py::test_a_wrong_constant_is_annotated_at_its_line_and_the_right_one_passes",
     "parity-audit lint --all -c transformer_lens==2.3.0": (
         "lint/test_lint.py::test_the_release_of_2024_has_the_wrong_scale_in_its_table"
