@@ -108,6 +108,8 @@ def _unread(config: Mapping[str, Any]) -> list[str]:
         "norm_topk",
         "experts",
         "layernorm",
+        "no_rope",
+        "partial",
     )
     neutral = (None, False, 1, 1.0, 0)
     return sorted(

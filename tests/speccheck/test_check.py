@@ -154,6 +154,8 @@ def test_what_a_draft_cannot_see_is_marked():
     draft = draft_spec("somebody/seed", {**UNSEEN, "logit_scale": 0.5})
     assert draft.todo == ("config key `logit_scale` is not in the family: does it change what is computed?",)
     assert draft.text.startswith("# TODO config key `logit_scale`")
+    unturned = draft_spec("somebody/seed", {**UNSEEN, "no_rope_layer_interval": 4})
+    assert [line.split("`")[1] for line in unturned.todo] == ["no_rope_layer_interval"]
 
 
 def test_a_model_type_that_transformers_does_not_have_is_an_error():
