@@ -16,7 +16,7 @@ from typing import Any
 from parity_audit.core.card import Asked, Card, Question
 from parity_audit.core.errors import NotJudged, ParityError, UsageError, explained
 from parity_audit.core.progress import SILENT, Progress
-from parity_audit.matrix.cards import JUDGED, SETTLED, card_path, current_card, read_card, write_card
+from parity_audit.matrix.cards import SETTLED, card_path, current_card, read_card, write_card
 from parity_audit.matrix.fleet.cluster import REMOTE, Cluster, MachineLost, connected
 from parity_audit.matrix.fleet.resources import Rule, resources_of
 from parity_audit.matrix.fleet.shared import shared_key
@@ -158,9 +158,9 @@ class _Run:
         self.progress.update("matrix", f"{done} of {total} {asked.model} {asked.candidate} {card.verdict.value}")
 
     def _forget(self, asked: Asked, card: Card, left: Mapping[str, set[Asked]]) -> None:
-        """Captures of a reference are deleted when all its cells are judged; else they are kept for the next try."""
+        """Captures of a reference are deleted when all its cells are settled; else they are kept for the next try."""
         key = shared_key(asked)
-        if key in left and (card.verdict in JUDGED or (card.error or {}).get("code") in SETTLED):
+        if key in left and (card.error is None or card.error.get("code") in SETTLED):
             left[key].discard(asked)
             if not left[key]:
                 self.store.drop(f"captures/{key}")
