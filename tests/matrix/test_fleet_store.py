@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_what_is_written_is_read_and_listed(store, tmp_path):
     store.drop("runs")
     store.drop("runs")
     assert store.names() == {"a.json"}
+
+
+def test_what_another_process_wrote_since_the_last_listing_is_seen(store):
+    """A client that keeps listings holds the new file for absent."""
+    store.write("a.json", b"one")
+    assert store.names() == {"a.json"}
+    other = f"from parity_audit.matrix.fleet.store import Store; Store({store.url!r}).write('b.json', b'two')"
+    subprocess.run([sys.executable, "-c", other], check=True)
+
+    assert store.read("b.json") == b"two"
 
 
 def test_a_folder_goes_there_and_back_and_its_manifest_comes_last(store, tmp_path):

@@ -84,7 +84,6 @@ class Store:
     def names(self, folder: str = "") -> set[str]:
         """Every file below a folder, by its name relative to the folder."""
         with self._reached() as (fs, root):
-            fs.invalidate_cache()
             base = f"{root}/{folder}".rstrip("/")
             try:
                 found = fs.find(base)
@@ -116,6 +115,7 @@ class Store:
     @contextlib.contextmanager
     def _reached(self) -> Iterator[tuple[AbstractFileSystem, str]]:
         fs, root = self._opened()
+        fs.invalidate_cache()  # s3fs holds a file that another machine wrote since the last listing for absent
         try:
             yield fs, root
         except Exception as error:
