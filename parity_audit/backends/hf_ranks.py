@@ -26,7 +26,7 @@ from parity_audit.backends.shards import Cut, apart, by_width, joined
 from parity_audit.backends.sink import TENSOR, write_site
 from parity_audit.backends.taps import Recorder
 from parity_audit.core.errors import BackendFailed
-from parity_audit.core.shards import SPLIT, WHOLE, RankShare
+from parity_audit.core.shards import SPLIT, WHOLE, RankShare, of_rank
 from parity_audit.core.sites import ATTENTION_SITES
 from parity_audit.core.types import Description, NotVisible, ReadBack, SiteTap, WeightPrint
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -233,5 +233,6 @@ class Rank:
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Edits of every rank, and of this one."""
-        edits = tuple(edit for edit in request.edits if edit.rank in (None, self.rank))
-        return self.backend.apply(replace(request, edits=edits))
+        places = [(edit, *of_rank(edit.path)) for edit in request.edits]
+        own = tuple(replace(edit, path=path) for edit, only, path in places if only in (None, self.rank))
+        return self.backend.apply(replace(request, edits=own))

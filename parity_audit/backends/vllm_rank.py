@@ -25,6 +25,7 @@ from parity_audit.backends.sink import TENSOR
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.vllm_gather import Gatherer
 from parity_audit.backends.vllm_plants import PLANTS
+from parity_audit.core.shards import of_rank
 from parity_audit.core.sites import RETURNED
 from parity_audit.core.types import Edit, NotTested, NotVisible, ReadBack, SiteTap, WeightTap
 from parity_audit.core.wire import RunRequest
@@ -242,10 +243,16 @@ def apply(worker: Any, edits: tuple[Edit, ...]) -> tuple[list[ReadBack], list[st
     Returns what was read back, and the paths that it has not.
     """
     model, number = worker.get_model(), _place().rank
-    own = [edit for edit in edits if edit.rank in (None, number)]
+    own = of_this_rank(edits, number)
     return EDITS.bring_to(model, tuple(here for edit in own for here in _here(model, edit))), [
         edit.path for edit in own if not _has(model, edit.path)
     ]
+
+
+def of_this_rank(edits: Sequence[Edit], rank: int) -> list[Edit]:
+    """The edits of every rank and those of this one, by their paths in its model."""
+    places = [(edit, *of_rank(edit.path)) for edit in edits]
+    return [replace(edit, path=path) for edit, only, path in places if only in (None, rank)]
 
 
 def _here(model: nn.Module, edit: Edit) -> list[Edit]:

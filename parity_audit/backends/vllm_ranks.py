@@ -22,7 +22,7 @@ from parity_audit.backends.shards import apart, held_by, joined
 from parity_audit.backends.sink import TENSOR, write_site
 from parity_audit.backends.taps import Recorder, to_canonical
 from parity_audit.backends.vllm_rank import Part, Shown
-from parity_audit.core.shards import SPLIT, SUM, WHOLE, RankShare, RankValue
+from parity_audit.core.shards import SPLIT, SUM, WHOLE, RankShare, RankValue, of_rank
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import Edit, ReadBack, SiteTap, WeightPrint, WeightTap
 from parity_audit.core.wire import LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -168,9 +168,8 @@ class Ranks:
             LookupError: no rank has one of the paths.
         """
         answers: list[tuple[list[ReadBack], list[str]]] = self.ask(vllm_rank.apply, edits)
-        asked = {edit.path: [n for n in range(len(answers)) if edit.rank in (None, n)] for edit in edits}
-        for path, ranks in asked.items():
-            if all(path in answers[rank][1] for rank in ranks):
+        for only, path in (of_rank(edit.path) for edit in edits):
+            if all(path in without for rank, (_, without) in enumerate(answers) if only in (None, rank)):
                 self.ask(vllm_rank.apply, ())
                 raise NoSuchPath(f"`{path}` is on no rank")
         return list({item.path: item for answer, _ in reversed(answers) for item in answer}.values())

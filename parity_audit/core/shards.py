@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,3 +55,12 @@ class RankValue:
     knob: str
     ranks: tuple[int, ...]
     values: tuple[Any, ...]
+
+
+_OF_RANK = re.compile(r"rank (\d+): (.*)")
+
+
+def of_rank(path: str) -> tuple[int | None, str]:
+    """The rank that a path is in, None for every rank, and the path there: `rank 1: model.norm.weight`."""
+    found = _OF_RANK.fullmatch(path)
+    return (int(found[1]), found[2]) if found else (None, path)

@@ -218,14 +218,13 @@ class Edit:
     - op `causal_windows`: rewrite the causal masks at `path`; `value` is a window or None per mask
     - op `activation`: put the activation that transformers calls `value` at `path`
 
-    `rank`: of a sharded engine only this rank's model; None for every rank. Such an engine also knows the operations of
-    `backends/vllm_plants.py`, which plant faults of sharding.
+    A path that begins with `rank 1: ` is in the model of that rank of a sharded engine alone. Such engines also know the
+    operations of `backends/vllm_plants.py`, which plant faults of sharding.
     """
 
     op: str
     path: str = ""
     value: Any = None
-    rank: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

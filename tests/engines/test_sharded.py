@@ -21,7 +21,7 @@ from parity_audit.core.types import Edit
 from parity_audit.specs.view import taps
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
-CORPUS = YAML(typ="safe").load(Path(__file__).parents[1] / "faults" / "sharded" / "vllm.yaml")
+CORPUS = YAML(typ="safe").load(Path(__file__).with_name("sharding.yaml"))
 LLAMA = "meta-llama/Llama-3.2-1B"
 SITES_AGREE = 1e-4
 """Relative RMSE in float32: sums over ranks are made in another order."""
