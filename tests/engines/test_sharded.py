@@ -1,4 +1,4 @@
-"""vLLM on two ranks: what the ranks show together is what one process shows, and faults of sharding are named."""
+"""vLLM and transformers on two ranks: what the ranks show together is what one process shows, and faults of sharding are named."""
 
 from __future__ import annotations
 
@@ -104,3 +104,22 @@ def test_a_fault_of_another_model_is_named(fault, cache, tmp_path):
         _as_named(sides, fault)
     finally:
         sides.session.release()
+
+
+def test_transformers_on_two_ranks_shows_what_one_process_shows(llama):
+    session = llama._session("hf,tp=2")
+    try:
+        capture = take_capture(session, llama.plan.probes, llama.out / "hf-ranks", with_weights=True)
+    finally:
+        session.release()
+    digests = [{item.name: item.sha256 for item in one.manifest.weights} for one in (capture, llama.reference.capture)]
+    spans = {share.site: share.spans for share in capture.manifest.shares}
+
+    assert digests[0] == digests[1]
+    assert capture.sites("short") == llama.reference.capture.sites("short")
+    assert all(
+        delta.rel < SITES_AGREE for delta in compare(capture, llama.reference.capture, None, dtype="float32").sites
+    )
+    assert spans["blocks.0.attn_scores"] == ((0, 0, 2), (1, 2, 4))
+    assert spans["blocks.0.resid_mid"] == ()
+    assert not any(share.differs for share in capture.manifest.shares)
