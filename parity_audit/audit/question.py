@@ -23,7 +23,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
 KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 APIS = ("bridge", "hooked")
-HARNESS = ("attn_implementation", "tf32", BATCH_INVARIANT)
+HARNESS = ("attn_implementation", "tf32", "tp", BATCH_INVARIANT)
 LARGEST_SEED = (1 << 63) - 1
 FEWEST_SECONDS = 1.0
 
