@@ -13,6 +13,7 @@ from parity_audit.audit.right_reference import RightReferences, confirmed, judge
 from parity_audit.audit.rounds import Audited, State, diagnosed, own_causes, peel, tensors_of_roles, with_repair
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
+from parity_audit.checks.folded import FOLD_LN, folded_norms
 from parity_audit.checks.own_variation import Yardstick, own_variation
 from parity_audit.checks.quantised import quantised_as_one
 from parity_audit.checks.repeat import DETERMINISM, STATE, UNREPEATABLE, repeat_finding
@@ -40,7 +41,7 @@ def audit_candidate(
 ) -> Candidate:  # fmt: skip
     """One candidate's result, with its hooks, and tensors that are wrong in the same way together: see `_audited`."""
     named = read_by_name(session, capture, reference, out / "hooks-by-name")
-    allowed = allowance(session.description().processing, knob_values(session.plan.spec, session.plan.config))
+    allowed = allowance(_processing(session, capture, reference), knob_values(session.plan.spec, session.plan.config))
     comparison = reference.compared(capture, allowed)
     variation, own, gaps = _own_variation(session, capture, reference, allowed, out / "own-variation")
     comparison = dataclasses.replace(comparison, variation=variation, not_tested=(*comparison.not_tested, *gaps))
@@ -60,6 +61,15 @@ def audit_candidate(
         result, findings=tuple(findings), not_tested=tuple(dict.fromkeys(result.not_tested)),
         own_variation=own,
     )  # fmt: skip
+
+
+def _processing(session: Session, capture: Capture, reference: Reference) -> tuple[str, ...]:
+    """What was done to the weights: what the backend says, or what its tensors show."""
+    said = session.description().processing
+    if said:
+        return said
+    folded = folded_norms(session.plan, reference.capture.manifest.weights, capture.manifest.weights)
+    return (FOLD_LN,) if folded else ()
 
 
 def _own_variation(

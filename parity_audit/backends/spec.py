@@ -19,7 +19,7 @@ from parity_audit.backends.base import Tell
 from parity_audit.backends.decoding import not_decoded
 from parity_audit.backends.facts import numerics, use_exact_float32, versions
 from parity_audit.backends.modes import not_run
-from parity_audit.backends.prints import canonical, fingerprint
+from parity_audit.backends.prints import canonical
 from parity_audit.backends.taps import Recorder
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.sites import layer_of, site_order
@@ -27,6 +27,7 @@ from parity_audit.core.types import Description, Edit, ReadBack, SiteTap, Weight
 from parity_audit.core.version import __version__
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 from parity_audit.formulas.decoder import Run, decoder_of
+from parity_audit.formulas.fingerprint import fingerprint
 from parity_audit.formulas.place import Batch
 from parity_audit.formulas.stored import CheckpointTensors
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from parity_audit.backends import vllm_rank
 from parity_audit.backends.paths import NoSuchPath
-from parity_audit.backends.prints import canonical, fingerprint
+from parity_audit.backends.prints import canonical
 from parity_audit.backends.rank_tensors import rank_tensor
 from parity_audit.backends.shards import apart, held_by, joined
 from parity_audit.backends.sink import TENSOR, write_site
@@ -26,6 +26,7 @@ from parity_audit.core.shards import SPLIT, SUM, WHOLE, RankShare, RankValue, of
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import Edit, ReadBack, SiteTap, WeightPrint, WeightTap
 from parity_audit.core.wire import LoadRequest, RunReply, RunRequest, WeightsRequest
+from parity_audit.formulas.fingerprint import fingerprint
 from parity_audit.formulas.stored import CheckpointTensors
 
 LARGEST = 1e30

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from parity_audit.backends.paths import get
-from parity_audit.backends.prints import canonical, fingerprint
+from parity_audit.backends.prints import canonical
 from parity_audit.core.types import WeightPrint
 from parity_audit.core.wire import WeightsRequest
+from parity_audit.formulas.fingerprint import fingerprint
 
 IDENTITY_ROWS = 512
 BASE = 256

@@ -2,10 +2,10 @@
 
 import torch
 
-from parity_audit.backends.prints import fingerprint
 from parity_audit.checks.preflight import weight_findings
 from parity_audit.checks.weights import grouped, with_origins, without_consequences
 from parity_audit.core.report import Finding
+from parity_audit.formulas.fingerprint import fingerprint
 
 NAMES = ("attn.q_proj.weight", "mlp.up_proj.weight")
 

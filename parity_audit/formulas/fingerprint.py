@@ -1,0 +1,51 @@
+"""Fingerprints of one tensor: a hash, its size and inner products that tell any permutation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parity_audit.core.errors import BackendFailed
+from parity_audit.core.types import WeightPrint
+
+FREQUENCIES = (2.0, 3.0, 5.0, 7.0)
+SKETCHES = len(FREQUENCIES)
+FOLD, BLOCK_ROWS = 4096, 64
+
+
+def fingerprint(name: str, value: Tensor) -> WeightPrint:
+    """Hash, rms and sketch of one float32 tensor, a block at a time.
+
+    The sketch is the inner product of the flat tensor, folded into rows, with products of a row wave and a
+    column wave of irrational frequencies, over its norm: cheap, reproducible without a generator, and changed
+    by any permutation.
+
+    Raises:
+        BackendFailed: the tensor holds NaN or infinity.
+    """
+    digest = hashlib.sha256(value.numpy()).hexdigest()  # type: ignore[arg-type]
+    flat = value.flatten()
+    columns = _waves(torch.arange(FOLD))
+    square, products = 0.0, torch.zeros(SKETCHES, dtype=torch.float64)
+    for number, block in enumerate(torch.split(flat, FOLD * BLOCK_ROWS)):
+        rows = F.pad(block, (0, -len(block) % FOLD)).double().view(-1, FOLD)
+        square += float(rows.flatten() @ rows.flatten())
+        products += ((rows @ columns) * _waves(number * BLOCK_ROWS + torch.arange(len(rows)) + 1)).sum(0)
+    if not math.isfinite(square):
+        bad = value.numel() - int(value.isfinite().sum())
+        raise BackendFailed(f"{name} holds {bad} NaN or infinite numbers", code="non-finite-weights")
+    norm = math.sqrt(square)
+    sketch = tuple(float(product) / norm if norm else 0.0 for product in products)
+    return WeightPrint(
+        name=name, shape=tuple(value.shape), sha256=digest, rms=norm / math.sqrt(max(flat.numel(), 1)), sketch=sketch
+    )
+
+
+def _waves(index: Tensor) -> Tensor:
+    """`[index, SKETCHES]`: one wave of irrational frequency per column."""
+    frequencies = torch.tensor(FREQUENCIES, dtype=torch.float64).sqrt()
+    return torch.cos(index.double()[:, None] * frequencies)
