@@ -11,6 +11,7 @@ from functools import partial
 
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.report import Finding
+from parity_audit.core.sites import local_name
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
@@ -100,18 +101,29 @@ def _merged(
 
 
 def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
-    """Where the MLP reads another stream, or a norm stands elsewhere, nothing can be said of the weights that this is
-    multiplied with, nor of the sums."""
+    """Where the MLP reads another stream, or a norm stands elsewhere, nothing can be said of the norm and the weights that
+    read it, nor of the sums."""
     parallel = [finding.layers for finding in findings if finding.knob == "residual.parallel"]
     moved = [set(finding.layers or ()) for finding in findings if finding.knob == ORDER]
     return [
         finding
         for finding in findings
-        if not (finding.knob in READ_BY_MLP and finding.candidate_value == NOT_STORED and finding.layers in parallel)
+        if not (_reads_the_stream(finding) and any(_covers(layers, finding.layers) for layers in parallel))
         and not (
             finding.knob.startswith(BEHIND_NORMS) and any(not at or set(finding.layers or ()) <= at for at in moved)
         )
     ]
+
+
+def _reads_the_stream(finding: Finding) -> bool:
+    """Whether a finding is of what the MLP's input is multiplied with, or of the norm before it."""
+    tensor = finding.knob in READ_BY_MLP and finding.candidate_value == NOT_STORED
+    return tensor or (finding.knob.startswith("norm.") and local_name(finding.site) == "ln2.out")
+
+
+def _covers(layers: tuple[int, ...] | None, others: tuple[int, ...] | None) -> bool:
+    """Whether a cause in some layers (None: in all) is in all of the others."""
+    return layers is None or (others is not None and set(others) <= set(layers))
 
 
 def fit_side(layers: Iterable[Evidence], families: Iterable[Identifier]) -> tuple[list[KnobFit], list[NotTested]]:

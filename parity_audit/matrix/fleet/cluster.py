@@ -145,8 +145,10 @@ def connected(place: str) -> Iterator[Cluster]:
     for name, value in LOCAL_VARIABLES.items():
         os.environ.setdefault(name, value)
     own: dict[str, Any] = {"include_dashboard": False} if local else {}
+    # Without an address Ray would look for the last cluster of this machine, and wait minutes for one that was killed.
+    address = "local" if local else None if place == HERE else place
     try:
-        ray.init(address=None if place == HERE else place, log_to_driver=False, logging_level="error", **own)
+        ray.init(address=address, log_to_driver=False, logging_level="error", **own)
     except Exception as error:
         raise EnvFailed(f"no Ray cluster at `{place}`: {error}", code="no-cluster") from error
     try:
