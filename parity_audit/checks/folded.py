@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.capture.session import SidePlan
-from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight
+from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight, weight_findings
 from parity_audit.core.types import WeightPrint, WeightTap
 from parity_audit.diagnose.evidence import f64
 from parity_audit.formulas.fingerprint import fingerprint
@@ -41,7 +41,7 @@ def folded_norms(plan: SidePlan, reference: Sequence[WeightPrint], candidate: Se
     """
     tolerance = SKETCH_TOLERANCE[plan.dtype]
     held = {item.name: item for item in candidate}
-    wrong = {item.name for item in reference if item.name in held and not same_weight(item, held[item.name], tolerance)}
+    wrong = {finding.site for finding in weight_findings(reference, candidate, plan.dtype)[0]}
     if not wrong & _norms(plan):
         return False
     copies = {item.name: [other.name for other in reference if other.sha256 == item.sha256] for item in reference}
