@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import unexplained
-from parity_audit.diagnose.fitting import ByLayer, identify, identify_by_formula
+from parity_audit.diagnose.fitting import causes_of_whole_runs
 from parity_audit.diagnose.localise import origins, suspects
 from parity_audit.diagnose.misreported import misreported, without
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
@@ -108,9 +108,7 @@ def diagnose(case: Case) -> Diagnosis:
     whole, steps = ({place: ratio for place, ratio in ratios.items() if (place[0] in decoded) is side}
                     for side in (False, True))  # fmt: skip
     everywhere = set(suspects(whole))
-    findings, missing = identify(run_whole(layers_seen), run_whole(reference_seen), everywhere)
-    more_found, unread = _what_is_left(layers_seen, reference_seen, whole, findings)
-    findings, missing = [*findings, *more_found], [*missing, *unread]
+    findings, missing = causes_of_whole_runs(run_whole(layers_seen), run_whole(reference_seen), origins(whole))
     asked = set(suspects(steps)) if case.thorough else only_decoded(found, everywhere)
     later, more = identify_decoded(layers_seen, reference_seen, asked)
     findings, gaps = [*findings, *not_in(findings, later)], [*gaps, *missing, *more]
@@ -123,18 +121,6 @@ def diagnose(case: Case) -> Diagnosis:
     return Diagnosis(
         findings=tuple(findings), introduced=ratios, not_tested=(*gaps, *undescribed, *unplaced)
     )  # fmt: skip
-
-
-def _what_is_left(
-    candidate: ByLayer, reference: ByLayer, ratios: Mapping[tuple[str, str], float], findings: Sequence[Finding]
-) -> tuple[list[Finding], list[NotTested]]:
-    """What formulas explain of the components that no finding explains."""
-    components = {str(item.evidence["component"]) for item in unexplained(origins(dict(ratios)), findings)}
-    if not components:
-        return [], []
-    found, gaps = identify_by_formula(run_whole(candidate), run_whole(reference), components)
-    known = {(item.knob, item.layers) for item in findings}
-    return [item for item in found if (item.knob, item.layers) not in known], gaps
 
 
 def _to_detail(case: Case, wide: Sequence[Probe], *, found: bool) -> list[Probe]:

@@ -27,6 +27,7 @@ from parity_audit.diagnose.identify.norm import family as norm
 from parity_audit.diagnose.identify.norm import qk_norm
 from parity_audit.diagnose.identify.norm.order import ORDER
 from parity_audit.diagnose.identify.rotary import family as rotary
+from parity_audit.diagnose.localise import component_of
 
 BEHIND_NORMS = ("weights.attn.q", "weights.attn.k", "weights.attn.v", "weights.mlp.gate", "weights.mlp.up", "residual.")
 READ_BY_MLP = ("weights.mlp.gate", "weights.mlp.up")
@@ -73,15 +74,48 @@ def identify(
     return without_echoes(findings), [*gaps, *more, *unmerged]
 
 
+def causes_of_whole_runs(
+    candidate: ByLayer, reference: ByLayer, wrong: Collection[str]
+) -> tuple[list[Finding], list[NotTested]]:
+    """Findings for the sites where error is introduced: the knob whose formula leaves rounding (see `fit.causes`), and
+    what the families read off the components that have a site which no formula explains."""
+    found, gaps, explained = identify_by_formula(candidate, reference, {component_of(site) for site in wrong})
+    left = {component_of(site) for site in wrong if site not in explained}
+    if not left:
+        return found, gaps
+    read, unread = identify(candidate, reference, left)
+    return without_echoes(_together(found, read)), [*gaps, *unread]
+
+
+def _together(by_formula: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:
+    """Both, each knob once in a layer: a formula's value, unless what was read holds in more layers."""
+    wider = [one for one in by_formula if any(_holds_beyond(other, one) for other in read)]
+    kept = [one for one in by_formula if one not in wider]
+    return [*kept, *(one for one in read if not any(_meets(one, other) for other in kept))]
+
+
+def _holds_beyond(one: Finding, other: Finding) -> bool:
+    """Whether two findings are of the same knob, and the first has every layer of the second and more."""
+    return one.knob == other.knob and one.layers != other.layers and _covers(one.layers, other.layers)
+
+
+def _meets(one: Finding, other: Finding) -> bool:
+    """Whether two findings are of the same knob in a layer that both have."""
+    whole = one.layers is None or other.layers is None
+    return one.knob == other.knob and (whole or not set(one.layers or ()).isdisjoint(other.layers or ()))
+
+
 def identify_by_formula(
     candidate: ByLayer, reference: ByLayer, components: Collection[str]
-) -> tuple[list[Finding], list[NotTested]]:
-    """Findings of components that no family explained: the knob whose formula leaves rounding (see `fit.causes`)."""
+) -> tuple[list[Finding], list[NotTested], set[str]]:
+    """Findings of the knobs whose formulas leave rounding (see `fit.causes`), what could not be compared, and the sites that
+    are explained."""
     with one_thread():
         told = attempt("causes by formula", partial(causes, candidate, reference, components))
     if isinstance(told, NotTested):
-        return [], [told]
-    return _merged(told.candidate, told.reference, next(iter(candidate.values())).knobs)
+        return [], [told], set()
+    findings, gaps = _merged(told.candidate, told.reference, next(iter(candidate.values())).knobs)
+    return findings, gaps, told.explained
 
 
 def _merged(

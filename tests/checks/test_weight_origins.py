@@ -70,8 +70,10 @@ def test_what_follows_from_a_wrong_tensor_is_not_said_twice():
     follows, elsewhere = finding("mlp", "unexplained", "mlp"), finding("mlp", "unexplained", "mlp", (1,))
     how, constant = finding("weights.mlp.up", "weights"), finding("mlp.activation", "variant")
 
-    kept = without_consequences([follows, elsewhere, how, constant], weights, tensor_of)
-    assert kept == [elsewhere, how, constant]
+    zero, rows = finding("mlp.pre_linear.source", "variant", "mlp"), finding("mlp.pre_linear.rows", "variant", "mlp")
+
+    kept = without_consequences([follows, elsewhere, how, constant, zero, rows], weights, tensor_of)
+    assert kept == [elsewhere, how, constant, rows]
 
 
 def test_a_tensor_that_is_another_one_everywhere_is_not_said_again_by_its_fit():

@@ -7,6 +7,7 @@ import torch
 from tiny_port import Port, evidence, spec_of
 
 from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes, residual
+from parity_audit.diagnose.fit.pictures import DRAWN
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
 from parity_audit.diagnose.fitting import identify_by_formula
 
@@ -73,7 +74,7 @@ def test_a_reference_that_departs_is_fitted_like_a_candidate():
 
 
 def test_a_fault_of_one_layer_is_of_that_layer():
-    findings, gaps = identify_by_formula(
+    findings, gaps, explained = identify_by_formula(
         evidence(PORT.but(scale=(16.0, 11.0)), "candidate", knobs=spec_of(PORT)),
         evidence(PORT, "reference", knobs=spec_of(PORT)), {"scores"},
     )  # fmt: skip
@@ -81,7 +82,7 @@ def test_a_fault_of_one_layer_is_of_that_layer():
     assert [(item.knob, item.layers, item.departs_from_spec) for item in findings] == [
         ("attention.scale", (1,), "candidate")
     ]
-    assert gaps == []
+    assert gaps == [] and explained == {"blocks.1.attn_scores"}
 
 
 def test_what_no_knob_explains_is_not_explained():
@@ -109,3 +110,33 @@ def test_rounding_is_far_below_the_limit_of_what_counts_as_an_explanation():
     )  # fmt: skip
     step = torch.finfo(torch.float32).eps
     assert STEPS_OF_ROUNDING * step / 100 < worst < STEPS_OF_ROUNDING * step
+
+
+def test_what_the_reference_makes_without_rounding_the_candidate_may_round_once():
+    """Rows of a table are exact; a factor on them is rounded."""
+    plain = PORT.but(embed_scale=1.0)
+    sides = (evidence(port, side, knobs=spec_of(plain)) for port, side in
+             ((plain.but(embed_scale=1.37), "candidate"), (plain, "reference")))  # fmt: skip
+
+    (found,) = causes(*sides, {"embed"}).candidate
+    assert (found.knob, found.value) == ("embed.scale", pytest.approx(1.37, rel=1e-6))
+
+
+def first_of(knob, **changes):
+    return next(fit for fit in fits_of(PORT.but(**changes), PORT).candidate if fit.knob == knob)
+
+
+def test_the_picture_of_a_scale_has_the_scores_on_the_fitted_law():
+    points = torch.tensor(first_of("attention.scale", scale=12.3).evidence["points"], dtype=torch.float64)
+
+    products, seen, law = points.unbind(-1)
+    assert len(points) == DRAWN and bool((products.diff() >= 0).all())
+    torch.testing.assert_close(law, products / 12.3, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(seen, law, rtol=1e-4, atol=1e-4)
+
+
+def test_the_picture_of_a_base_has_its_frequencies():
+    drawn = first_of("rope.theta", theta=5e5).evidence["inv_freq"]
+
+    d_rot = 2 * len(drawn)
+    assert drawn == pytest.approx([5e5 ** (-2 * pair / d_rot) for pair in range(len(drawn))], rel=1e-5)

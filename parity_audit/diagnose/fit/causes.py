@@ -21,6 +21,7 @@ from torch import Tensor
 from parity_audit.core.limits import limit_of
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.diagnose.evidence import KnobFit
+from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
 from parity_audit.diagnose.fit.search import Difference, fitted, uncertainty
 from parity_audit.diagnose.fit.sides import ByLayer, Side, side_of, sites_with_formula
@@ -50,10 +51,11 @@ class Explanation:
 
 @dataclass(kw_only=True)
 class Causes:
-    """The fits of both sides, for every knob that departs on either."""
+    """The fits of both sides, for every knob that departs on either, and the sites that they leave rounding of."""
 
     candidate: list[KnobFit] = field(default_factory=list)
     reference: list[KnobFit] = field(default_factory=list)
+    explained: set[str] = field(default_factory=set)
 
 
 def causes(candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | None) -> Causes:
@@ -100,8 +102,10 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
     if not all(parts) or any(side.side.residuals.made(own[0]) is None for side, own in zip(sides, parts, strict=True)):
         return []
     left = [residual(one.side.residuals, own) for one, own in zip(sides, parts, strict=True)]
-    steps = STEPS_OF_ROUNDING * max(one.side.eps(own[0]) for one, own in zip(sides, parts, strict=True))
-    floor = left[1] if left[1] <= steps else steps / limit_of(site)
+    step = max(one.side.eps(own[0]) for one, own in zip(sides, parts, strict=True))
+    steps = STEPS_OF_ROUNDING * step
+    # What the reference makes without any rounding, as a lookup is, the candidate may round once.
+    floor = max(left[1], step) if left[1] <= steps else steps / limit_of(site)
     return [
         _AtSite(searched=one, parts=own, residual=off, limit=limit_of(site) * floor)
         for one, own, off in zip(sides, parts, left, strict=True)
@@ -116,6 +120,7 @@ def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:
     told = [None if one.is_right else _explanation(one) for one in both]
     if any(one is None and not at.is_right for one, at in zip(told, both, strict=True)):
         return
+    found.explained.add(site)
     for knob in dict.fromkeys(one.knob for one in told if one is not None):
         for one, explanation, out in zip(both, told, (found.candidate, found.reference), strict=True):
             out.append(_fit(one, knob, explanation))
@@ -222,14 +227,15 @@ def residual(residuals: Residuals, parts: Sequence[Component], values: Values | 
 
 def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
     """A side's value of a knob at a site: the explanation's, or the spec's where that leaves rounding."""
-    residuals, site = at.searched.side.residuals, at.parts[0].site
+    residuals, first = at.searched.side.residuals, at.parts[0]
     own = explanation if explanation is not None and explanation.knob == knob else None
-    value = residuals.decoder.knob(knob, at.parts[0].layer) if own is None else own.value
+    value = residuals.decoder.knob(knob, first.layer) if own is None else own.value
     difference = _difference(residuals, at.parts, knob)
     off = difference(value)
     left = float("inf") if off is None else float(off.norm())
     stderr = uncertainty(difference, value, off) if KNOBS[knob].kind == REAL and off is not None else None
+    drawn = picture(residuals, first, knob, with_value(residuals, residuals.decoder.values, knob, value, first.layer))
     return KnobFit(
-        knob=knob, layer=layer_of(site), value=value, stderr=stderr, residual=left, n=0 if off is None else off.numel(),
-        site=local_name(site), evidence={"explained_by": "formula"},
+        knob=knob, layer=layer_of(first.site), value=value, stderr=stderr, residual=left, n=0 if off is None else off.numel(),
+        site=local_name(first.site), evidence={"explained_by": "formula", **drawn},
     )  # fmt: skip

@@ -89,9 +89,9 @@ class Residuals:
         size: Tensor = seen[shown].norm()
         return (made[shown] - seen[shown]) / size.clamp_min(1e-300)
 
-    def made(self, component: Component) -> Tensor | None:
-        """What the formula makes under the spec's values, None where a tensor that it needs is not there."""
-        return self._made(component, self.decoder.values)[0]
+    def made(self, component: Component, values: Values | None = None) -> Tensor | None:
+        """What the formula makes, under the spec's values by default; None where a tensor that it needs is not there."""
+        return self._made(component, self.decoder.values if values is None else values)[0]
 
     def residual(self, component: Component, values: Values) -> float:
         """The norm of `difference`, infinite where there is none."""

@@ -1,0 +1,61 @@
+"""What a report draws of a fit: scores beside the fitted law, and the fitted rotary frequencies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.sites import local_name
+from parity_audit.diagnose.evidence import POINTS, spread
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, with_value
+from parity_audit.formulas.frequencies import inverse_frequencies
+from parity_audit.formulas.knobs import KNOBS
+
+DRAWN = 120
+"""Scores of a picture: enough to see a curve bend."""
+LAW_OFF: dict[str, Any] = {"attention.scale": 1.0, "attention.softcap": None, "attention.alibi": None}
+"""Values under which the formula of the scores makes q.k itself."""
+FREQUENCIES = ("rope.theta", "rope.scaling", "rope.partial")
+
+
+def picture(residuals: Residuals, part: Component, knob: str, values: Values) -> dict[str, Any]:
+    """What is drawn of a knob's fit under these values; empty where nothing is."""
+    if knob in FREQUENCIES:
+        return {"inv_freq": _frequencies(residuals, part, values)}
+    if KNOBS[knob].component == "scores" and local_name(part.site) == "attn_scores":
+        return {POINTS: _score_points(residuals, part, values)}
+    return {}
+
+
+def _frequencies(residuals: Residuals, part: Component, values: Values) -> list[float]:
+    """Radians per position of each pair of components; empty where nothing is rotated."""
+    theta, scaling, partial = (_value(residuals, part, values, knob) for knob in FREQUENCIES)
+    if theta is None:
+        return []
+    d_rot = int(partial or residuals.decoder.dims["d_head"])
+    return inverse_frequencies(theta, scaling, d_rot, part.probe.shape[1], torch.float64).tolist()
+
+
+def _value(residuals: Residuals, part: Component, values: Values, knob: str) -> Any:
+    return values[knob][part.layer or 0] if knob in values else residuals.decoder.knob(knob, part.layer)
+
+
+def _score_points(residuals: Residuals, part: Component, values: Values) -> list[list[float]]:
+    """(q.k, captured score, fitted score) of the first head, evenly over the order of q.k."""
+    plain = values
+    for knob, off in LAW_OFF.items():
+        plain = with_value(residuals, plain, knob, off, part.layer)
+    products, law = (residuals.made(part, own) for own in (plain, values))
+    seen = residuals.captured(part.probe.name, part.site)
+    if products is None or law is None or seen is None:
+        return []
+    shown = (products.isfinite() & seen.isfinite() & law.isfinite())[:, 0]
+    columns = torch.stack([tensor[:, 0][shown] for tensor in (products, seen, law)], -1)
+    return _short(columns[columns[:, 0].argsort()][spread(len(columns), DRAWN)])
+
+
+def _short(points: Tensor) -> list[list[float]]:
+    """Numbers with the digits that a picture can show."""
+    return [[float(f"{value:.5g}") for value in row] for row in points.tolist()]
