@@ -82,7 +82,8 @@ def test_a_fault_of_one_layer_is_of_that_layer():
     assert [(item.knob, item.layers, item.departs_from_spec) for item in findings] == [
         ("attention.scale", (1,), "candidate")
     ]
-    assert gaps == [] and explained == {"blocks.1.attn_scores"}
+    assert gaps == []
+    assert explained == {"blocks.1.attn_scores"}
 
 
 def test_what_no_knob_explains_is_not_explained():
@@ -130,7 +131,8 @@ def test_the_picture_of_a_scale_has_the_scores_on_the_fitted_law():
     points = torch.tensor(first_of("attention.scale", scale=12.3).evidence["points"], dtype=torch.float64)
 
     products, seen, law = points.unbind(-1)
-    assert len(points) == DRAWN and bool((products.diff() >= 0).all())
+    assert len(points) == DRAWN
+    assert bool((products.diff() >= 0).all())
     torch.testing.assert_close(law, products / 12.3, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(seen, law, rtol=1e-4, atol=1e-4)
 
