@@ -135,7 +135,7 @@ def _full_site(fit: KnobFit) -> str:
 def _pooled(fits: Sequence[KnobFit]) -> KnobValue:
     """The mean of numeric values weighted by 1/stderr^2; the first of anything else."""
     numbers = [(float(fit.value), fit.stderr) for fit in fits if is_number(fit.value) and fit.stderr]  # type: ignore[arg-type]
-    if len(numbers) != len(fits):
+    if len(numbers) != len(fits) or len({value for value, _ in numbers}) == 1:
         return fits[0].value
     weights = [1 / stderr**2 for _, stderr in numbers if stderr]
     return sum(value * weight for (value, _), weight in zip(numbers, weights, strict=True)) / sum(weights)

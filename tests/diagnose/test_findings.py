@@ -59,6 +59,16 @@ def test_equal_errors_of_several_layers_are_one_finding():
     assert [finding.layers for finding in merge([*wrong[:2], *right[2:]], right, SPEC)] == [(0, 1)]
 
 
+def test_a_constant_that_every_layer_has_to_the_last_digit_is_that_constant():
+    """A weighted mean of equal numbers may end in another digit."""
+    errors = (1.1e-7, 2.3e-7, 0.7e-7)
+    (finding,) = merge(
+        [fit(1e6, k, stderr=error) for k, error in enumerate(errors)], [fit(5e5, k) for k in range(3)], SPEC
+    )
+
+    assert finding.candidate_value == 1e6
+
+
 def test_different_errors_are_different_findings():
     findings = merge([fit(15.0, 0), fit(12.0, 1)], [fit(16.0, 0), fit(16.0, 1)], SPEC)
 
