@@ -129,7 +129,11 @@ def _layers(group: Iterable[Pair], every: Iterable[Pair]) -> tuple[int, ...] | N
 
 
 def _full_site(fit: KnobFit) -> str:
-    return fit.site if fit.layer is None else f"blocks.{fit.layer}.{fit.site}"
+    return _whole_name(fit.layer, fit.site)
+
+
+def _whole_name(layer: int | None, site: str) -> str:
+    return site if layer is None else f"blocks.{layer}.{site}"
 
 
 def _pooled(fits: Sequence[KnobFit]) -> KnobValue:
@@ -252,6 +256,13 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def places_of(finding: Finding) -> set[str]:
+    """The sites that a finding's values were read off, by their whole names."""
+    facts = [fact for fact in finding.evidence.get("candidate", []) if "read_from" in fact]
+    read = {_whole_name(fact["layer"], str(fact["read_from"])) for fact in facts}
+    return read | set(finding.evidence.get("consistent_but_not_decisive", []))
+
+
 def stderr_of(finding: Finding, side: str) -> float:
     """The largest standard error of one side's value over its layers: an eps is known well only where activations are
     small."""
@@ -287,8 +298,7 @@ def _explains(finding: Finding, site: str, origin: str) -> bool:
         return False
     if not (finding.layers is None or layer is None or layer in finding.layers):
         return False
-    read = {str(fact["read_from"]) for fact in finding.evidence.get("candidate", []) if "read_from" in fact}
-    read |= {local_name(other) for other in finding.evidence.get("consistent_but_not_decisive", [])}
+    read = {local_name(place) for place in places_of(finding)}
     return (
         not read or not finding.knob.startswith(ONE_SITE) or bool({local_name(origin), MADE_BY.get(component)} & read)
     )

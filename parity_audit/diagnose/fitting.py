@@ -15,7 +15,7 @@ from parity_audit.core.sites import local_name
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
-from parity_audit.diagnose.findings import merge
+from parity_audit.diagnose.findings import merge, places_of
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.identify import embedding, logits, positions, residual
 from parity_audit.diagnose.identify.attention import family as attention
@@ -79,8 +79,8 @@ def causes_of_whole_runs(
 ) -> tuple[list[Finding], list[NotTested]]:
     """Findings for the sites where error is introduced: the knob whose formula leaves rounding (see `fit.causes`), and
     what the families read off the components that have a site which no formula explains."""
-    found, gaps, explained = identify_by_formula(candidate, reference, {component_of(site) for site in wrong})
-    left = {component_of(site) for site in wrong if site not in explained}
+    found, gaps = identify_by_formula(candidate, reference, {component_of(site) for site in wrong})
+    left = {component_of(site) for site in set(wrong) - {place for one in found for place in places_of(one)}}
     if not left:
         return found, gaps
     read, unread = identify(candidate, reference, left)
@@ -107,15 +107,13 @@ def _meets(one: Finding, other: Finding) -> bool:
 
 def identify_by_formula(
     candidate: ByLayer, reference: ByLayer, components: Collection[str]
-) -> tuple[list[Finding], list[NotTested], set[str]]:
-    """Findings of the knobs whose formulas leave rounding (see `fit.causes`), what could not be compared, and the sites that
-    are explained."""
+) -> tuple[list[Finding], list[NotTested]]:
+    """Findings of the knobs whose formulas leave rounding (see `fit.causes`), and what could not be compared."""
     with one_thread():
         told = attempt("causes by formula", partial(causes, candidate, reference, components))
     if isinstance(told, NotTested):
-        return [], [told], set()
-    findings, gaps = _merged(told.candidate, told.reference, next(iter(candidate.values())).knobs)
-    return findings, gaps, told.explained
+        return [], [told]
+    return _merged(told.candidate, told.reference, next(iter(candidate.values())).knobs)
 
 
 def _merged(

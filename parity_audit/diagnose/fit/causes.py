@@ -51,11 +51,10 @@ class Explanation:
 
 @dataclass(kw_only=True)
 class Causes:
-    """The fits of both sides, for every knob that departs on either, and the sites that they leave rounding of."""
+    """The fits of both sides, for every knob that departs on either."""
 
     candidate: list[KnobFit] = field(default_factory=list)
     reference: list[KnobFit] = field(default_factory=list)
-    explained: set[str] = field(default_factory=set)
 
 
 def causes(candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | None) -> Causes:
@@ -120,7 +119,6 @@ def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:
     told = [None if one.is_right else _explanation(one) for one in both]
     if any(one is None and not at.is_right for one, at in zip(told, both, strict=True)):
         return
-    found.explained.add(site)
     for knob in dict.fromkeys(one.knob for one in told if one is not None):
         for one, explanation, out in zip(both, told, (found.candidate, found.reference), strict=True):
             out.append(_fit(one, knob, explanation))

@@ -60,7 +60,8 @@ def fitted(
     """
     if polish:
         return _polished(row, difference, start)
-    tried = [_at(difference, value) for value in _enumerated(row, start, limit)]
+    named = [_at(difference, value) for value in _enumerated(row, start, limit)]
+    tried = list(named)
     if row.kind == STRUCTURE:
         begun = row.starts if start is None else (start,)
         tried += [_part(difference, one, path) for one in begun for path in number_paths(one) if path[0] not in FIXED]
@@ -68,7 +69,10 @@ def fitted(
         tried.append(_narrowed(difference, 1, limit, enough))
     elif row.span is not None and row.kind != COUNT:
         tried.append(_real(difference, start, row.span, enough))
-    return min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
+    best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
+    # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value.
+    near = [one for one in named if one.left <= max(EQUALLY * best.left, ROUNDING)]
+    return min(near, key=lambda one: one.left, default=best)
 
 
 def _polished(row: Knob, difference: Difference, start: Any) -> Fitted:
