@@ -15,7 +15,7 @@ from parity_audit.core.backend_ref import LIVE
 from parity_audit.core.choices import nearest, require_choice
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import BackendRef
-from parity_audit.core.wire import BATCH_INVARIANT
+from parity_audit.core.wire import BATCH_INVARIANT, DEVICE_MAP, MAX_MEMORY, PLACES
 from parity_audit.envs.recipes import backend_key, recipe_for
 from parity_audit.formulas.knobs import ROWS
 
@@ -23,7 +23,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
 KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 APIS = ("bridge", "hooked")
-HARNESS = ("attn_implementation", "tf32", "tp", BATCH_INVARIANT)
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Device maps that transformers works out by itself."""
+HARNESS = ("attn_implementation", "tf32", "tp", BATCH_INVARIANT, *PLACES)
 LARGEST_SEED = (1 << 63) - 1
 FEWEST_SECONDS = 1.0
 
@@ -103,6 +105,7 @@ def _check_hf(ref: BackendRef, config: Mapping[str, Any]) -> None:
         require_choice(
             kernel, KERNELS, what="an attention implementation of transformers", code="backend-setting", found=str(ref)
         )
+    _check_places(ref)
     others = [key for key in ref.settings if key not in HARNESS and key not in config]
     known = _config_keys(config) if others else set()
     for key in others:
@@ -111,6 +114,30 @@ def _check_hf(ref: BackendRef, config: Mapping[str, Any]) -> None:
                 f"`{key}` is no setting of hf for this model", code="backend-setting", found=str(ref),
                 hint=nearest(key, (*known, *HARNESS)) or "attn_implementation, or any key of the config",
             )  # fmt: skip
+
+
+def _check_places(ref: BackendRef) -> None:
+    """A device map is a word or a mapping of modules to places, and what belongs to it is not given without it."""
+    chosen, given = ref.settings.get(DEVICE_MAP), [key for key in PLACES if key in ref.settings]
+    if given and chosen is None:
+        raise UsageError(
+            f"`{given[0]}` belongs to a device_map", code="backend-setting", found=str(ref), hint="device_map=auto"
+        )
+    if chosen is None:
+        return
+    if ref.settings.get("tp", 1) != 1:
+        raise UsageError("`device_map` and `tp` exclude each other", code="backend-setting", found=str(ref))
+    if not (isinstance(chosen, (int, Mapping)) or _is_device(str(chosen))):
+        require_choice(str(chosen), MAPS, what="a device_map", code="backend-setting", found=str(ref))
+    if not isinstance(ref.settings.get(MAX_MEMORY, {}), Mapping):
+        raise UsageError(
+            "`max_memory` is a mapping of devices to their room", code="backend-setting", found=str(ref),
+            hint='max_memory={"0": "20GB", "cpu": "100GB"}',
+        )  # fmt: skip
+
+
+def _is_device(text: str) -> bool:
+    return text.partition(":")[0] in DEVICES
 
 
 def _check_spec(ref: BackendRef) -> None:

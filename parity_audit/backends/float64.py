@@ -20,12 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from parity_audit.backends.offload import keeps
+
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 DOWNCASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
 
 PLAIN = (nn.Linear, nn.Embedding)
-"""Modules that only call a function of which `_Promote` promotes the weight."""
+"""Modules that only call a function of which `_Promote` promotes the weight; one whose hook brings it casts it to the dtype that
+it has, and leaves it in that."""
 BLOCK_NUMBERS = 1 << 20
 """Promoted at a time: 8 MiB, which stay in the cache until they are used."""
 GROUPED = {getattr(holder, name, None) for holder, name in ((torch, "_grouped_mm"), (F, "grouped_mm"))} - {None}
@@ -80,7 +83,7 @@ def promoted(root: nn.Module) -> Iterator[None]:
     """Run `root` in true float64 inside this context; its weights are untouched afterwards."""
     with ExitStack() as stack:
         for module in root.modules():
-            if type(module) not in PLAIN and (module._parameters or module._buffers):
+            if (type(module) not in PLAIN or keeps(module)) and (module._parameters or module._buffers):
                 stack.enter_context(_promoted_while_running(module))
         stack.enter_context(_default_dtype(torch.float64))
         stack.enter_context(_Promote())

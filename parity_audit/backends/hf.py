@@ -20,16 +20,18 @@ from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.float64 import promoted
 from parity_audit.backends.generation import greedy
+from parity_audit.backends.hf_places import Places, placed
 from parity_audit.backends.hf_ranks import RANKS, HfRanks
 from parity_audit.backends.loading import load_name, tokenization
 from parity_audit.backends.modes import not_run
+from parity_audit.backends.offload import readable_in_any_mode
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
-from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
+from parity_audit.core.wire import FLOAT64, PLACES, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
 DEFAULT_ATTENTION = "eager"
 SHOWN = 3
@@ -37,11 +39,13 @@ SHOWN = 3
 
 
 class HfBackend:
-    """AutoModelForCausalLM. `attn_implementation` defaults to eager; other settings override config attributes."""
+    """AutoModelForCausalLM. `attn_implementation` defaults to eager, `tp` and `device_map` say where the model runs; other
+    settings override config attributes."""
 
     request: LoadRequest
     model: nn.Module
     ranks: HfRanks | None = None
+    places: Places | None = None
 
     def __init__(self) -> None:
         self.edits = LiveEdits()
@@ -58,19 +62,29 @@ class HfBackend:
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
         name = load_name(request.checkpoint)
-        overrides = {
-            key: value for key, value in request.settings.items() if key not in ("attn_implementation", "tf32", RANKS)
-        }
+        own = ("attn_implementation", "tf32", RANKS, *PLACES)
+        overrides = {key: value for key, value in request.settings.items() if key not in own}
+        self.places = Places(request)
         config = transformers.AutoConfig.from_pretrained(name)
         for key, value in overrides.items():
             _set_config(config, key, value)
         attention = request.settings.get("attn_implementation", DEFAULT_ATTENTION)
         self.model, told = transformers.AutoModelForCausalLM.from_pretrained(
             name, config=config, attn_implementation=attention, torch_dtype=getattr(torch, request.dtype),
-            output_loading_info=True, ignore_mismatched_sizes=True, **how,
+            output_loading_info=True, ignore_mismatched_sizes=True, **how, **self.places.how,
         )  # fmt: skip
         _require_complete(self.model, told)
-        self.model.to(request.device).eval()
+        if self.places.asked:
+            readable_in_any_mode(self.model)
+        else:
+            self.model.to(request.device)
+        self.model.eval()
+
+    @property
+    def device(self) -> str:
+        """Where tokens go: of a model that is spread over devices, its own hooks take them on."""
+        whole = self.places is not None and self.places.asked and not placed(self.model)
+        return str(next(self.model.parameters()).device) if whole else self.request.device
 
     def describe(self) -> Description:
         """Versions, the attention implementation in force, and live knob values."""
@@ -84,7 +98,7 @@ class HfBackend:
             effective=effective(self.model, self.request.reads),
             tokenization=tokenization(self.request, self.model),
             max_positions=getattr(config, "max_position_embeddings", None),
-            numerics=numerics(next(self.model.parameters()).dtype),
+            numerics=numerics(next(self.model.parameters()).dtype) | placed(self.model),
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
         )  # fmt: skip
 
@@ -97,7 +111,7 @@ class HfBackend:
         if self.ranks is not None:
             return self.ranks.run(request)
         if request.in_steps:
-            return decode(request, self.model, self._cached(), self.request.device)
+            return decode(request, self.model, self._cached(), self.device)
         recorder = Recorder(request)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -106,7 +120,7 @@ class HfBackend:
                 stack.enter_context(RowBlocks())
             stack.enter_context(hooked(self.model, recorder))
             stack.enter_context(watched(self.model, recorder))
-            device = self.request.device
+            device = self.device
             returned = self.model(
                 input_ids=positions.tokens(request.probe, device),
                 attention_mask=positions.mask(request.probe, device),
@@ -120,11 +134,11 @@ class HfBackend:
 
     def score(self, request: ScoreRequest, tell: Tell) -> ScoreReply:
         """Log-probabilities of given tokens, natively or as the judge."""
-        return hf_scores.score(self.model, request, self.request.device, tell)
+        return hf_scores.score(self.model, request, self.device, tell)
 
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
         """Greedy completions of one batch."""
-        return greedy(request, self._cached(), self.request.device)
+        return greedy(request, self._cached(), self.device)
 
     def _cached(self) -> Step:
         """Goes on from the cache that the model made itself."""

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from parity_audit.backends import offload
+
 _STEP = re.compile(r"([^.\[\]]+)|\[(\*|[^\]]+)\]")
 
 
@@ -39,12 +41,14 @@ def assign(root: Any, path: str, value: Any) -> None:
     *head, last = steps(path)
     holder = root
     for step in head:
-        holder = _enter(holder, step, path)
+        holder = _step(holder, step, path)
+    if offload.is_away(holder):
+        raise ValueError(f"`{path}` is a part of a tensor that is offloaded; it can be changed as a whole only")
     if isinstance(last, int):
         holder[last] = value
     elif last.startswith("["):
         holder[last[1:]] = value
-    else:
+    elif not offload.put(holder, last, value):
         setattr(holder, last, value)
 
 
@@ -61,6 +65,12 @@ def _walk(value: Any, rest: list[str | int], done: str) -> Iterator[tuple[str, A
 
 
 def _enter(value: Any, step: str | int, done: str) -> Any:
+    """What a step leads to, with its numbers where they are kept elsewhere."""
+    found = _step(value, step, done)
+    return offload.brought(value, step, found) if isinstance(step, str) else found
+
+
+def _step(value: Any, step: str | int, done: str) -> Any:
     try:
         if isinstance(step, int):
             return value[step]

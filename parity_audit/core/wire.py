@@ -25,6 +25,9 @@ FLOAT64 = "float64"
 
 BATCH_INVARIANT = "batch_invariant"
 """The setting of a backend that asks for batch-invariant kernels."""
+DEVICE_MAP, MAX_MEMORY, OFFLOAD_FOLDER = "device_map", "max_memory", "offload_folder"
+PLACES = (DEVICE_MAP, MAX_MEMORY, OFFLOAD_FOLDER, "offload_buffers")
+"""Settings of transformers that say where the parts of a model lie; they are no keys of its config."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -90,11 +90,18 @@ def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
     return Recipe(
         backend=ref.name, package=entry["package"], version=text, device=device, check=entry["check"],
         torch=entry.get("torch", data["torch"]),
-        requirements=(*(() if alone else (pin,)), *entry["with"], *line.get("with", [])),
+        requirements=(*(() if alone else (pin,)), *entry["with"], *line.get("with", []), *_for_settings(entry, ref)),
         overrides=tuple(data["overrides"]) if device == "cpu" else (),
         locked=_lock(f"{entry['package']}-{text}.txt"), python=data["python"],
         alone=(pin, *alone) if alone else (), files=_files(entry.get("files", "")),
     )  # fmt: skip
+
+
+def _for_settings(entry: dict[str, Any], ref: BackendRef) -> Iterator[str]:
+    """What some settings need beside the engine; an environment without them is another one."""
+    for setting, packages in entry.get("settings", {}).items():
+        if ref.settings.get(setting) is not None:
+            yield from packages
 
 
 def _lock(name: str) -> tuple[str, ...]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from parity_audit.backends.hf import HfBackend
 from parity_audit.core.types import Checkpoint
 from parity_audit.core.wire import LoadRequest
+
+sys.path.insert(0, str((Path(__file__).parent / "../specs").resolve()))  # the architectures of the specs' tests
 
 
 @pytest.fixture(scope="session")
