@@ -1,7 +1,8 @@
 """What an audit will need, worked out of config and probes before anything is downloaded, loaded or run.
 
     capture   sum over probes and sites of  tokens x width of the site x bytes of a number
-    run       2 x tokens x parameters       multiplications and additions: each weight meets each token once
+    run       2 x tokens x parameters       multiplications and additions: each weight meets each token once, of a mixture's
+                                            experts those that the router chooses
 
 Attention's own products are left out: at the lengths of the probes they are a few percent of a model of real size.
 """
@@ -30,13 +31,14 @@ from parity_audit.specs.canonical import canonical
 from parity_audit.specs.config_check import check_config
 from parity_audit.specs.resolve import ResolvedModel, resolve_model
 from parity_audit.specs.skeleton import skeleton
-from parity_audit.specs.view import dims, taps
+from parity_audit.specs.view import dims, spec_values, taps
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOAT64_BYTES = 8
 HEADS, KV_HEADS = ("q", "rot_q", "q_norm.out", "z"), ("k", "v", "rot_k", "k_norm.out")
 INNER = ("mlp.pre", "mlp.pre_linear", "mlp.post")
 ROUTER = ("mlp.router_logits", "mlp.router_weights")
+EXPERTS, TOP_K = ".experts.", "moe.top_k"
 TIMED, REPEATS = 1024, 3
 """Rows and columns of the product that is timed, and how often: long enough to keep every core at work, under a second."""
 
@@ -73,21 +75,32 @@ def audit_cost(
     Raises:
         UsageError: transformers cannot build the model of this config.
     """
-    parameters = sum(one.numel() for one in skeleton(model.config).parameters())
+    parameters, active = _parameters(model, config)
     sizes, every = dims(model.spec, config), taps(model.spec, "hf", config, "")
     costs = tuple(_probe(probe, every, sizes, dtype) for probe in probes)
     weights = parameters * ITEM_BYTES[dtype]
     logits = max((one.tokens for one in costs), default=0) * sizes["d_vocab"] * ITEM_BYTES[dtype]
-    operations = 2.0 * parameters * sum(one.tokens for one in costs)
+    operations = 2.0 * active * sum(one.tokens for one in costs)
     memory, disk = weights + logits, sum(one.audit_bytes for one in costs)
     free_memory, free_disk = psutil.virtual_memory().available, shutil.disk_usage(place).free
     fits = memory <= free_memory and disk <= free_disk
     return AuditCost(
-        model=model.repo_id, architecture=model.spec.architecture, dtype=dtype, parameters=parameters, probes=costs,
-        weight_bytes=weights, memory_bytes=memory, disk_bytes=disk, operations=3 * operations,
+        model=model.repo_id, architecture=model.spec.architecture, dtype=dtype, parameters=parameters, active=active,
+        probes=costs, weight_bytes=weights, memory_bytes=memory, disk_bytes=disk, operations=3 * operations,
         seconds=2 * operations / _speed(getattr(torch, dtype)) + operations / _speed(torch.float64),
         free_memory_bytes=free_memory, free_disk_bytes=free_disk, fits=fits, exit_code=0 if fits else EXIT_NOT_JUDGED,
     )  # fmt: skip
+
+
+def _parameters(model: ResolvedModel, config: Mapping[str, Any]) -> tuple[int, int]:
+    """All parameters of a model, and those that one token meets."""
+    sizes = [(name, one.numel()) for name, one in skeleton(model.config).named_parameters()]
+    total, experts = sum(size for _, size in sizes), sum(size for name, size in sizes if EXPERTS in name)
+    if not experts:
+        return total, total
+    chosen = spec_values(model.spec, config)[TOP_K]
+    assert isinstance(chosen, (int, float))
+    return total, round(total - experts * (1 - chosen / dims(model.spec, config)["n_experts"]))
 
 
 def _probe(probe: Probe, every: Sequence[SiteTap], sizes: Mapping[str, int], dtype: str) -> ProbeCost:

@@ -27,9 +27,10 @@ class AuditCost:
     """One audit before anything is loaded.
 
     `memory_bytes`: the weights of one model and the logits of its longest probe, since one model is held at a time.
-    `disk_bytes`: captures of the reference, its judge and one candidate, which are on disk together. `operations`:
-    multiplications and additions of these three runs. `seconds`: these operations at the speed that a product of two matrices
-    had here, without loading. `free_*`: what this machine has of each now. `fits`: whether both suffice.
+    `disk_bytes`: captures of the reference, its judge and one candidate, which are on disk together. `active`: the parameters
+    that one token meets, which of a mixture are those of the chosen experts. `operations`: multiplications and additions of
+    these three runs. `seconds`: these operations at the speed that a product of two matrices had here, without loading.
+    `free_*`: what this machine has of each now. `fits`: whether both suffice.
     """
 
     schema_version: int = COST_SCHEMA_VERSION
@@ -37,6 +38,7 @@ class AuditCost:
     architecture: str
     dtype: str
     parameters: int
+    active: int
     probes: tuple[ProbeCost, ...]
     weight_bytes: int
     memory_bytes: int

@@ -30,13 +30,18 @@ def cost_content(cost: AuditCost, *, where: str = "") -> list[Block]:
     disk = f"{byte_size(cost.disk_bytes)} for the reference, its judge and one candidate"
     about = [
         ("architecture", cost.architecture),
-        ("parameters", f"{cost.parameters:,}"),
+        ("parameters", _parameters(cost)),
         ("memory", f"{memory}; free {byte_size(cost.free_memory_bytes)}"),
         ("disk", f"{disk}; free {byte_size(cost.free_disk_bytes)}"),
     ]
     table = [heading("What each probe takes"), columns(("probe", "tokens", "disk", "time"), rows)]
     notes = [heading("Notes"), pairs(("", note) for note in (*NOTES, *_advice(cost)))]
     return [styled((headline(cost), BOLD), level=1), pairs(about), SPACE, *table, SPACE, *notes]
+
+
+def _parameters(cost: AuditCost) -> str:
+    met = "" if cost.active == cost.parameters else f", of which a token meets {cost.active:,}"
+    return f"{cost.parameters:,}{met}"
 
 
 def _advice(cost: AuditCost) -> list[str]:

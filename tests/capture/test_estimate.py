@@ -89,3 +89,14 @@ def test_what_does_not_fit_here_is_said_by_the_exit_code(monkeypatch):
 @dataclasses.dataclass(frozen=True)
 class _Disk:
     free: int
+
+
+def test_a_token_meets_the_experts_that_are_chosen_for_it():
+    """Qwen3-30B-A3B: 30.5 billion parameters, 3.3 of them for a token, says its card; 8 of 128 experts in each of 48 layers."""
+    cost = planned_cost("Qwen/Qwen3-30B-A3B", weights=None, probes=["short"], dtype="bfloat16")
+    experts = 48 * 128 * 3 * 2048 * 768
+
+    assert round(cost.parameters / 1e9, 1) == 30.5
+    assert cost.active == cost.parameters - experts * (128 - 8) // 128
+    assert cost.operations == 3 * 2.0 * cost.active * cost.probes[0].tokens
+    assert f"of which a token meets {cost.active:,}" in printed(cost_content(cost), width=100, colour=False)
