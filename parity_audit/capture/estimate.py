@@ -1,6 +1,6 @@
 """What an audit will need, worked out of config and probes before anything is downloaded, loaded or run.
 
-    capture   sum over probes and sites of  tokens x width of the site x bytes of a number
+    capture   sum over probes and sites of  tokens x width of the site x 4 bytes, 8 for the judge
     run       2 x tokens x parameters       multiplications and additions: each weight meets each token once, of a mixture's
                                             experts those that the router chooses
 
@@ -34,7 +34,8 @@ from parity_audit.specs.skeleton import skeleton
 from parity_audit.specs.view import dims, spec_values, taps
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-FLOAT64_BYTES = 8
+FLOAT32_BYTES, FLOAT64_BYTES = 4, 8
+"""Of a number in a capture: float32 whatever the model computes in, and float64 of the judge."""
 HEADS, KV_HEADS = ("q", "rot_q", "q_norm.out", "z"), ("k", "v", "rot_k", "k_norm.out")
 INNER = ("mlp.pre", "mlp.pre_linear", "mlp.post")
 ROUTER = ("mlp.router_logits", "mlp.router_weights")
@@ -77,7 +78,7 @@ def audit_cost(
     """
     parameters, active = _parameters(model, config)
     sizes, every = dims(model.spec, config), taps(model.spec, "hf", config, "")
-    costs = tuple(_probe(probe, every, sizes, dtype) for probe in probes)
+    costs = tuple(_probe(probe, every, sizes) for probe in probes)
     weights = parameters * ITEM_BYTES[dtype]
     logits = max((one.tokens for one in costs), default=0) * sizes["d_vocab"] * ITEM_BYTES[dtype]
     operations = 2.0 * active * sum(one.tokens for one in costs)
@@ -103,7 +104,7 @@ def _parameters(model: ResolvedModel, config: Mapping[str, Any]) -> tuple[int, i
     return total, round(total - experts * (1 - chosen / dims(model.spec, config)["n_experts"]))
 
 
-def _probe(probe: Probe, every: Sequence[SiteTap], sizes: Mapping[str, int], dtype: str) -> ProbeCost:
+def _probe(probe: Probe, every: Sequence[SiteTap], sizes: Mapping[str, int]) -> ProbeCost:
     """What every site of the reference takes for one probe; `returned` is written beside the logits."""
     rows, positions = probe.shape
     chosen = [tap for tap in every if wanted(tap, probe) and whole_in_steps(tap, probe)]
@@ -117,7 +118,7 @@ def _probe(probe: Probe, every: Sequence[SiteTap], sizes: Mapping[str, int], dty
     }
     numbers = rows * positions * sum(widths.get(local_name(tap.site), sizes["d_model"]) for tap in chosen)
     return ProbeCost(
-        name=probe.name, tokens=rows * positions, native_bytes=numbers * ITEM_BYTES[dtype],
+        name=probe.name, tokens=rows * positions, native_bytes=numbers * FLOAT32_BYTES,
         float64_bytes=numbers * FLOAT64_BYTES,
     )  # fmt: skip
 

@@ -67,6 +67,7 @@ def test_half_the_bytes_of_a_number_are_half_of_the_weights():
         planned_cost("gpt2", weights=None, probes=["short"], dtype=dtype) for dtype in ("float32", "bfloat16")
     )
     assert full.weight_bytes == 2 * half.weight_bytes
+    assert full.disk_bytes == half.disk_bytes, "captures are float32 whatever a model computes in"
 
 
 @pytest.mark.parametrize(("model", "probes", "dtype"), [
