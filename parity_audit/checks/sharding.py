@@ -16,6 +16,7 @@ from torch import Tensor
 
 from parity_audit.capture.store import TENSOR, Capture
 from parity_audit.checks import sharding_forms as forms
+from parity_audit.checks.sharding_knobs import EPS, NORMED, SCALE, eps_of, scale_of
 from parity_audit.compare.floor import dtype_eps
 from parity_audit.core.report import Finding
 from parity_audit.core.shards import OTHER_PLACES, OWN, PART_OF_RANK, SPLIT, SUM, RankShare, RankTensor, RankValue
@@ -178,7 +179,7 @@ def _disagree(case: Sharded, probe: Probe, share: RankShare, expected: Tensor, s
     layers = None if layer is None else (layer,)
     evidence = {"apart": list(share.apart), "probe": probe.name, "site": share.site}
     if summand is not None and layer_of(summand.site) == layer:
-        said = f"missing after {local_name(summand.site)}: the ranks go on with their own summands"
+        said = f"missing after {summand.site}: the ranks go on with their own summands"
         return _finding(
             KNOBS["all_reduce"],
             f"the sum over the ranks is {said}",
@@ -198,6 +199,13 @@ def _disagree(case: Sharded, probe: Probe, share: RankShare, expected: Tensor, s
         return _finding(KNOBS["all_reduce"], message, [], layers, share.site, "once", "missing", evidence)
     right = [rank for rank, value in zip(share.ranks, far, strict=True) if value <= case.tolerance]
     wrong = [rank for rank in share.ranks if right and rank not in right]
+    if wrong and local_name(share.site) in NORMED:
+        given = share.site.replace(local_name(share.site), NORMED[local_name(share.site)])
+        value = eps_of(
+            own[share.ranks.index(wrong[0])], expected, _right(case, probe, given), case.spec, case.tolerance
+        )
+        if value is not None:
+            return _constant(EPS, value, share.site, wrong, case, evidence)
     who = f"rank {', '.join(map(str, wrong))} is wrong" if wrong else "none of them is the reference's"
     return _finding(
         KNOBS["rank"], f"ranks disagree at {share.site}, which all of them should hold whole: {who}", wrong, layers, share.site,
@@ -245,10 +253,12 @@ def _joined_wrong(
             return says(
                 "vocabulary", f"the embeddings of rank {rank}'s part of the vocabulary are moved by {by} id", by, [rank]
             )
-    return _parts(case, site, share, found, expected, says)
+    return _parts(case, probe, site, share, found, expected, says)
 
 
-def _parts(case: Sharded, site: str, share: RankShare, found: Tensor, expected: Tensor, says: Any) -> list[Finding]:
+def _parts(
+    case: Sharded, probe: Probe, site: str, share: RankShare, found: Tensor, expected: Tensor, says: Any
+) -> list[Finding]:
     """Parts of ranks that are another rank's, or wrong on some ranks alone."""
     axis = -1 if site == "logits" else 1
     if not share.spans or site == "embed":
@@ -259,9 +269,41 @@ def _parts(case: Sharded, site: str, share: RankShare, found: Tensor, expected: 
         return says("vocabulary" if site == "logits" else "order", f"{site} is joined in another order: {said}", said)  # type: ignore[no-any-return]
     wrong = forms.parts_wrong(found, expected, share.spans, axis, case.tolerance)
     if 0 < len(wrong) < len({rank for rank, _, _ in share.spans}):
+        scale = _scale(case, probe, site, share, found, wrong)
+        if scale is not None:
+            return [_constant(SCALE, scale, site, wrong, case, {"probe": probe.name})]
         who = ", ".join(map(str, wrong))
         return says("rank", f"rank {who} alone computes another {site} in its part", "differs", wrong)  # type: ignore[no-any-return]
     return []
+
+
+def _scale(
+    case: Sharded, probe: Probe, site: str, share: RankShare, found: Tensor, wrong: Sequence[int]
+) -> float | None:
+    """The scale of attention's scores on the first wrong rank, where its heads are explained by it."""
+    block, inner = site.rpartition(".")[0], local_name(site)
+    names = [f"{block}.{name}" for name in ("rot_q", "rot_k", "v")]
+    if inner != "z" or not case.reference.sites(probe.name).issuperset(names):
+        return None
+    heads = next(slice(start, stop) for rank, start, stop in share.spans if rank == wrong[0])
+    q, k, v = (_right(case, probe, name) for name in names)
+    return scale_of(found, q, k, v, heads, case.spec, case.tolerance)
+
+
+def _right(case: Sharded, probe: Probe, site: str) -> Tensor:
+    return f64(case.reference.tensor(probe.name, site)[real(probe)])
+
+
+def _constant(
+    knob: str, value: float, site: str, wrong: Sequence[int], case: Sharded, evidence: dict[str, Any]
+) -> Finding:
+    """A knob that some ranks alone have at another value."""
+    layer, spec = layer_of(site), case.spec.get(knob)
+    who = ", ".join(map(str, wrong))
+    return _finding(
+        knob, f"rank {who} alone computes {site} with {knob} {value:.4g} (spec {spec:.4g})", wrong,
+        None if layer is None else (layer,), site, spec, float(f"{value:.6g}"), evidence,
+    )  # fmt: skip
 
 
 def _finding(

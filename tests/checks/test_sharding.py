@@ -7,6 +7,7 @@ import torch
 
 from parity_audit.checks.sharding import Sharded, _values
 from parity_audit.checks.sharding_forms import locally_normed, parts_moved, parts_wrong, rows_moved, tokens_moved
+from parity_audit.checks.sharding_knobs import eps_of, scale_of
 from parity_audit.core.shards import RankValue
 
 TOLERANCE = 1e-6
@@ -70,3 +71,34 @@ def test_the_rank_whose_live_value_is_not_the_specs():
     assert [finding.knob for finding in findings] == ["attention.scale"]
     assert findings[0].evidence["ranks"] == [0]
     assert "0.13 on rank 0, 0.125 on rank 1" in findings[0].message
+
+
+def test_the_eps_of_a_norm_on_one_rank():
+    """y = x / sqrt(mean(x^2) + eps), with inputs of other sizes per token, so that no factor for all of them does."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 8, dtype=torch.float64) * torch.tensor([0.03, 0.1, 0.3, 1.0, 3.0, 10.0])[:, None]
+    right, wrong = (x / (x.square().mean(1, keepdim=True) + eps).sqrt() for eps in (1e-5, 3e-4))
+    spec = {"norm.eps": 1e-5}
+
+    assert eps_of(wrong, right, x, spec, TOLERANCE) == pytest.approx(3e-4)
+    assert eps_of(1.1 * right, right, x, spec, TOLERANCE) is None
+    assert eps_of(wrong + 0.01, right, x, spec, TOLERANCE) is None
+    assert eps_of(wrong, right, x, {}, TOLERANCE) is None
+
+
+def test_the_scale_of_the_heads_of_one_rank():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(7, heads, 4, dtype=torch.float64) for heads in (4, 2, 2))
+    seen = torch.ones(7, 7, dtype=torch.bool).tril()
+
+    def attended(scale: float) -> torch.Tensor:
+        products = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) / scale
+        pattern = products.masked_fill(~seen, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", pattern, v.repeat_interleave(2, 1))
+
+    found = torch.cat([attended(2.0)[:, :2], attended(2.3)[:, 2:]], 1)
+    spec = {"attention.scale": 2.0, "attention.softcap": None}
+
+    assert scale_of(found, q, k, v, slice(2, 4), spec, TOLERANCE) == pytest.approx(2.3)
+    assert scale_of(found + 0.01, q, k, v, slice(2, 4), spec, TOLERANCE) is None
+    assert scale_of(found, q, k, v, slice(2, 4), {**spec, "attention.softcap": 30.0}, TOLERANCE) is None
