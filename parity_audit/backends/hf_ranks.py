@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -36,6 +36,8 @@ RANKS = "tp"
 HEADS_AXIS = 1
 """Of attention matrices `[batch, head, query, key]`."""
 CUT_AXES = ("head", "kv_head")
+KEYS = ("k_proj", "qkv_proj", "query_key_value")
+"""How the names of layers end that make keys."""
 LOCALHOST = "127.0.0.1"
 ENDING = 10.0
 """Seconds that a rank is given to end before it is killed."""
@@ -198,6 +200,20 @@ def serve(wire: Connection, rank: int, ranks: int, port: int) -> None:
             wire.send((False, f"{type(error).__name__}: {error}"))
 
 
+def require_whole_heads(plan: Mapping[str, str], sizes: Mapping[str, int], ranks: int) -> None:
+    """Refuse a cut through key and value heads before it fails inside the model: transformers has no copies of them.
+
+    Raises:
+        ValueError: the plan cuts keys over more ranks than their heads can be dealt out to.
+    """
+    heads = sizes["n_kv_heads"]
+    if heads % ranks and any(name.endswith(KEYS) for name in plan):
+        most = max(count for count in range(1, heads + 1) if heads % count == 0 and count < ranks)
+        raise ValueError(
+            f"transformers cannot cut {heads} key-value heads over {ranks} ranks; {RANKS}={most} divides them"
+        )
+
+
 class Rank:
     """The ordinary backend on one rank's part of a model."""
 
@@ -215,6 +231,7 @@ class Rank:
         plan = {} if divides else {"tp_plan": {"lm_head": "replicated_with_grad_allreduce"}}
         how = DistributedConfig(tp_size=self.ranks, **plan)
         self.backend.load(replace(request, settings=settings), distributed_config=how)
+        require_whole_heads(getattr(self.backend.model, "tp_plan", None) or {}, request.sizes, self.ranks)
         head: Any = self.backend.model.get_output_embeddings()  # type: ignore[operator]
         if not divides and hasattr(head.weight, "full_tensor"):
             head.weight = nn.Parameter(head.weight.full_tensor(), requires_grad=False)

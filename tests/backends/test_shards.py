@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from parity_audit.backends.hf_ranks import require_whole_heads
 from parity_audit.backends.rank_tensors import rank_tensor
 from parity_audit.backends.shards import WHOLE, Cut, apart, by_width, held_by, joined
 from parity_audit.core.types import WeightTap
@@ -108,3 +109,11 @@ def test_columns_of_another_place_and_copies_that_differ():
 
     assert said([first[:, :2], second[:, 2:]], cut, stored).holds == ("own", "rows of other places")
     assert said([first, first + 1], WHOLE, stored).holds == ("own", "other values")
+
+
+def test_transformers_is_not_asked_to_cut_through_a_head():
+    plan = {"model.layers.*.self_attn.k_proj": "colwise"}
+    with pytest.raises(ValueError, match=r"cannot cut 6 key-value heads over 4 ranks; tp=3 divides them"):
+        require_whole_heads(plan, {"n_kv_heads": 6}, 4)
+    for fits, heads in ((plan, 8), ({"model.layers.*.mlp.up_proj": "colwise"}, 6)):
+        require_whole_heads(fits, {"n_kv_heads": heads}, 4)
