@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 import os
 import sys
@@ -23,6 +24,7 @@ FORCED_DECODING = "forced_decoding"
 SWITCH = "VLLM_BATCH_INVARIANT"
 """vLLM's own switch; which kernels it replaces is the engine's matter. On a CPU vLLM 0.32 takes Triton kernels that it has not."""
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
+EXPERT_PARALLEL, EXPERTS_KERNEL, EXPERT_MAP = "enable_expert_parallel", "cpu_fused_moe", "expert_map"
 OWN_SETTINGS = ("tf32", FORCED_DECODING, BATCH_INVARIANT)
 BLOCK = 128
 ROWS = 16
@@ -67,6 +69,7 @@ def start(request: LoadRequest) -> Any:
 
     check_settings(request.settings)
     if request.device == "cpu":
+        _check_experts(request.settings)
         _inspect_in_process(request.architecture)
     llm = LLM(**arguments(request))
     _check_switch(request.device)
@@ -176,6 +179,22 @@ def check_settings(settings: dict[str, Any]) -> None:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             raise ValueError(f"`{key}` is not a setting of vLLM" + (f"; did you mean `{near[0]}`?" if near else ""))
+
+
+def _check_experts(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where experts would be dealt out over ranks whose kernel does not know which of them it has.
+
+    vLLM 0.32's `cpu_fused_moe` is given the router's choice among all experts and the weights of a rank's own, and no map
+    between them: it reads past their end, and the rank dies of it.
+    """
+    if not settings.get(EXPERT_PARALLEL) or world_size(settings) == 1:
+        return
+    importlib.import_module("vllm._custom_ops")  # registers the kernels
+    kernel = getattr(torch.ops._C, EXPERTS_KERNEL, None)
+    if kernel is not None and EXPERT_MAP not in str(kernel.default._schema):
+        raise ValueError(
+            f"vLLM's CPU engine cannot run {EXPERT_PARALLEL}: its kernel {EXPERTS_KERNEL} takes no map of a rank's experts"
+        )
 
 
 def _text_config(request: LoadRequest) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,8 @@ class Ranks:
                 cached = generate()
                 shown: list[Shown] = self.ask(vllm_rank.finish)
             except BaseException:
-                self.ask(vllm_rank.stop)
+                with suppress(Exception):  # of an engine that has ended; why it did is raised
+                    self.ask(vllm_rank.stop)
                 raise
             recorder.not_visible += _seen_by_none(shown)
             recorder.not_tested += list(

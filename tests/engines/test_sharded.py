@@ -16,6 +16,7 @@ from parity_audit.capture.take import take_capture
 from parity_audit.checks.sharding import sharding_findings
 from parity_audit.compare.deltas import compare
 from parity_audit.core.backend_ref import parse_backend
+from parity_audit.core.errors import BackendFailed
 from parity_audit.core.progress import SILENT
 from parity_audit.core.types import Edit
 from parity_audit.specs.view import taps
@@ -126,3 +127,20 @@ def test_transformers_on_two_ranks_shows_what_one_process_shows(llama):
     assert spans["blocks.0.attn_scores"] == ((0, 0, 2), (1, 2, 4))
     assert spans["blocks.0.resid_mid"] == ()
     assert not any(share.differs for share in capture.manifest.shares)
+
+
+def test_experts_over_ranks_of_the_cpu_engine_are_refused_before_a_rank_dies_of_them(cache, tmp_path):
+    plan = plan_audit(
+        "mixtral-8x7b",
+        synthetic="mini",
+        seed=0,
+        weights=None,
+        probes=["short"],
+        dtype="float32",
+        device="cpu",
+        cache=cache,
+    )
+    ref = parse_backend("vllm,tensor_parallel_size=2,enable_expert_parallel=true")
+    session = Session(plan=side_plan(plan, ref, install=True, progress=SILENT), log=tmp_path / "log")
+    with pytest.raises(BackendFailed, match="its kernel cpu_fused_moe takes no map"):
+        session.description()
