@@ -84,6 +84,7 @@ def audit(
     accept_patched: bool = False,
     match_reference: bool = False,
     limits: bool = True,
+    quick: bool = False,
     baseline: PathLike | None = None,
     captures: PathLike | None = None,
     timeout: float = TIMEOUT,
@@ -105,6 +106,7 @@ def audit(
         match_reference: where the reference departs from the spec, patch candidates to do what it does. Otherwise a
             right reference is proposed, and candidates are patched against that.
         limits: measure the smallest errors that this run could have seen; without them a verdict comes sooner.
+        quick: one short probe, causes but no repair, no detection limits: the time of a load and a short run per side.
         baseline: report.json of an earlier audit; the exit code is 1 where a figure left its band, 3 where the question changed.
         captures: a folder of finished captures; those with the key of one that this audit needs are not taken again.
         timeout: seconds that a worker may take for one request.
@@ -123,11 +125,12 @@ def audit(
         recipe_for(believed, device)
         workspace, plan = opened(
             out, model, given=None if captures is None else Path(captures), synthetic=miniature, seed=seed, weights=weights,
-            probes=probes, dtype=dtype, device=device, texts=prompt or (), prompts=prompts, chat=chat, progress=progress,
+            probes=probes, dtype=dtype, device=device, texts=prompt or (), prompts=prompts, chat=chat, quick=quick,
+            progress=progress,
         )  # fmt: skip
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
-        timeout=timeout, progress=progress, match_reference=match_reference, limits=limits,
+        timeout=timeout, progress=progress, match_reference=match_reference, limits=limits, quick=quick,
     )  # fmt: skip
     with failure_reported(model, workspace.out), nothing_left(workspace):
         check_backends([believed, *refs], plan.config)
@@ -212,15 +215,8 @@ def capture(
 
 
 @accepting(
-    weights=path,
-    out=path,
-    prompts=path,
-    rollouts=path,
-    dtype=torch_name,
-    device=torch_name,
-    presets=several,
-    exports=several,
-)
+    weights=path, out=path, prompts=path, rollouts=path, dtype=torch_name, device=torch_name, presets=several, exports=several,
+)  # fmt: skip
 @with_bar
 def logprobs(
     model: str,

@@ -130,7 +130,7 @@ def _audited(
     if rights is not None:
         result, reference = judged_for_the_rest(result, session, capture, reference, rights, allowed, run=repair)
     if not repair:
-        untried = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair"))
+        untried = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair or --quick"))
         return dataclasses.replace(result, not_tested=untried)
     case = case.against(reference)
     state = State(findings=[*result.findings], match_reference=rights is None)

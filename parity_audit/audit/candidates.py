@@ -48,10 +48,10 @@ def _judge_one(
         with guard.watched(session.label):
             taken = reusable_capture(session, truth.probes, workspace.captures, with_weights=True)
         captures.append(taken)
-        out = workspace.scratch(side.role)
+        out, repair = workspace.scratch(side.role), context.repair and not context.quick
         with guard.watched(session.label):
             result = audit_candidate(
-                session, taken, truth, target=context.target, repair=context.repair, hooks=context.hooks, out=out,
+                session, taken, truth, target=context.target, repair=repair, hooks=context.hooks, out=out,
                 rights=None if context.match_reference else rights,
             )  # fmt: skip
         return with_text(with_finite_numbers(result), context.plan.checkpoint)

@@ -18,6 +18,7 @@ class AuditContext:
     """The question, resolved; the place to work; and what the user allows.
 
     `timeout`: seconds for each request to a worker; `limits`: measure the smallest errors that the run can see.
+    `quick`: the verdict and its causes on few tokens, without repair, limits, and runs that hold the reference against itself.
     """
 
     plan: AuditPlan
@@ -31,6 +32,7 @@ class AuditContext:
     progress: Progress
     match_reference: bool = False
     limits: bool = True
+    quick: bool = False
 
     def session(self, ref: BackendRef, role: str) -> Session:
         """A session for one side; nothing is started yet, but its environment is there."""

@@ -16,6 +16,13 @@ from parity_audit.core.types import NotTested, Probe
 from parity_audit.report.environment import this_machine
 
 NOT_ASKED = "this run was asked for its verdict alone (limits=False)"
+QUICK = (
+    NotTested(
+        what="the reference against itself (causality, padding, its other attention kernel)", why="--quick runs it once"
+    ),
+    NotTested(what="detection limits", why="--quick does not measure the smallest errors that a run can see"),
+)
+"""What `--quick` leaves out of every audit, beside probes and repair."""
 ON_GPU = "nothing was run on a GPU"
 
 
@@ -26,7 +33,10 @@ def report_of(
     """The Report of an audit whose reference could be had."""
     plan = context.plan
     gaps = () if plan.device != "cpu" else (NotTested(what="device", why=ON_GPU),)
-    gaps = gaps if context.limits else (*gaps, NotTested(what="detection limits", why=NOT_ASKED))
+    if context.quick:
+        gaps = (*plan.left_out, *QUICK, *gaps)
+    elif not context.limits:
+        gaps = (*gaps, NotTested(what="detection limits", why=NOT_ASKED))
     return Report(
         model=plan.model.repo_id, architecture=plan.model.spec.architecture, spec=Path(plan.model.spec.file).name,
         weights=plan.checkpoint.in_reports, reference=side_of(truth.capture, notes),

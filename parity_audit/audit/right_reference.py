@@ -36,7 +36,7 @@ WHAT = "a right reference"
 NO_SETTING = (
     "no setting of the reference is known that gives it the spec's value; compare with `-r hf`, or with another release"
 )
-NOT_RUN = "not run: switched off with --no-repair"
+NOT_RUN = "not run: switched off with --no-repair or --quick"
 SHOWN = "its own activations show the spec's values"
 AGREES = "a candidate with the spec's values agrees with it up to rounding"
 EDITED = "the reference with the spec's values"

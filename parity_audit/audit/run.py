@@ -112,7 +112,8 @@ def _self_check(session: Session, truth: Reference, context: AuditContext) -> li
     try:
         out = context.workspace.scratch("self-check")
         departing = departures(truth.capture, session.plan)
-        notes = reference_notes(session, truth.capture, truth.judge, out, departing)
+        judge = None if context.quick else truth.judge  # without one nothing is run again
+        notes = reference_notes(session, truth.capture, judge, out, departing)
         return [*notes, *compare_with(truth, departing)]
     except Exception as error:
         return [f"the self-check broke off: {explained(error).message}"]
@@ -120,7 +121,7 @@ def _self_check(session: Session, truth: Reference, context: AuditContext) -> li
 
 def _with_sensitivity(truth: Reference, context: AuditContext) -> Reference:
     """Measured while the judge is loaded, before any candidate is; a reference without a judge has none."""
-    if truth.judge is None or not context.limits:
+    if truth.judge is None or context.quick or not context.limits:
         return truth
     context.progress.update("limits", "the smallest errors that this run can see")
     found = measure(

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from parity_audit.capture.checkpoint import GuardedCheckpoint, guarded
-from parity_audit.capture.probes import plan_probes
+from parity_audit.capture.probes import FIRST, plan_probes
 from parity_audit.capture.prompts import Prompt, own_prompts, prompt_probes
 from parity_audit.capture.session import SidePlan
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import CannotRun, NotJudged, UsageError
 from parity_audit.core.progress import SILENT, Progress
-from parity_audit.core.types import BackendRef, Checkpoint, Probe
+from parity_audit.core.types import BackendRef, Checkpoint, NotTested, Probe
 from parity_audit.envs.build import python_for
 from parity_audit.specs import miniature
 from parity_audit.specs.canonical import canonical
@@ -26,10 +26,13 @@ from parity_audit.specs.resolve import ResolvedModel, read_config, resolve_model
 from parity_audit.specs.special_tokens import special_ids
 from parity_audit.specs.view import cannot
 
+QUICK_PROBES = (FIRST,)
+"""What `--quick` runs where no probe is named: the one that shows every component."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuditPlan:
-    """The question, resolved."""
+    """The question, resolved. `left_out` are the probes that are usually run and are not in this audit, and why."""
 
     model: ResolvedModel
     guard: GuardedCheckpoint
@@ -39,6 +42,7 @@ class AuditPlan:
     dtype: str
     device: str
     prompts: tuple[Prompt, ...] = ()
+    left_out: tuple[NotTested, ...] = ()
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -60,6 +64,7 @@ def plan_audit(
     texts: Sequence[str] = (),
     prompts: Path | None = None,
     chat: bool = False,
+    quick: bool = False,
     progress: Progress = SILENT,
 ) -> AuditPlan:
     """Resolve the model, find or make its weights, and choose the probes.
@@ -67,6 +72,7 @@ def plan_audit(
     Args:
         texts: prompts of the user's own, and `prompts` a file of them; each becomes a row of a probe of its own.
         chat: put prompts that are text through the checkpoint's chat template.
+        quick: run probe `short` alone, unless `probes` names others.
         copies: where a small synthetic checkpoint is copied to, so that backends never get the one in the cache.
 
     Raises:
@@ -84,12 +90,22 @@ def plan_audit(
         )
     folder = Path(guard.checkpoint.path)
     config = canonical(read_config(folder))
-    chosen = choose_probes(plan_probes(config, seed=seed, special=special_ids(folder, config)), probes)
+    planned = plan_probes(config, seed=seed, special=special_ids(folder, config))
+    chosen = choose_probes(planned, probes or (QUICK_PROBES if quick else None))
     own = own_prompts(texts, prompts, guard.checkpoint, vocab=int(config["vocab_size"]), chat=chat)
     return AuditPlan(
         model=resolved, guard=guard, config=config, probes=(*chosen, *prompt_probes(own)), dtype=dtype, device=device,
-        prompts=own,
+        prompts=own, left_out=_left_out(planned, chosen) if quick else (),
     )  # fmt: skip
+
+
+def _left_out(planned: Sequence[Probe], chosen: Sequence[Probe]) -> tuple[NotTested, ...]:
+    """One entry per probe that `--quick` does not run."""
+    return tuple(
+        NotTested(what=f"probe {probe.name}", why=f"left out by --quick: {probe.purpose}")
+        for probe in planned
+        if probe not in chosen
+    )
 
 
 def opened(out: Path | None, model: str, **question: Any) -> tuple[Workspace, AuditPlan]:

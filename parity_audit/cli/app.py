@@ -117,6 +117,7 @@ Prompts = Annotated[
 Chat = Annotated[bool, typer.Option("--chat", help="Put prompts that are text through the chat template.")]
 Target = Annotated[float, typer.Option(help="Max-abs logit difference that a repair should reach.")]
 NoRepair = Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")]
+Quick = Annotated[bool, typer.Option("--quick", help="One short probe, no repair, no detection limits.")]
 Hooks = Annotated[
     bool, typer.Option("--hooks", help="Also edit every hook, and compare with the same edit in the reference.")
 ]
@@ -166,6 +167,7 @@ def audit(
     sites: Sites = None,
     target: Target = 1e-5,
     no_repair: NoRepair = False,
+    quick: Quick = False,
     hooks: Hooks = False,
     no_install: NoInstall = False,
     accept_patched: AcceptPatched = False,
@@ -188,7 +190,7 @@ def audit(
         report = api.audit(
             model, candidates=_with_sites(candidate, sites), reference=reference, miniature=_size(miniature, synthetic), seed=seed,
             weights=weights, dtype=dtype, device=device, probes=probe, prompt=prompt, prompts=prompts, chat=chat,
-            target=target, repair=not no_repair, hooks=hooks, out=out,
+            target=target, repair=not no_repair, quick=quick, hooks=hooks, out=out,
             install=not no_install, tf32=tf32, accept_patched=accept_patched, match_reference=match_reference,
             timeout=timeout, baseline=baseline, progress=progress,
         )  # fmt: skip

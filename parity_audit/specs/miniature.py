@@ -1,5 +1,6 @@
 """Seeded checkpoints with an architecture's real constants: `mini` (~1M parameters), `small` (~150M), `full` (real sizes).
 
+`full` is stored in bfloat16, as models of that size are released: half the memory to make it, and half the disk.
 `resaved` is `mini` with the config.json that the installed transformers writes, where the others have the release's;
 `real` is `mini` with the statistics of trained weights (`statistics`).
 
@@ -37,10 +38,12 @@ from parity_audit.specs.view import dims, knob_values, role_tensor
 RESAVED, REAL = "resaved", "real"
 AS_MINI = (RESAVED, REAL)
 """Kinds that have the sizes of `mini`."""
-SIZES = ("mini", "small", "full", *AS_MINI)
+FULL = "full"
+SIZES = ("mini", "small", FULL, *AS_MINI)
 MARKER = "parity_audit_synthetic.json"
 RECIPE = 6
-SHARD_BYTES = "4GB"
+SHARD_BYTES = "1GB"
+"""Writing a shard takes its size in memory once more."""
 REPEATED = "attention_types"
 """GPT-Neo's kinds of layers: `[[[kind, ...], how often]]`."""
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -115,13 +118,13 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
     """The released config with its sizes replaced, and the tiny tokenizer's special ids."""
     known = model.spec.content.miniature
     sized = "mini" if size in AS_MINI else size
-    if size not in SIZES or (sized != "full" and sized not in known):
+    if size not in SIZES or (sized != FULL and sized not in known):
         raise UsageError(
             f"`{size}` is not a size of a synthetic checkpoint", code="unknown-size", expected=", ".join(SIZES)
         )
     released = {key: value for key, value in model.config.items() if key != QUANTISED}  # these weights are plain
-    config = {**released, written_name(model.config, "torch_dtype"): "float32"}
-    if sized == "full":
+    config = {**released, written_name(model.config, "torch_dtype"): "bfloat16" if sized == FULL else "float32"}
+    if sized == FULL:
         return config
     sizes = {**known[sized], **_own(model).miniature.get(sized, {})}
     config |= {written_name(config, key): value for key, value in sizes.items()}
@@ -168,7 +171,7 @@ def _save(model: nn.Module, folder: Path) -> None:
 
 def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
     """The architecture as transformers builds it, every parameter drawn."""
-    model = _empty_model(recipe.config)
+    model = _empty_model(recipe.config, torch.bfloat16 if recipe.size == FULL else torch.float32)
     rotary = _plain_rotary(recipe, sizes)
     offset = _norm_offset(recipe)
     for name, parameter, owner in _parameters(model):
@@ -185,7 +188,7 @@ def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
     return model
 
 
-def _empty_model(config: dict[str, Any]) -> nn.Module:
+def _empty_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     """Modules with memory but without the usual initialisation, which would only cost time."""
     import transformers
     from transformers.initialization import no_init_weights
@@ -195,7 +198,7 @@ def _empty_model(config: dict[str, Any]) -> nn.Module:
     made = transformers.AutoConfig.for_model(**own)
     architecture = getattr(transformers, config["architectures"][0])
     with no_init_weights():
-        model = architecture._from_config(made, dtype=torch.float32)
+        model = architecture._from_config(made, dtype=dtype)
     model.tie_weights()
     return cast(nn.Module, model)
 
