@@ -2,6 +2,10 @@
 largest backend alone, and both beside TransformerLens's own benchmark suite on the same checkpoint.
 
     python benchmarks/cost.py --size mini small --model meta-llama/Llama-3.2-1B
+    python benchmarks/cost.py --quick --size full --dtype bfloat16 --model gemma-2-2b-it --out benchmarks/real_sizes
+
+The second form asks what `--quick` costs beside loading each backend bare and running one short probe for its logits, and writes
+what it measured as JSON and Markdown; sizes are measured one by one, and a size that the JSON has is measured anew.
 
 Every figure is a process of its own; ratios within one run are what counts, the machine may be shared.
 """
@@ -9,6 +13,7 @@ Every figure is a process of its own; ratios within one run are what counts, the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -17,25 +22,29 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from parity_audit.cache.root import cache_root
-from parity_audit.capture.plan import plan_audit, side_plan
+from parity_audit.capture.plan import QUICK_PROBES, plan_audit, side_plan
 from parity_audit.capture.session import Session
+from parity_audit.capture.workspace import WORKING
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.progress import SILENT
 from parity_audit.core.wire import RunRequest
 from parity_audit.specs.view import taps
 
 BACKENDS = ("hf", "transformer_lens", "vllm")
+PACKAGES = ("torch", "transformers", "transformer_lens", "transformer-lens", "vllm", "python")
 PROBES = ("short", "repeated", "ragged", "left_padded")
 
 
-def bare(backend: str, model: str, size: str) -> None:
+def bare(backend: str, model: str, size: str, dtype: str, probes: Sequence[str]) -> None:
     """Load one backend and run every probe for its logits alone: what anybody would have to pay."""
     plan = plan_audit(
-        model, synthetic=size, seed=0, weights=None, probes=PROBES, dtype="float32", device="cpu", cache=cache_root()
+        model, synthetic=size, seed=0, weights=None, probes=probes, dtype=dtype, device="cpu", cache=cache_root()
     )
     with tempfile.TemporaryDirectory() as out:
         session = Session(
@@ -63,22 +72,26 @@ def suite(model: str, size: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one command took: wall seconds, processor seconds, peak MiB of its process tree."""
+    """What one command took: wall seconds, processor seconds, peak MiB of its process tree, and of its scratch files."""
 
     seconds: float
     cpu_seconds: float
     peak_mib: float
+    disk_mib: float
 
 
-def measured(command: list[str]) -> Cost:
-    """Run a command and see what it costs."""
+def measured(command: list[str], good: Sequence[int] = (0,)) -> Cost:
+    """Run a command and see what it costs; its exit code is one of `good`."""
+    scratch = cache_root() / WORKING
+    others = set(scratch.glob("*/"))  # of audits that run beside this one
     started, cpu = time.perf_counter(), _children_cpu()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    peak, resident = [0.0], [0.0]
+    peak, resident, disk = [0.0], [0.0], [0]
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.2):
+            disk[0] = max(disk[0], sum(map(bytes_below, set(scratch.glob("*/")) - others)))
             tree = tree_of(process.pid)
             now = sum(map(_resident, tree))
             if now > 1.01 * resident[0]:  # the exact figure stops the process for a while, so it is asked for rarely
@@ -90,12 +103,21 @@ def measured(command: list[str]) -> Cost:
     code = process.wait()
     done.set()
     thread.join()
-    if code != 0:
+    if code not in good:
         raise SystemExit(f"exit code {code} of {' '.join(command)}: nothing was measured")
     return Cost(
         seconds=round(time.perf_counter() - started, 1), cpu_seconds=round(_children_cpu() - cpu, 1),
-        peak_mib=round(peak[0]),
+        peak_mib=round(peak[0]), disk_mib=round(disk[0] / (1 << 20)),
     )  # fmt: skip
+
+
+def bytes_below(folder: Path) -> int:
+    """Bytes of all files in a folder that others write to and delete from meanwhile."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def _children_cpu() -> float:
@@ -142,13 +164,71 @@ def main() -> None:
     parser.add_argument("--size", nargs="+", default=["mini"])
     parser.add_argument("--bare")
     parser.add_argument("--suite", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--candidate", nargs="+", default=["transformer_lens"])
+    parser.add_argument("--out", type=Path, default=Path("real_sizes"))
     args = parser.parse_args()
     if args.bare:
-        return bare(args.bare, args.model, args.size[0])
+        return bare(args.bare, args.model, args.size[0], args.dtype, QUICK_PROBES if args.quick else PROBES)
     if args.suite:
         return suite(args.model, args.size[0])
+    if args.quick:
+        for size in args.size:
+            quick(args.model, size, args.dtype, args.candidate, args.out)
+        return None
     print(json.dumps({size: _measure_size(args.model, size) for size in args.size}, indent=1))
     return None
+
+
+def quick(model: str, size: str, dtype: str, candidates: Sequence[str], out: Path) -> None:
+    """Measure one size with `--quick`, and write all that `out` has: OUT.json and OUT.md."""
+    own = [sys.executable, __file__, "--model", model, "--size", size, "--dtype", dtype, "--quick"]
+    alone = {backend: measured([*own, "--bare", backend]) for backend in ("hf", *candidates)}
+    command = [sys.executable, "-m", "parity_audit", model, "--synthetic", size, "--dtype", dtype, "--quick", "-q"]
+    with tempfile.TemporaryDirectory() as folder:
+        command += [word for one in candidates for word in ("-c", one)]
+        audit = measured([*command, "--out", folder], good=(0, 1))
+        report = json.loads((Path(folder) / "report.json").read_text())
+    path = out.with_suffix(".json")
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    known[f"{model} {size} {dtype}"] = {
+        "command": f"parity-audit {' '.join(command[3:])}",
+        "versions": {
+            name: {key: str(value) for key, value in about.items() if key in PACKAGES}
+            for name, about in report["environment"]["backends"].items()
+        },
+        "verdicts": {one["backend"]: one["verdict"] for one in report["candidates"]},
+        "bare": {backend: asdict(cost) for backend, cost in alone.items()},
+        "audit": asdict(audit),
+        "wall_ratio": round(audit.seconds / sum(cost.seconds for cost in alone.values()), 2),
+        "memory_ratio": round(audit.peak_mib / max(cost.peak_mib for cost in alone.values()), 2),
+    }
+    path.write_text(json.dumps(known, indent=1) + "\n")
+    out.with_suffix(".md").write_text(_table(known))
+
+
+def _table(known: dict[str, dict[str, Any]]) -> str:
+    """One row per size."""
+    rows = [
+        "# What `--quick` costs",
+        "",
+        "Written by `python benchmarks/cost.py --quick`. Bare: each backend loads and runs one short probe for its logits, in a "
+        "process of its own. Memory is the peak of the whole process tree, shared pages counted once; disk the peak of scratch files.",
+        "",
+        "| model | bare backends | audit | wall ratio | peak memory: audit, largest backend | ratio | disk | verdict |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, one in known.items():
+        bare = ", ".join(f"{backend} {cost['seconds']:.0f} s" for backend, cost in one["bare"].items())
+        largest = max(cost["peak_mib"] for cost in one["bare"].values())
+        rows.append(
+            f"| {name} | {bare} | {one['audit']['seconds']:.0f} s | {one['wall_ratio']} | {one['audit']['peak_mib']:.0f} MiB, "
+            f"{largest:.0f} MiB | {one['memory_ratio']} | {one['audit']['disk_mib']:.0f} MiB | "
+            f"{', '.join(f'{key} {value}' for key, value in one['verdicts'].items())} |"
+        )
+    rows += ["", *(f"- `{one['command']}`: {json.dumps(one['versions'])}" for one in known.values()), ""]
+    return "\n".join(rows)
 
 
 def _measure_size(model: str, size: str) -> dict[str, object]:
