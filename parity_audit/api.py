@@ -17,6 +17,7 @@ from parity_audit.audit.sequences import layer_findings
 from parity_audit.cache.root import cache_root as cache_root
 from parity_audit.capture.place import JUDGE_FOLDER, place, require_replaceable
 from parity_audit.capture.plan import opened
+from parity_audit.capture.scratch import Scratch
 from parity_audit.capture.take import reusable_capture
 from parity_audit.compare.divergence_check import Checked
 from parity_audit.core.backend_ref import parse_backend
@@ -85,6 +86,7 @@ def audit(
     match_reference: bool = False,
     limits: bool = True,
     quick: bool = False,
+    disk: int | None = None,
     baseline: PathLike | None = None,
     captures: PathLike | None = None,
     timeout: float = TIMEOUT,
@@ -107,6 +109,7 @@ def audit(
             right reference is proposed, and candidates are patched against that.
         limits: measure the smallest errors that this run could have seen; without them a verdict comes sooner.
         quick: one short probe, causes but no repair, no detection limits: the time of a load and a short run per side.
+        disk: bytes that captures may take on disk; what is left out to keep within them is listed in the report.
         baseline: report.json of an earlier audit; the exit code is 1 where a figure left its band, 3 where the question changed.
         captures: a folder of finished captures; those with the key of one that this audit needs are not taken again.
         timeout: seconds that a worker may take for one request.
@@ -126,11 +129,12 @@ def audit(
         workspace, plan = opened(
             out, model, given=None if captures is None else Path(captures), synthetic=miniature, seed=seed, weights=weights,
             probes=probes, dtype=dtype, device=device, texts=prompt or (), prompts=prompts, chat=chat, quick=quick,
-            progress=progress,
+            disk=disk, repair=repair, progress=progress,
         )  # fmt: skip
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,
         timeout=timeout, progress=progress, match_reference=match_reference, limits=limits, quick=quick,
+        scratch=Scratch.of(workspace.working, disk),
     )  # fmt: skip
     with failure_reported(model, workspace.out), nothing_left(workspace):
         check_backends([believed, *refs], plan.config)

@@ -11,6 +11,7 @@ from parity_audit.audit.hooks import AGREE, not_read, only_hooks, read_by_name, 
 from parity_audit.audit.reference import Reference
 from parity_audit.audit.right_reference import RightReferences, confirmed, judged_for_the_rest, left_to_prove
 from parity_audit.audit.rounds import Audited, State, diagnosed, own_causes, peel, tensors_of_roles, with_repair
+from parity_audit.capture.scratch import DISK_BOUND
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.checks.folded import FOLD_LN, folded_norms
@@ -24,6 +25,7 @@ from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance, allowance
 from parity_audit.compare.variation import Variation
 from parity_audit.compare.verdict import judge_comparison
+from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Candidate, Finding, OwnVariation, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Diagnosis
@@ -138,7 +140,13 @@ def _audited(
         peel(case, state)
     except Exception as error:
         result = _broken_off(result, "repair", error, session)
-    return confirmed(_with_proof(with_repair(result, state), session, capture, reference, state, out))
+    result = with_repair(result, state)
+    try:
+        return confirmed(_with_proof(result, session, capture, reference, state, out))
+    except NotJudged as error:
+        if error.code != DISK_BOUND:
+            raise
+        return confirmed(_broken_off(result, "proof on the reference", error, session))
 
 
 def _with_change(result: Candidate, changed: Finding) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +64,16 @@ def _judge_one(
         return failed_candidate(side.ref, known, context.plan.dtype, context.plan.device)
     finally:
         side.release()
+        if context.scratch is not None:
+            _make_room(workspace, side, truth, captures[1:])
+
+
+def _make_room(workspace: Workspace, side: Side, truth: Reference, captures: Sequence[Capture]) -> None:
+    """Under a bound, delete the captures of candidates whose turn is over, and what only this one's diagnosis asked for."""
+    workspace.scratch(side.role)
+    truth.replays.clear()  # they lay there
+    for capture in captures:
+        shutil.rmtree(capture.folder, ignore_errors=True)
 
 
 def _logged(error: Exception, workspace: Workspace, side: Side) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from parity_audit.audit.right_reference import RightReferences
 from parity_audit.capture.plan import AuditPlan, side_plan
+from parity_audit.capture.scratch import Scratch
 from parity_audit.capture.session import Session
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.progress import Progress
@@ -17,8 +18,9 @@ from parity_audit.core.types import BackendRef
 class AuditContext:
     """The question, resolved; the place to work; and what the user allows.
 
-    `timeout`: seconds for each request to a worker; `limits`: measure the smallest errors that the run can see.
-    `quick`: the verdict and its causes on few tokens, without repair, limits, and runs that hold the reference against itself.
+    `timeout`: seconds for each request to a worker; `limits`: measure the smallest errors that the run can see; `scratch`: the
+    bound of `--disk`; `quick`: the verdict and its causes on few tokens, without repair, limits, and runs that hold the
+    reference against itself.
     """
 
     plan: AuditPlan
@@ -33,6 +35,7 @@ class AuditContext:
     match_reference: bool = False
     limits: bool = True
     quick: bool = False
+    scratch: Scratch | None = None
 
     def session(self, ref: BackendRef, role: str) -> Session:
         """A session for one side; nothing is started yet, but its environment is there."""
@@ -44,7 +47,7 @@ class AuditContext:
         home = None if ref.target else self.workspace.home()
         return Session(
             plan=plan, log=self.workspace.log(f"{role}-{ref}"), decodes=decodes, timeout=self.timeout,
-            progress=self.progress, home=home,
+            progress=self.progress, home=home, scratch=self.scratch,
         )  # fmt: skip
 
     def right_references(self) -> RightReferences:

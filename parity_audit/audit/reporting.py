@@ -34,9 +34,10 @@ def report_of(
     plan = context.plan
     gaps = () if plan.device != "cpu" else (NotTested(what="device", why=ON_GPU),)
     if context.quick:
-        gaps = (*plan.left_out, *QUICK, *gaps)
+        gaps = (*QUICK, *gaps)
     elif not context.limits:
         gaps = (*gaps, NotTested(what="detection limits", why=NOT_ASKED))
+    gaps = (*plan.left_out, *gaps)
     return Report(
         model=plan.model.repo_id, architecture=plan.model.spec.architecture, spec=Path(plan.model.spec.file).name,
         weights=plan.checkpoint.in_reports, reference=side_of(truth.capture, notes),
@@ -58,7 +59,13 @@ def environment_of(captures: Sequence[Capture]) -> dict[str, object]:
 def probes_of(taken: Capture) -> tuple[dict[str, object], ...]:
     """Name, shape, purpose and a hash of the tokens of every probe of a capture."""
     return tuple(
-        {"name": probe.name, "shape": list(probe.shape), "purpose": probe.purpose, "tokens": tokens_hash(probe)}
+        {
+            "name": probe.name,
+            "shape": [probe.shape[0], probe.length],
+            "purpose": probe.purpose,
+            "tokens": tokens_hash(probe),
+            **({"positions": list(probe.kept)} if probe.kept else {}),
+        }
         for probe in taken.probes
     )
 

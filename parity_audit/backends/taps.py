@@ -69,6 +69,12 @@ class Recorder:
         shared = len(canonical) == 1
         return canonical if self.request.rows is None or shared else canonical[list(self.request.rows)]
 
+    def _positions(self, site: str, canonical: Tensor) -> Tensor:
+        """The positions of a long probe that are kept, of tensors `[b p ...]` that have all of them."""
+        probe = self.request.probe
+        whole = probe.kept and canonical.ndim > 1 and canonical.shape[1] == probe.shape[1]
+        return canonical[:, list(probe.kept)] if whole and not site.endswith(ATTENTION_SITES) else canonical
+
     def misses(self, tap: SiteTap, why: str) -> None:
         """A port that computes or lays out a site in another way keeps its other sites."""
         if tap.site not in {item.site for item in self.not_visible}:
@@ -91,6 +97,7 @@ class Recorder:
                 raise ValueError(f"the call of the model returned {kind} numbers; logits are real numbers")
             self.not_visible.append(NotVisible(site=site, why=f"it holds {kind} numbers here"))
             return
+        canonical = self._positions(site, canonical)
         dtype = torch.float64 if self.request.precision == FLOAT64 else torch.float32
         if site == RETURNED:
             self.entries[site] = write_returned(self.request, canonical, dtype, self.entries.get(LOGITS))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ import psutil
 import torch
 
 from parity_audit.cache.root import cache_root
-from parity_audit.capture.plan import choose_probes
+from parity_audit.capture.plan import affordable
 from parity_audit.capture.probes import plan_probes
+from parity_audit.capture.sizes import FLOAT64_BYTES, STORED_BYTES, numbers_of
 from parity_audit.capture.take import wanted, whole_in_steps
 from parity_audit.core.choices import require_choice
 from parity_audit.core.cost import AuditCost, ProbeCost
 from parity_audit.core.errors import EXIT_NOT_JUDGED
-from parity_audit.core.sites import ATTENTION_SITES, LOGITS, RETURNED, local_name
 from parity_audit.core.types import Probe, SiteTap
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.config_check import check_config
@@ -34,25 +35,24 @@ from parity_audit.specs.skeleton import skeleton
 from parity_audit.specs.view import dims, spec_values, taps
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-FLOAT32_BYTES, FLOAT64_BYTES = 4, 8
-"""Of a number in a capture: float32 whatever the model computes in, and float64 of the judge."""
-HEADS, KV_HEADS = ("q", "rot_q", "q_norm.out", "z"), ("k", "v", "rot_k", "k_norm.out")
-INNER = ("mlp.pre", "mlp.pre_linear", "mlp.post")
-ROUTER = ("mlp.router_logits", "mlp.router_weights")
 EXPERTS, TOP_K = ".experts.", "moe.top_k"
 TIMED, REPEATS = 1024, 3
 """Rows and columns of the product that is timed, and how often: long enough to keep every core at work, under a second."""
 
 
-def planned_cost(model: str, *, weights: Path | None, probes: Sequence[str] | None, dtype: str) -> AuditCost:
+def planned_cost(
+    model: str, *, weights: Path | None, probes: Sequence[str] | None, dtype: str, quick: bool = False, disk: int | None = None,
+    repair: bool = True,
+) -> AuditCost:  # fmt: skip
     """What an audit of a model by its name needs, with the captures in the cache directory; its config is all that is read.
 
     Args:
         model: hub id, alias or local directory; `weights` a directory with config.json in its place.
         probes: names of probes, all of them where None.
+        quick, disk, repair: as of an audit.
 
     Raises:
-        UsageError: unknown model, probe or dtype.
+        UsageError: unknown model, probe or dtype, or nothing fits into `disk`.
     """
     require_choice(dtype, ITEM_BYTES, what="a dtype of an audit", code="unknown-dtype")
     resolved = resolve_model(model, weights)
@@ -60,7 +60,11 @@ def planned_cost(model: str, *, weights: Path | None, probes: Sequence[str] | No
     config = canonical(resolved.config)
     place = cache_root()
     place.mkdir(parents=True, exist_ok=True)
-    return audit_cost(resolved, config, choose_probes(plan_probes(config), probes), dtype=dtype, place=place)
+    chosen = affordable(
+        plan_probes(config), resolved.spec, config, wanted=probes, quick=quick, disk=disk, repair=repair
+    )  # fmt: skip
+    cost = audit_cost(resolved, config, chosen.probes, dtype=dtype, place=place)
+    return replace(cost, left_out=chosen.left_out, most_disk_bytes=chosen.needed, disk_bound_bytes=disk)
 
 
 def audit_cost(
@@ -106,19 +110,10 @@ def _parameters(model: ResolvedModel, config: Mapping[str, Any]) -> tuple[int, i
 
 def _probe(probe: Probe, every: Sequence[SiteTap], sizes: Mapping[str, int]) -> ProbeCost:
     """What every site of the reference takes for one probe; `returned` is written beside the logits."""
-    rows, positions = probe.shape
     chosen = [tap for tap in every if wanted(tap, probe) and whole_in_steps(tap, probe)]
-    widths = {
-        **dict.fromkeys(HEADS, sizes["n_heads"] * sizes["d_head"]),
-        **dict.fromkeys(KV_HEADS, sizes["n_kv_heads"] * sizes["d_head"]),
-        **dict.fromkeys(INNER, sizes["d_mlp"]),
-        **dict.fromkeys(ROUTER, sizes.get("n_experts", 0)),
-        **dict.fromkeys((LOGITS, RETURNED), sizes["d_vocab"]),
-        **dict.fromkeys((site.removeprefix(".") for site in ATTENTION_SITES), sizes["n_heads"] * positions),
-    }
-    numbers = rows * positions * sum(widths.get(local_name(tap.site), sizes["d_model"]) for tap in chosen)
+    numbers = numbers_of(probe, chosen, sizes)
     return ProbeCost(
-        name=probe.name, tokens=rows * positions, native_bytes=numbers * FLOAT32_BYTES,
+        name=probe.name, tokens=probe.shape[0] * probe.shape[1], native_bytes=numbers * STORED_BYTES,
         float64_bytes=numbers * FLOAT64_BYTES,
     )  # fmt: skip
 
@@ -129,6 +124,6 @@ def _speed(dtype: torch.dtype) -> float:
     taken = []
     for _ in range(REPEATS):
         started = time.perf_counter()
-        left @ left
+        torch.nn.functional.linear(left, left)  # as models multiply: some types have no fast kernel for any other order
         taken.append(time.perf_counter() - started)
     return 2.0 * TIMED**3 / min(taken)

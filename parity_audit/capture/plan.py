@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from parity_audit.capture.bounded import Fitted, Writes, fitted
 from parity_audit.capture.checkpoint import GuardedCheckpoint, guarded
 from parity_audit.capture.probes import FIRST, plan_probes
 from parity_audit.capture.prompts import Prompt, own_prompts, prompt_probes
@@ -23,8 +24,9 @@ from parity_audit.specs.checkpoints import find_checkpoint
 from parity_audit.specs.config_check import check_config
 from parity_audit.specs.load import with_site_map
 from parity_audit.specs.resolve import ResolvedModel, read_config, resolve_model
+from parity_audit.specs.schema import Spec
 from parity_audit.specs.special_tokens import special_ids
-from parity_audit.specs.view import cannot
+from parity_audit.specs.view import cannot, dims, taps
 
 QUICK_PROBES = (FIRST,)
 """What `--quick` runs where no probe is named: the one that shows every component."""
@@ -65,6 +67,8 @@ def plan_audit(
     prompts: Path | None = None,
     chat: bool = False,
     quick: bool = False,
+    disk: int | None = None,
+    repair: bool = True,
     progress: Progress = SILENT,
 ) -> AuditPlan:
     """Resolve the model, find or make its weights, and choose the probes.
@@ -73,6 +77,8 @@ def plan_audit(
         texts: prompts of the user's own, and `prompts` a file of them; each becomes a row of a probe of its own.
         chat: put prompts that are text through the checkpoint's chat template.
         quick: run probe `short` alone, unless `probes` names others.
+        disk: bytes that the captures may take; probes are cut down or left out until they do (see `bounded`).
+        repair: patched runs need room as well.
         copies: where a small synthetic checkpoint is copied to, so that backends never get the one in the cache.
 
     Raises:
@@ -91,12 +97,31 @@ def plan_audit(
     folder = Path(guard.checkpoint.path)
     config = canonical(read_config(folder))
     planned = plan_probes(config, seed=seed, special=special_ids(folder, config))
-    chosen = choose_probes(planned, probes or (QUICK_PROBES if quick else None))
     own = own_prompts(texts, prompts, guard.checkpoint, vocab=int(config["vocab_size"]), chat=chat)
-    return AuditPlan(
-        model=resolved, guard=guard, config=config, probes=(*chosen, *prompt_probes(own)), dtype=dtype, device=device,
-        prompts=own, left_out=_left_out(planned, chosen) if quick else (),
+    more = prompt_probes(own)
+    chosen = affordable(
+        planned, resolved.spec, config, wanted=probes, own=more, quick=quick, disk=disk, repair=repair
     )  # fmt: skip
+    return AuditPlan(
+        model=resolved, guard=guard, config=config, probes=(*chosen.probes, *more), dtype=dtype, device=device, prompts=own,
+        left_out=chosen.left_out,
+    )  # fmt: skip
+
+
+def affordable(
+    planned: Sequence[Probe], spec: Spec, config: Mapping[str, Any], *, wanted: Sequence[str] | None, quick: bool,
+    disk: int | None, repair: bool, own: Sequence[Probe] = (),
+) -> Fitted:  # fmt: skip
+    """The probes that an audit runs besides the user's `own` texts, by name, with `quick`, and within `disk` bytes.
+
+    Raises:
+        UsageError: an unknown name, or nothing fits.
+    """
+    chosen = choose_probes(planned, wanted or (QUICK_PROBES if quick else None))
+    left_out = _left_out(planned, chosen) if quick else ()
+    writes = Writes(taps=taps(spec, "hf", config, ""), sizes=dims(spec, config), repair=repair and not quick)
+    fit = fitted(chosen, own, writes, config, disk)
+    return replace(fit, left_out=(*left_out, *fit.left_out))
 
 
 def _left_out(planned: Sequence[Probe], chosen: Sequence[Probe]) -> tuple[NotTested, ...]:

@@ -69,13 +69,16 @@ def edge_ids(special: Sequence[int], *, vocab: int, bos: int | None) -> list[int
 
 def long_length(config: Mapping[str, Any]) -> int:
     """Tokens needed to cross every length threshold, 0 when there is none within the model's positions."""
+    return max((edge + PAST_THRESHOLD for edge in thresholds(config)), default=0)
+
+
+def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The windows and original contexts that a text within the model's positions can cross."""
     scaling = config.get("rope_scaling") or {}
     key = "original_max_position_embeddings"
     known = (config.get("sliding_window"), config.get("window_size"), scaling.get(key), config.get(key))
-    thresholds = [int(value) for value in known if value]
     limit = int(config.get("max_position_embeddings") or 0)
-    reachable = [value + PAST_THRESHOLD for value in thresholds if value + PAST_THRESHOLD <= limit]
-    return max(reachable, default=0)
+    return tuple(sorted({int(value) for value in known if value and int(value) + PAST_THRESHOLD <= limit}))
 
 
 def _tokens(draw: random.Random, length: int, *, vocab: int, bos: int | None) -> list[int]:

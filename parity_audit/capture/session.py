@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from parity_audit.cache.locks import Lock
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.prompts import Prompt
+from parity_audit.capture.scratch import Scratch
 from parity_audit.core.backend_ref import LIVE
 from parity_audit.core.errors import NotJudged, WorkerDied
 from parity_audit.core.operations import OperationsReply, OperationsRequest
@@ -75,7 +76,8 @@ class Session:
     """A backend that answers; see the module docstring for when it is loaded.
 
     `decodes`: probes that say so are run through its cache (a candidate), and not whole (a reference). `timeout`: seconds
-    that one request may take. `home`: the directory that its process runs in, the parent's where it is None.
+    that one request may take. `home`: the directory that its process runs in, the parent's where it is None. `scratch`: the
+    bound on what its captures may write, if there is one.
     """
 
     plan: SidePlan
@@ -83,6 +85,7 @@ class Session:
     decodes: bool = False
     timeout: float = TIMEOUT
     home: Path | None = None
+    scratch: Scratch | None = None
     progress: Progress = SILENT
     load_settings: dict[str, Any] = field(default_factory=dict)
     edits: tuple[Edit, ...] = ()

@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from parity_audit.cache.aside import set_aside
-from parity_audit.capture.session import Session
+from parity_audit.capture.session import Session, SidePlan
+from parity_audit.capture.sizes import FLOAT64_BYTES, STORED_BYTES, numbers_of
 from parity_audit.capture.store import Capture, open_capture, write_manifest
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
 from parity_audit.core.shards import RankShare
-from parity_audit.core.sites import ATTENTION_SITES
+from parity_audit.core.sites import ATTENTION_SITES, LOGITS
 from parity_audit.core.types import Checkpoint, NotTested, NotVisible, Probe, SiteTap
 from parity_audit.core.wire import NATIVE, RunRequest
-from parity_audit.specs.view import not_visible, taps
+from parity_audit.specs.view import dims, not_visible, taps
 
 RESIDUAL_SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 
@@ -71,9 +72,11 @@ def take_capture(
             probe=probe, taps=chosen, out=str(out), precision=precision, inputs=_inputs(forced_by, probe, chosen, force),
             cached=cached, returned=forced_by is None,
         )  # fmt: skip
+        if session.scratch is not None:
+            session.scratch.require(_bytes(request, plan), f"a run of {session.label} on probe {probe.name}")
         started = time.perf_counter()
         reply = session.run(request) if forced_by is None else session.replay(request)
-        ran.append(probe.columns(0, reply.positions))
+        ran.append(probe.columns(0, reply.positions).as_captured())
         seconds[probe.name] = time.perf_counter() - started
         entries += reply.entries
         hidden |= {item.site: item for item in reply.not_visible}
@@ -88,6 +91,13 @@ def take_capture(
     )  # fmt: skip
     write_manifest(out, manifest)
     return open_capture(out, just_written=True)
+
+
+def _bytes(request: RunRequest, plan: SidePlan) -> int:
+    """What a run may write; what the call returned beside the logits that a hook shows."""
+    returned = tuple(tap for tap in request.taps if request.returned and tap.site == LOGITS)
+    each = STORED_BYTES if request.precision == NATIVE else FLOAT64_BYTES
+    return each * numbers_of(request.probe, (*request.taps, *returned), dims(plan.spec, plan.config))
 
 
 def _lasting(checkpoint: Checkpoint) -> Checkpoint:
@@ -122,6 +132,9 @@ def reusable_capture(
         try:
             taken = open_capture(folder)
             taken.verify()
+            session.progress.update(
+                "reuse", f"{session.label} in {taken.manifest.dtype}, captured by an audit that did not finish"
+            )
             return taken
         except CaptureBroken as error:
             set_aside(folder, what="capture", why=error.message, then="taken again")

@@ -15,6 +15,7 @@ from pathlib import Path
 from parity_audit.cache.locks import Lock, hold, hold_if_free, locked
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.checkpoint import SMALL_BYTES
+from parity_audit.capture.scratch import bytes_below
 from parity_audit.capture.store import Capture
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.manifest import MANIFEST_NAME
@@ -101,6 +102,12 @@ class Workspace:
         """Delete captures of an audit that judged everything; those of one that did not are kept for the next try."""
         for capture in captures:
             shutil.rmtree(self.kept / capture.folder.name, ignore_errors=True)
+
+
+def kept_captures(cache: Path) -> tuple[int, int]:
+    """How many finished captures wait for an audit that asks for them, and their bytes."""
+    folders = [file.parent for file in (cache / CAPTURES).glob(f"*/{MANIFEST_NAME}")]
+    return len(folders), sum(map(bytes_below, folders))
 
 
 def reclaim(cache: Path) -> list[Path]:

@@ -88,7 +88,7 @@ def _layers(tensor: str) -> tuple[int, ...] | None:
 
 def length_gap(capture: TensorSource, about: Description) -> NotTested:
     """Beyond which length nothing is known, and what the port says of itself."""
-    longest = max((probe.shape[1] for probe in capture.probes if capture.sites(probe.name)), default=0)
+    longest = max((probe.length for probe in capture.probes if capture.sites(probe.name)), default=0)
     limit = about.max_positions
     says = f"; the port says that it is made for {limit} positions" if limit else ""
     why = f"the longest text that was run has {longest} tokens, and nothing is known beyond{says}"

@@ -21,6 +21,7 @@ from parity_audit.cli.invariance import invariance
 from parity_audit.cli.lint import lint
 from parity_audit.cli.logprobs import logprobs
 from parity_audit.cli.matrix import matrix
+from parity_audit.cli.memory import bytes_of
 from parity_audit.cli.mistyped import refuse_mistyped
 from parity_audit.cli.plan import plan
 from parity_audit.cli.progress import progress_for
@@ -118,6 +119,10 @@ Chat = Annotated[bool, typer.Option("--chat", help="Put prompts that are text th
 Target = Annotated[float, typer.Option(help="Max-abs logit difference that a repair should reach.")]
 NoRepair = Annotated[bool, typer.Option("--no-repair", help="Diagnose only.")]
 Quick = Annotated[bool, typer.Option("--quick", help="One short probe, no repair, no detection limits.")]
+Disk = Annotated[
+    str | None,
+    typer.Option("--disk", help="Most that captures may take on disk, for example 10GiB. `plan` shows the choice."),
+]
 Hooks = Annotated[
     bool, typer.Option("--hooks", help="Also edit every hook, and compare with the same edit in the reference.")
 ]
@@ -168,6 +173,7 @@ def audit(
     target: Target = 1e-5,
     no_repair: NoRepair = False,
     quick: Quick = False,
+    disk: Disk = None,
     hooks: Hooks = False,
     no_install: NoInstall = False,
     accept_patched: AcceptPatched = False,
@@ -190,7 +196,7 @@ def audit(
         report = api.audit(
             model, candidates=_with_sites(candidate, sites), reference=reference, miniature=_size(miniature, synthetic), seed=seed,
             weights=weights, dtype=dtype, device=device, probes=probe, prompt=prompt, prompts=prompts, chat=chat,
-            target=target, repair=not no_repair, quick=quick, hooks=hooks, out=out,
+            target=target, repair=not no_repair, quick=quick, hooks=hooks, out=out, disk=None if disk is None else bytes_of(disk),
             install=not no_install, tf32=tf32, accept_patched=accept_patched, match_reference=match_reference,
             timeout=timeout, baseline=baseline, progress=progress,
         )  # fmt: skip

@@ -41,7 +41,7 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
         try:
             code = command(*args, **kwargs)
         except KeyboardInterrupt:
-            _say("interrupted: nothing was judged; captures already taken are kept")
+            _say(_interrupted())
             code = EXIT_INTERRUPTED
         except Exception as error:
             code = _failed(_explained(error), model=str(kwargs.get("model", "")), as_json=bool(kwargs.get("json")))
@@ -51,6 +51,21 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
 
     run.__annotations__ = {**command.__annotations__, "return": None}
     return run
+
+
+def _interrupted() -> str:
+    """What is lost, and what the next run of the same question starts from."""
+    from parity_audit.cache.root import cache_root
+    from parity_audit.capture.workspace import CAPTURES, kept_captures
+    from parity_audit.report.numbers import byte_size
+
+    count, size = kept_captures(cache_root())
+    if not count:
+        return "interrupted: nothing was judged; nothing is left on disk but logs"
+    return (
+        f"interrupted: nothing was judged; finished captures are kept for the next run ({count}, {byte_size(size)}, in "
+        f"{cache_root() / CAPTURES}); `parity-audit cache prune --kind captures` deletes them"
+    )
 
 
 def run_app(app: typer.Typer) -> int:

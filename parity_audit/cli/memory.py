@@ -18,5 +18,5 @@ def bytes_of(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text.lower())
     size = int(float(found[1]) * UNITS[found[2] or ""]) if found else 0
     if size <= 0:
-        raise UsageError(f"`{text}` is no size of memory", code="usage", expected="for example 2GiB or 500MB")
+        raise UsageError(f"`{text}` is no size of memory or disk", code="usage", expected="for example 2GiB or 500MB")
     return size

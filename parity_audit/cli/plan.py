@@ -10,6 +10,7 @@ import typer
 from parity_audit.cli import completion
 from parity_audit.cli.answer import write_answer
 from parity_audit.cli.errors import guarded
+from parity_audit.cli.memory import bytes_of
 
 WIDTH = 100
 
@@ -25,6 +26,9 @@ def plan(
         list[str] | None,
         typer.Option("--probe", help="Only these probes. Repeatable.", autocompletion=completion.probes),
     ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="For `audit --quick`.")] = False,
+    no_repair: Annotated[bool, typer.Option("--no-repair", help="For `audit --no-repair`.")] = False,
+    disk: Annotated[str | None, typer.Option("--disk", help="For `audit --disk`, for example 10GiB.")] = None,
     json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout, nothing else.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the answer.")] = False,
 ) -> int:
@@ -35,5 +39,13 @@ def plan(
     from parity_audit.capture.estimate import planned_cost
     from parity_audit.report.cost_content import cost_content, headline
 
-    cost = planned_cost(model, weights=weights, probes=probe, dtype=dtype)
+    cost = planned_cost(
+        model,
+        weights=weights,
+        probes=probe,
+        dtype=dtype,
+        quick=quick,
+        repair=not no_repair,
+        disk=None if disk is None else bytes_of(disk),
+    )
     return write_answer(cost, headline=headline, content=cost_content, json=json, quiet=quiet, width=WIDTH)

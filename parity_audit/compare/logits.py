@@ -80,7 +80,8 @@ class LogitsSums:
             if furthest[index] > 0:
                 self.worst.append(
                     TokenLogits(
-                        probe=probe.name, row=row, position=position, token_id=probe.token_ids[row][position],
+                        probe=probe.name, row=row, position=probe.kept[position] if probe.kept else position,
+                        token_id=probe.token_ids[row][position],
                         max_abs=float(furthest[index]), at_id=int(at[index]), kl=float(divergence[index]),
                         reference_id=int(theirs[index].argmax()), candidate_id=int(ours[index].argmax()),
                     )

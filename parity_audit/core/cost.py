@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parity_audit.core.types import NotTested
+
 COST_SCHEMA_VERSION = 1
 
 
@@ -31,6 +33,8 @@ class AuditCost:
     that one token meets, which of a mixture are those of the chosen experts. `operations`: multiplications and additions of
     these three runs. `seconds`: these operations at the speed that a product of two matrices had here, without loading.
     `free_*`: what this machine has of each now. `fits`: whether both suffice.
+    `most_disk_bytes`: the same with the replays and the patched run that a candidate which departs asks for, at most;
+    `disk_bound_bytes`: the bound that was asked for, and `left_out` what is not run because of it or of `--quick`.
     """
 
     schema_version: int = COST_SCHEMA_VERSION
@@ -49,3 +53,6 @@ class AuditCost:
     free_disk_bytes: int
     fits: bool
     exit_code: int
+    most_disk_bytes: int = 0
+    disk_bound_bytes: int | None = None
+    left_out: tuple[NotTested, ...] = ()

@@ -96,6 +96,7 @@ class Probe:
     no comparison may look at. `sites` names what to capture: "all", or "residual" (embed, resid_*, norms
     out of blocks, logits) for probes whose attention matrices would not fit. `decode_from` is the position from which
     candidates are given one token at a time, with their cache; the reference and the judge run every probe whole.
+    `kept` are the positions that are written, all where it is empty; a capture's own probe has the tokens of these alone.
     """
 
     name: str
@@ -104,15 +105,31 @@ class Probe:
     mask: tuple[tuple[int, ...], ...]
     sites: str = "all"
     decode_from: int | None = None
+    kept: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.token_ids), len(self.token_ids[0])
 
+    @property
+    def length(self) -> int:
+        """How many positions were run, whether they are kept or not."""
+        return max(self.shape[1], self.kept[-1] + 1 if self.kept else 0)
+
+    def as_captured(self) -> Probe:
+        """The tokens of the positions that are kept."""
+        if not self.kept or len(self.kept) == self.shape[1]:
+            return self
+        ids, mask = (tuple(tuple(row[at] for at in self.kept) for row in rows) for rows in (self.token_ids, self.mask))
+        return replace(self, token_ids=ids, mask=mask)
+
     def columns(self, start: int, stop: int | None) -> Probe:
         """The same rows from position `start` up to `stop`."""
         ids, mask = (tuple(row[start:stop] for row in rows) for rows in (self.token_ids, self.mask))
-        return replace(self, token_ids=ids, mask=mask)
+        if len(self.kept) == self.shape[1]:
+            return replace(self, token_ids=ids, mask=mask, kept=self.kept[start:stop])
+        end = self.shape[1] if stop is None else stop
+        return replace(self, token_ids=ids, mask=mask, kept=tuple(at - start for at in self.kept if start <= at < end))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parity_audit.capture.scratch import DISK_BOUND
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture, wanted
 from parity_audit.compare.deltas import Comparison
+from parity_audit.core.errors import NotJudged
 from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import RETURNED, layer_of, local_name
@@ -26,6 +28,7 @@ from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_fi
 from parity_audit.diagnose.replay import Introduced, Judging, Replays, Sides, introduced
 from parity_audit.specs.view import dims
 
+CHOSEN = "it departs there, and of the positions that --disk keeps no component can be run again: give more disk"
 DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")
 
 
@@ -94,8 +97,10 @@ def diagnose(case: Case) -> Diagnosis:
     ratios = without(seen.ratios, hooks)
     pairs, held = [own], [(own.candidate, replayed)]
     for probe in _to_detail(case, wide, found=bool(suspects(ratios))):
-        layers = _layers_to_detail(case.comparison, probe)
-        detail = _detail(case, probe, layers)
+        detail = _detail_within(case, probe)
+        if isinstance(detail, NotTested):
+            gaps.append(detail)
+            continue
         ratios.update(detail.ratios)
         pairs.append(detail.sides)
         held.append((detail.sides.candidate, detail.replayed))
@@ -138,6 +143,19 @@ def _layers_to_detail(comparison: Comparison, probe: Probe) -> set[int]:
     """Every layer with a diverging site on this probe; errors are inherited, so later layers come along."""
     wrong = [delta for delta in comparison.by_probe if delta.probe == probe.name and share_of_limit(delta) > 1.0]
     return {layer for delta in wrong if (layer := layer_of(delta.site)) is not None}
+
+
+def _detail_within(case: Case, probe: Probe) -> Introduced | NotTested:
+    """As `_detail`; a gap where `--disk` leaves no room for it."""
+    what = f"causes that probe {probe.name} alone shows"
+    if probe.kept:
+        return NotTested(what=what, why=CHOSEN)
+    try:
+        return _detail(case, probe, _layers_to_detail(case.comparison, probe))
+    except NotJudged as error:
+        if error.code != DISK_BOUND:
+            raise
+        return NotTested(what=what, why=error.message)
 
 
 def _detail(case: Case, probe: Probe, layers: set[int]) -> Introduced:

@@ -35,6 +35,11 @@ def cost_content(cost: AuditCost, *, where: str = "") -> list[Block]:
         ("disk", f"{disk}; free {byte_size(cost.free_disk_bytes)}"),
     ]
     table = [heading("What each probe takes"), columns(("probe", "tokens", "disk", "time"), rows)]
+    if cost.most_disk_bytes:
+        bound = "" if cost.disk_bound_bytes is None else f"; --disk allows {byte_size(cost.disk_bound_bytes)}"
+        about.append(("at most", f"{byte_size(cost.most_disk_bytes)} of disk where a candidate departs{bound}"))
+    if cost.left_out:
+        table += [SPACE, heading("Left out"), pairs((gap.what, gap.why) for gap in cost.left_out)]
     notes = [heading("Notes"), pairs(("", note) for note in (*NOTES, *_advice(cost)))]
     return [styled((headline(cost), BOLD), level=1), pairs(about), SPACE, *table, SPACE, *notes]
 
@@ -46,6 +51,8 @@ def _parameters(cost: AuditCost) -> str:
 
 def _advice(cost: AuditCost) -> list[str]:
     """Which probe to leave out where it is most of the disk or the time."""
+    if len(cost.probes) < 2 or cost.left_out:
+        return []
     dearest = max(cost.probes, key=lambda one: one.native_bytes)
     rest = cost.disk_bytes - dearest.audit_bytes
     if rest > cost.disk_bytes / 2:

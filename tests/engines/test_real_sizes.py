@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+
 import pytest
+from interrupting import obey_ctrl_c
 
 import parity_audit
-from parity_audit.capture.plan import plan_audit
+from parity_audit.capture.plan import affordable, plan_audit
+from parity_audit.capture.workspace import WORKING, kept_captures
 from parity_audit.core.report import Verdict
 
 pytestmark = pytest.mark.engine
@@ -39,3 +45,54 @@ def test_quick_with_probes_of_ones_own_runs_those(cache):
 
     assert [probe.name for probe in plan.probes] == ["one", "two"]
     assert "probe short" in [gap.what for gap in plan.left_out]
+
+
+def test_within_a_bound_a_wrong_window_still_shows_and_the_report_says_what_was_cut(cache, tmp_path):
+    """The long text keeps a hundred positions, window edges among them: they tell a window of 2048 from one of 4096."""
+    question = {"probes": ("short", "long"), "miniature": "mini"}
+    plan = plan_audit(
+        "gemma-2-2b-it", synthetic="mini", seed=0, weights=None, probes=question["probes"], dtype="float32", device="cpu",
+        cache=cache,
+    )  # fmt: skip
+    every = affordable(plan.probes, plan.model.spec, plan.config, wanted=None, quick=False, disk=None, repair=True)
+    bound = every.needed // 2
+
+    report = parity_audit.audit(
+        "gemma-2-2b-it", candidates=["hf", "hf,sliding_window=2048"], disk=bound, out=tmp_path / "out", **question
+    )
+    right, wrong = report.candidates
+    long = next(probe for probe in report.probes if probe["name"] == "long")
+
+    assert (right.verdict in (Verdict.EXACT, Verdict.PARITY), wrong.verdict) == (True, Verdict.MISMATCH)
+    assert (long["shape"], len(long["positions"])) == ([1, 4160], 78)
+    assert "positions of probe long" in [gap.what for gap in report.not_tested]
+    assert "causes that probe long alone shows" in [gap.what for gap in wrong.not_tested]
+    assert {one.position for one in wrong.worst_tokens} <= set(long["positions"]) | set(range(48))
+    assert max(one.position for one in wrong.worst_tokens) >= 2048
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_leaves_finished_captures_alone_and_the_next_run_uses_them(cache):
+    """Interrupted while the candidate loads: the reference's two captures are there, nothing else, and are not taken again."""
+    command = [sys.executable, "-m", "parity_audit", "gpt2", "--miniature", "--quick", "-c", "transformer_lens"]
+    command += ["--out", str(cache / "interrupted")]
+    first = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=obey_ctrl_c
+    )
+    assert first.stderr is not None
+    for line in first.stderr:
+        if line.startswith("load: transformer_lens"):
+            break
+    before = {folder.name for folder in (cache / WORKING).glob("*/")}
+    first.send_signal(signal.SIGINT)
+    said = first.stderr.read()
+    assert (first.wait(60), "finished captures are kept for the next run (2, " in said) == (130, True)
+    gone = before - {folder.name for folder in (cache / WORKING).glob("*/")}
+    assert len(gone) == 1
+
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line for line in again.stderr.splitlines() if line.startswith("reuse")] == [
+        "reuse: hf in float32, captured by an audit that did not finish",
+        "reuse: hf in float64, captured by an audit that did not finish",
+    ]
+    assert kept_captures(cache) == (0, 0)

@@ -1,0 +1,142 @@
+"""Which probes fit into `--disk`, and what is kept of each: the most that can be had, chosen before anything is run.
+
+In this order, until what an audit writes fits:
+
+1. of long probes only the positions that tell: both ends, the tokens around every window and length that the architecture
+   knows, and a spread between them;
+2. of all probes but the first only the residual stream and the outputs;
+3. whole probes are left out, the dearest first, never the first one or a text of the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.filesize import decimal
+
+from parity_audit.capture.probes import thresholds
+from parity_audit.capture.scratch import DISK_BOUND
+from parity_audit.capture.sizes import FLOAT64_BYTES, STORED_BYTES, numbers_of
+from parity_audit.capture.take import wanted, whole_in_steps
+from parity_audit.core.errors import UsageError
+from parity_audit.core.sites import LOGITS
+from parity_audit.core.types import NotTested, Probe, SiteTap
+
+LONG = 512
+"""Tokens from which on positions are chosen: shorter probes are cheap beside a model that asks for a bound."""
+ENDS, EDGE, SPREAD = 16, 8, 32
+"""Positions kept at either end, on either side of a window's edge, and evenly between: errors of a window begin at its edge and
+stay, errors of RoPE grow with the distance, so a hundred of thousands of positions show both."""
+REPLAYS = 2
+"""Runs of the judge on the inputs of the reference and of the candidate, of probes with every site, where a candidate departs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The probes as they will be run, what is left out of them, and the most bytes that they take."""
+
+    probes: tuple[Probe, ...]
+    left_out: tuple[NotTested, ...]
+    needed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writes:
+    """What an audit of one candidate writes at most, by probe: reference, judge, candidate, and what looks for causes."""
+
+    taps: Sequence[SiteTap]
+    sizes: Mapping[str, int]
+    repair: bool
+
+    def of(self, probe: Probe) -> int:
+        """Bytes of all captures of one probe. What a candidate returns is counted beside the logits that its hook shows: they
+        are one file only where no bit differs."""
+        chosen = [tap for tap in self.taps if wanted(tap, probe) and whole_in_steps(tap, probe)]
+        returned = [tap for tap in chosen if tap.site == LOGITS]
+        shown, again = (numbers_of(probe, part, self.sizes) for part in ([*chosen, *returned], chosen))
+        taken = (STORED_BYTES + FLOAT64_BYTES) * again + STORED_BYTES * shown
+        if probe.sites == "all":
+            taken += REPLAYS * FLOAT64_BYTES * again
+        if not self.repair:
+            return taken
+        return taken + STORED_BYTES * shown + (FLOAT64_BYTES * again if probe.sites == "all" else 0)
+
+    def total(self, probes: Sequence[Probe]) -> int:
+        """Bytes of all of them."""
+        return sum(map(self.of, probes))
+
+
+def fitted(
+    probes: Sequence[Probe], own: Sequence[Probe], writes: Writes, config: Mapping[str, Any], bound: int | None
+) -> Fitted:
+    """What of `probes` fits into `bound` bytes, all of them where it is None; `own` are the user's texts, of which nothing is
+    left out.
+
+    Raises:
+        UsageError: not even the first probe fits.
+    """
+    if bound is None:
+        return Fitted(probes=tuple(probes), left_out=(), needed=writes.total([*probes, *own]))
+    gaps: dict[str, NotTested] = {}
+    kept = list(probes)
+
+    def need() -> int:
+        return writes.total([*kept, *own])
+
+    for change, what in (
+        (_chosen_positions(config), "positions of probe {name}"),
+        (_narrow, "sites inside blocks on probe {name}"),
+    ):
+        for number, probe in enumerate(kept):
+            if need() <= bound:
+                break
+            less, why = change(probe) if number else (probe, "")
+            if less is not probe:
+                kept[number] = less
+                gaps[what.format(name=probe.name)] = NotTested(
+                    what=what.format(name=probe.name), why=f"{_by(bound)}: {why}"
+                )
+    while need() > bound and len(kept) > 1:
+        dearest = max(kept[1:], key=writes.of)
+        kept.remove(dearest)
+        gaps = {what: gap for what, gap in gaps.items() if not what.endswith(f"probe {dearest.name}")}
+        gaps[dearest.name] = NotTested(what=f"probe {dearest.name}", why=f"left out by {_by(bound)}: {dearest.purpose}")
+    if need() > bound:
+        raise UsageError(
+            f"nothing fits into {_by(bound)}: probe {kept[0].name} alone writes up to {decimal(need())}", code=DISK_BOUND,
+            hint="`parity-audit plan MODEL` shows what each probe takes; --no-repair needs less",
+        )  # fmt: skip
+    return Fitted(probes=tuple(kept), left_out=tuple(gaps.values()), needed=need())
+
+
+def told_positions(length: int, edges: Sequence[int]) -> tuple[int, ...]:
+    """The positions of a text of this length that are kept: ends, the edges of windows, and a spread."""
+    near = [at + step for at in edges for step in range(-EDGE, EDGE)]
+    spread = [number * (length - 1) // (SPREAD - 1) for number in range(SPREAD)]
+    places = {*range(ENDS), *range(length - ENDS, length), *near, *spread}
+    return tuple(sorted(place for place in places if 0 <= place < length))
+
+
+def _chosen_positions(config: Mapping[str, Any]) -> Callable[[Probe], tuple[Probe, str]]:
+    def change(probe: Probe) -> tuple[Probe, str]:
+        length = probe.shape[1]
+        if probe.sites == "all" or length < LONG:
+            return probe, ""
+        places = told_positions(length, thresholds(config))
+        return replace(
+            probe, kept=places
+        ), f"{len(places)} of {length} are kept: both ends, the edges of windows, a spread"
+
+    return change
+
+
+def _narrow(probe: Probe) -> tuple[Probe, str]:
+    if probe.sites != "all":
+        return probe, ""
+    return replace(probe, sites="residual"), "the residual stream and the outputs are kept"
+
+
+def _by(bound: int) -> str:
+    return f"--disk {decimal(bound)}"

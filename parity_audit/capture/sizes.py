@@ -1,0 +1,29 @@
+"""How many numbers a capture of a probe writes, from config and spec alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from parity_audit.core.sites import ATTENTION_SITES, LOGITS, RETURNED, local_name
+from parity_audit.core.types import Probe, SiteTap
+
+STORED_BYTES, FLOAT64_BYTES = 4, 8
+"""Of a number in a capture: what models in 16 bits show is kept in float32 too."""
+HEADS, KV_HEADS = ("q", "rot_q", "q_norm.out", "z"), ("k", "v", "rot_k", "k_norm.out")
+INNER = ("mlp.pre", "mlp.pre_linear", "mlp.post")
+ROUTER = ("mlp.router_logits", "mlp.router_weights")
+
+
+def numbers_of(probe: Probe, chosen: Sequence[SiteTap], sizes: Mapping[str, int]) -> int:
+    """The numbers at these sites of one probe, in the positions that are kept of it."""
+    rows, positions = probe.shape
+    kept = len(probe.kept) or positions
+    widths = {
+        **dict.fromkeys(HEADS, sizes["n_heads"] * sizes["d_head"]),
+        **dict.fromkeys(KV_HEADS, sizes["n_kv_heads"] * sizes["d_head"]),
+        **dict.fromkeys(INNER, sizes["d_mlp"]),
+        **dict.fromkeys(ROUTER, sizes.get("n_experts", 0)),
+        **dict.fromkeys((LOGITS, RETURNED), sizes["d_vocab"]),
+        **dict.fromkeys((site.removeprefix(".") for site in ATTENTION_SITES), sizes["n_heads"] * positions),
+    }
+    return rows * kept * sum(widths.get(local_name(tap.site), sizes["d_model"]) for tap in chosen)
