@@ -41,10 +41,10 @@ PACKAGES = ("torch", "transformers", "transformer_lens", "transformer-lens", "vl
 PROBES = ("short", "repeated", "ragged", "left_padded")
 
 
-def bare(backend: str, model: str, size: str, dtype: str, probes: Sequence[str]) -> None:
+def bare(backend: str, model: str, size: str, dtype: str, probes: Sequence[str], device: str) -> None:
     """Load one backend and run every probe for its logits alone: what anybody would have to pay."""
     plan = plan_audit(
-        model, synthetic=size, seed=0, weights=None, probes=probes, dtype=dtype, device="cpu", cache=cache_root()
+        model, synthetic=size, seed=0, weights=None, probes=probes, dtype=dtype, device=device, cache=cache_root()
     )
     with tempfile.TemporaryDirectory() as out:
         session = Session(
@@ -166,11 +166,14 @@ def main() -> None:
     parser.add_argument("--suite", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--candidate", nargs="+", default=["transformer_lens"])
     parser.add_argument("--out", type=Path, default=Path("real_sizes"))
     args = parser.parse_args()
     if args.bare:
-        return bare(args.bare, args.model, args.size[0], args.dtype, QUICK_PROBES if args.quick else PROBES)
+        return bare(
+            args.bare, args.model, args.size[0], args.dtype, QUICK_PROBES if args.quick else PROBES, args.device
+        )
     if args.suite:
         return suite(args.model, args.size[0])
     if args.quick:
@@ -214,7 +217,7 @@ def _table(known: dict[str, dict[str, Any]]) -> str:
         "# What `--quick` costs",
         "",
         "Written by `python benchmarks/cost.py --quick`. Bare: each backend loads and runs one short probe for its logits, in a "
-        "process of its own. Memory is the peak of the whole process tree, shared pages counted once; disk the peak of scratch files.",
+        "process of its own. Memory is the peak of the whole process tree, shared pages counted once; disk that of scratch files.",
         "",
         "| model | bare backends | audit | wall ratio | peak memory: audit, largest backend | ratio | disk | verdict |",
         "|---|---|---|---|---|---|---|---|",

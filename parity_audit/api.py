@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.question import check_backends, check_options, check_weights_option, nothing_left
+from parity_audit.audit.reference import FLOAT64_BACKENDS
 from parity_audit.audit.run import run_audit
 from parity_audit.audit.sequences import layer_findings
 from parity_audit.cache.root import cache_root as cache_root
@@ -129,7 +130,7 @@ def audit(
         workspace, plan = opened(
             out, model, given=None if captures is None else Path(captures), synthetic=miniature, seed=seed, weights=weights,
             probes=probes, dtype=dtype, device=device, texts=prompt or (), prompts=prompts, chat=chat, quick=quick,
-            disk=disk, repair=repair, progress=progress,
+            disk=disk, repair=repair, definition=believed.name not in FLOAT64_BACKENDS, progress=progress,
         )  # fmt: skip
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=target, repair=repair, hooks=hooks,

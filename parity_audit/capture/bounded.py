@@ -44,11 +44,15 @@ class Fitted:
 
 @dataclass(frozen=True, kw_only=True)
 class Writes:
-    """What an audit of one candidate writes at most, by probe: reference, judge, candidate, and what looks for causes."""
+    """What an audit of one candidate writes at most, by probe: reference, judge, candidate, and what looks for causes.
+
+    `definition`: a reference that cannot run in float64 is measured against the definition's own run, one capture more.
+    """
 
     taps: Sequence[SiteTap]
     sizes: Mapping[str, int]
     repair: bool
+    definition: bool = False
 
     def of(self, probe: Probe) -> int:
         """Bytes of all captures of one probe. What a candidate returns is counted beside the logits that its hook shows: they
@@ -56,7 +60,7 @@ class Writes:
         chosen = [tap for tap in self.taps if wanted(tap, probe) and whole_in_steps(tap, probe)]
         returned = [tap for tap in chosen if tap.site == LOGITS]
         shown, again = (numbers_of(probe, part, self.sizes) for part in ([*chosen, *returned], chosen))
-        taken = (STORED_BYTES + FLOAT64_BYTES) * again + STORED_BYTES * shown
+        taken = ((1 + self.definition) * STORED_BYTES + FLOAT64_BYTES) * again + STORED_BYTES * shown
         if probe.sites == "all":
             taken += REPLAYS * FLOAT64_BYTES * again
         if not self.repair:

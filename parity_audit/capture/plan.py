@@ -69,6 +69,7 @@ def plan_audit(
     quick: bool = False,
     disk: int | None = None,
     repair: bool = True,
+    definition: bool = False,
     progress: Progress = SILENT,
 ) -> AuditPlan:
     """Resolve the model, find or make its weights, and choose the probes.
@@ -78,7 +79,7 @@ def plan_audit(
         chat: put prompts that are text through the checkpoint's chat template.
         quick: run probe `short` alone, unless `probes` names others.
         disk: bytes that the captures may take; probes are cut down or left out until they do (see `bounded`).
-        repair: patched runs need room as well.
+        repair: patched runs need room as well, and so does the `definition` beside a reference that cannot run in float64.
         copies: where a small synthetic checkpoint is copied to, so that backends never get the one in the cache.
 
     Raises:
@@ -100,7 +101,8 @@ def plan_audit(
     own = own_prompts(texts, prompts, guard.checkpoint, vocab=int(config["vocab_size"]), chat=chat)
     more = prompt_probes(own)
     chosen = affordable(
-        planned, resolved.spec, config, wanted=probes, own=more, quick=quick, disk=disk, repair=repair
+        planned, resolved.spec, config, wanted=probes, own=more, quick=quick, disk=disk, repair=repair,
+        definition=definition,
     )  # fmt: skip
     return AuditPlan(
         model=resolved, guard=guard, config=config, probes=(*chosen.probes, *more), dtype=dtype, device=device, prompts=own,
@@ -110,7 +112,7 @@ def plan_audit(
 
 def affordable(
     planned: Sequence[Probe], spec: Spec, config: Mapping[str, Any], *, wanted: Sequence[str] | None, quick: bool,
-    disk: int | None, repair: bool, own: Sequence[Probe] = (),
+    disk: int | None, repair: bool, own: Sequence[Probe] = (), definition: bool = False,
 ) -> Fitted:  # fmt: skip
     """The probes that an audit runs besides the user's `own` texts, by name, with `quick`, and within `disk` bytes.
 
@@ -119,7 +121,8 @@ def affordable(
     """
     chosen = choose_probes(planned, wanted or (QUICK_PROBES if quick else None))
     left_out = _left_out(planned, chosen) if quick else ()
-    writes = Writes(taps=taps(spec, "hf", config, ""), sizes=dims(spec, config), repair=repair and not quick)
+    sites, sizes = taps(spec, "hf", config, ""), dims(spec, config)
+    writes = Writes(taps=sites, sizes=sizes, repair=repair and not quick, definition=definition)
     fit = fitted(chosen, own, writes, config, disk)
     return replace(fit, left_out=(*left_out, *fit.left_out))
 

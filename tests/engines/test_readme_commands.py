@@ -71,6 +71,12 @@ RUN_BY = {
     "parity-audit bisect gemma-2-2b-it -c transformer_lens --good 2.4.0 --bad 2.3.0": (
         "bisection/test_releases.py::test_the_release_that_repaired_the_scale_of_gemma_2_is_named"
     ),
+    "parity-audit gemma-2-2b-it --miniature --quick": (
+        "engines/test_real_sizes.py::test_quick_names_a_cause_on_one_short_probe_and_says_what_it_left_out"
+    ),
+    "parity-audit gemma-2-2b-it --miniature --disk 10GiB": (
+        "engines/test_real_sizes.py::test_within_a_bound_a_wrong_window_still_shows_and_the_report_says_what_was_cut"
+    ),
     "parity-audit plan gemma-2-2b-it": (
         "capture/test_estimate.py::test_a_model_of_real_size_is_counted_without_its_weights"
     ),
