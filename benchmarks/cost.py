@@ -13,7 +13,6 @@ Every figure is a process of its own; ratios within one run are what counts, the
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import resource
@@ -29,6 +28,7 @@ from typing import Any
 
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.plan import QUICK_PROBES, plan_audit, side_plan
+from parity_audit.capture.scratch import bytes_below
 from parity_audit.capture.session import Session
 from parity_audit.capture.workspace import WORKING
 from parity_audit.core.backend_ref import parse_backend
@@ -109,15 +109,6 @@ def measured(command: list[str], good: Sequence[int] = (0,)) -> Cost:
         seconds=round(time.perf_counter() - started, 1), cpu_seconds=round(_children_cpu() - cpu, 1),
         peak_mib=round(peak[0]), disk_mib=round(disk[0] / (1 << 20)),
     )  # fmt: skip
-
-
-def bytes_below(folder: Path) -> int:
-    """Bytes of all files in a folder that others write to and delete from meanwhile."""
-    total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
-    return total
 
 
 def _children_cpu() -> float:

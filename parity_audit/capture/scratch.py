@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +45,8 @@ class Scratch:
 def bytes_below(folder: Path) -> int:
     """Bytes of all files in a folder, which workers may write to and delete from meanwhile."""
     total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
+    for place, _, files in os.walk(folder):  # what vanishes meanwhile is passed over
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(place, name)).st_size
     return total
