@@ -1,14 +1,15 @@
 """A first spec for an architecture that has none, from its config and its module tree.
 
-What can be seen is written down: the released config, sizes of a miniature, biases, the name of the norms' eps, which of
-the family's modules are there. What cannot be seen in names (is there a soft-cap, a multiplier, another order of norms?)
-is marked TODO; `spec check` then says whether the model computes what the draft says.
+The nearest shipped spec is what it extends. What can be seen is written down: the released config, sizes of a miniature,
+biases, the name of the norms' eps, which of the parent's tensors and sites are not there. What cannot be seen in names (is
+there a soft-cap, a multiplier, another order of norms?) is marked TODO, with every module that no site shows, every tensor
+without a role and every config key that no constant reads; `spec check` then says whether the model computes what the draft says.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -18,115 +19,197 @@ from ruamel.yaml import YAML
 from torch import nn
 
 from parity_audit.core.errors import UsageError
-from parity_audit.specs.load import load_spec
+from parity_audit.speccheck.nearest import HF, OPTIONAL, Likeness, nearest, numbered
+from parity_audit.specs.canonical import canonical
 from parity_audit.specs.schema import SiteEntry
 from parity_audit.specs.skeleton import skeleton
+from parity_audit.specs.unread import CONSTANTS, NO_FUNCTION, words_of
 
-FAMILY = "llama_like"
 BIASES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 EPS_NAMES = ("variance_epsilon", "eps")
 EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "layer_norm_epsilon")
-FIRST_NORM, FINAL_NORM = "model.layers.0.input_layernorm", "model.norm"
+NORMS = ("input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm")
+FINAL_NORM = "model.norm"
+ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 HEADS, KV_HEADS, D_MLP, VOCAB, LAYERS = 4, 2, 352, 515, 4
+D_EXPERT = {"mini": 32, "small": 96}
+LARGE = 20_000_000
+"""Parameters of a miniature; the shipped ones have one to eight million."""
 UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "auto_map")
+WITHOUT_THEIR_TENSORS = {"norm.q": "qk_norm.", "moe.router": "moe."}
+"""Constants of a parent that go with a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The YAML text, and what a person has to look at."""
+    """The YAML text, what it extends, and what a person has to look at."""
 
     text: str
+    extends: str
     todo: tuple[str, ...]
 
 
 def draft_spec(repo_id: str, config: Mapping[str, Any]) -> Draft:
-    """A spec that extends the llama family.
+    """A spec that extends the nearest shipped one.
 
     Args:
         config: the released config.json.
 
     Raises:
-        UsageError: transformers does not know the model type.
+        UsageError: transformers does not know the model type, or the model has no attention.
     """
     model = skeleton(config)
     modules = dict(model.named_modules())
-    todo = [f"{site}: no module `{path}` here" for site, path in _missing(modules)]
-    content: dict[str, Any] = {"architecture": config["architectures"][0], "extends": FAMILY}
+    _require_attention(config, modules)
+    near = nearest(model, config)
+    content: dict[str, Any] = {"architecture": config["architectures"][0], "extends": near.spec.name}
     content["sources"] = [f"transformers {type(model).__module__.rpartition('.')[2]}", "config.json of each release"]
     content["models"] = {repo_id: {"config": {k: v for k, v in config.items() if k not in UNSAID}}}
     content["miniature"] = _miniature(config)
-    knobs, hf = _constants(config, modules, todo)
-    content |= {"knobs": knobs} if knobs else {}
-    content |= {"backends": {"hf": {"knobs": hf}}} if hf else {}
-    known = set(knobs) | {"attention.scale", "mlp.activation", "rope.theta"}
-    todo += [f"config key `{key}` is not in the family: does it change what is computed?" for key in _unread(config)]
-    head = "".join(f"# TODO {line}\n" for line in todo) if todo else f"# Inferred: {', '.join(sorted(known))}\n"
-    return Draft(text=head + _yaml(content), todo=tuple(todo))
+    todo = [f"size of the miniature: it has {count:,} parameters" for count in _too_large(config, content["miniature"])]
+    content |= _gone(near, modules)
+    knobs, hf = _constants(config, modules, near, todo)
+    if knobs:
+        content["knobs"] = knobs
+    if hf:
+        content.setdefault("backends", {}).setdefault(HF, {})["knobs"] = hf
+    todo += list(_to_look_at(near, modules, config, knobs))
+    head = f"# Nearest: {near.spec.name}, {near.share:.0%} of the tensors\n" + "".join(
+        f"# TODO {line}\n" for line in todo
+    )
+    return Draft(text=head + _yaml(content), extends=near.spec.name, todo=tuple(todo))
 
 
-def _missing(modules: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
-    """Sites of the family whose module this model does not have."""
-    sites = load_spec(FAMILY).content.backends["hf"].sites
-    named = [(site, entry.module.replace("{l}", "0")) for site, entry in sites.items() if isinstance(entry, SiteEntry)]
-    return [(site, path) for site, path in named if path not in modules]
+def _require_attention(config: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+    """Raise UsageError for a model that has nothing which a spec of attention and MLP could describe."""
+    named = {path.rpartition(".")[2] for path in modules}
+    if "num_attention_heads" not in canonical(config) or not named & set(ATTENTION):
+        raise UsageError(
+            f"model type `{config.get('model_type')}` has no attention", code="unknown-architecture",
+            expected=f"a decoder whose blocks hold one of {', '.join(ATTENTION)}",
+            hint="state-space and recurrent models have no sites here yet",
+        )  # fmt: skip
+
+
+def _gone(near: Likeness, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Roles, constants and sites of the parent that this model has not, deleted."""
+    roles = {role: None for role in near.missing if not role.endswith(OPTIONAL) and role != "unembed"}
+    knobs = {
+        knob: None for role, family in WITHOUT_THEIR_TENSORS.items() if role in roles
+        for knob in near.spec.content.knobs if knob.startswith(family)
+    }  # fmt: skip
+    gone = [site for site, _ in missing_sites(near, modules)]
+    backends: dict[str, Any] = {}
+    for name, section in near.spec.content.backends.items():
+        held = {site: None for site in gone if section.sites.get(site) is not None}
+        if held and not section.like and not section.cannot:
+            backends[name] = {"sites": held}
+    parts = {"roles": roles, "knobs": knobs, "backends": backends}
+    return {key: part for key, part in parts.items() if part}
+
+
+def missing_sites(near: Likeness, modules: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
+    """Sites of the parent, and the module that this model does not have."""
+    held = {numbered(path) for path in modules}
+    return [(site, path) for site, path in _sites(near) if path not in held]
+
+
+def _sites(near: Likeness) -> list[tuple[str, str]]:
+    sites = near.spec.content.backends[HF].sites
+    return [(site, numbered(entry.module)) for site, entry in sites.items() if isinstance(entry, SiteEntry)]
+
+
+def _to_look_at(
+    near: Likeness, modules: Mapping[str, nn.Module], config: Mapping[str, Any], knobs: Mapping[str, Any]
+) -> Iterator[str]:
+    """What the draft leaves to a person."""
+    for site, path in missing_sites(near, modules):
+        yield f"{site}: no module `{path}` here"
+    for name in near.unused:
+        if not name.endswith(OPTIONAL):
+            yield f"tensor `{name}`: no role of {near.spec.name} names it"
+    shown = {path for _, path in _sites(near)}
+    for path in sorted({numbered(path) for path, module in modules.items() if _weighs(module)} - shown):
+        if path not in ("model.embed_tokens", "lm_head"):
+            yield f"module `{path}`: no site shows it"
+    for said in near.unread:
+        yield f"{near.spec.name}: {said}"
+    read = words_of(near.spec, CONSTANTS) | set(_words(knobs))
+    for key in sorted(config):
+        if key not in read and key not in EPS_KEYS and not NO_FUNCTION.search(key) and not _off(config[key]):
+            yield f"config key `{key}` ({config[key]!r:.40}) is read by no constant: does it change what is computed?"
+
+
+def _off(value: Any) -> bool:
+    """Whether a setting says: nothing of this kind."""
+    return value is None or value is False or value in ([], {})
+
+
+def _words(knobs: Mapping[str, Any]) -> Iterator[str]:
+    for entry in knobs.values():
+        if entry:
+            yield entry["value"]
+
+
+def _weighs(module: nn.Module) -> bool:
+    """A module with tensors of its own: what it makes can be wrong by itself."""
+    return next(module.parameters(recurse=False), None) is not None
 
 
 def _constants(
-    config: Mapping[str, Any], modules: Mapping[str, nn.Module], todo: list[str]
+    config: Mapping[str, Any], modules: Mapping[str, nn.Module], near: Likeness, todo: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Knobs that differ from the family's, and how transformers holds them."""
+    """Knobs that differ from the parent's, and how transformers holds them."""
     knobs: dict[str, Any] = {}
     hf: dict[str, Any] = {}
+    inherited = near.spec.content.knobs
     for part, name in BIASES.items():
-        if getattr(modules.get(f"model.layers.0.self_attn.{name}"), "bias", None) is not None:
+        path = f"model.layers.0.self_attn.{name}"
+        if getattr(modules.get(path), "bias", None) is not None and f"attention.{part}_bias" not in inherited:
             knobs[f"attention.{part}_bias"] = {"value": "true", "kind": "variant"}
     key = next((key for key in EPS_KEYS if key in config), None)
+    said = inherited.get("norm.eps")
     if key is None:
         todo.append("norm.eps: no key of config.json that is known to hold it")
-    elif key != "rms_norm_eps":
+    elif said is None or key != said.value:
         knobs["norm.eps"] = {"value": key}
-    if isinstance(modules.get(FINAL_NORM), nn.LayerNorm):
+    if isinstance(modules.get(FINAL_NORM), nn.LayerNorm) and "layer" not in str(inherited.get("norm.kind")):
         knobs["norm.kind"] = {"value": "'layer'", "kind": "variant"}
-    held = next((name for name in EPS_NAMES if hasattr(modules.get(FIRST_NORM), name)), None)
-    if held not in (None, EPS_NAMES[0]):
-        norms = ("model.layers[*].input_layernorm", "model.layers[*].post_attention_layernorm", FINAL_NORM)
-        edits = [{"op": "set", "path": f"{norm}.{held}", "value": "=value"} for norm in norms]
-        hf["norm.eps"] = {"read": f"{norms[0]}.{held}", "edits": edits}
+    norms = [name for name in NORMS if f"model.layers.0.{name}" in modules]
+    held = {name for name in EPS_NAMES for norm in norms if hasattr(modules[f"model.layers.0.{norm}"], name)}
+    if norms and len(held) == 1 and held != {EPS_NAMES[0]}:
+        paths = [*(f"model.layers[*].{norm}" for norm in norms), FINAL_NORM]
+        edits = [{"op": "set", "path": f"{path}.{EPS_NAMES[1]}", "value": "=value"} for path in paths]
+        hf["norm.eps"] = {"read": f"{paths[0]}.{EPS_NAMES[1]}", "edits": edits}
     return knobs, hf
-
-
-def _unread(config: Mapping[str, Any]) -> list[str]:
-    """Config keys that name a constant of a kind that the family does not have."""
-    words = (
-        "multiplier",
-        "scale",
-        "softcap",
-        "soft_cap",
-        "window",
-        "clip",
-        "logit",
-        "norm_topk",
-        "experts",
-        "layernorm",
-        "no_rope",
-        "partial",
-    )
-    neutral = (None, False, 1, 1.0, 0)
-    return sorted(
-        key for key, value in config.items()
-        if any(word in key for word in words) and value not in neutral and key not in ("rope_scaling", *EPS_KEYS)
-    )  # fmt: skip
 
 
 def _miniature(config: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes only. Where the config has no head_dim, d_head is d_model over heads, and stays what it is."""
     grouped = config.get("num_key_value_heads", config["num_attention_heads"]) != config["num_attention_heads"]
     wide = 96 if config.get("head_dim") else HEADS * (config["hidden_size"] // config["num_attention_heads"])
-    sizes = {"hidden_size": wide, "intermediate_size": D_MLP, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    layers = min(LAYERS, config["num_hidden_layers"])
+    sizes = {"hidden_size": wide, "intermediate_size": D_MLP, "num_hidden_layers": layers, "num_attention_heads": HEADS,
              "num_key_value_heads": KV_HEADS if grouped else HEADS, "vocab_size": VOCAB}  # fmt: skip
     small = {**sizes, "hidden_size": 8 * wide if config.get("head_dim") else 2 * wide, "intermediate_size": 2816,
-             "num_hidden_layers": 12, "num_attention_heads": 2 * HEADS, "vocab_size": 32003}  # fmt: skip
-    return {"mini": sizes, "small": small}
+             "num_hidden_layers": 12, "num_attention_heads": 2 * HEADS, "vocab_size": 32003,
+             "num_key_value_heads": KV_HEADS if grouped else 2 * HEADS}  # fmt: skip
+    experts = [key for key in config if key.endswith("_intermediate_size") and isinstance(config[key], int)]
+    mini, small = (
+        {**known, **dict.fromkeys(experts, D_EXPERT[size])} for size, known in (("mini", sizes), ("small", small))
+    )
+    return {"mini": mini, "small": small}
+
+
+def _too_large(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> list[int]:
+    """The number of parameters of a miniature that is none."""
+    small = {**config, **sizes["mini"], **_layers(config), **{key: 0 for key in config if key.endswith("_token_id")}}
+    count = sum(tensor.numel() for tensor in skeleton(small).parameters())
+    return [count] if count > LARGE else []
+
+
+def _layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value[:LAYERS] for key, value in config.items() if key == "layer_types" and isinstance(value, list)}
 
 
 def _yaml(content: Mapping[str, Any]) -> str:

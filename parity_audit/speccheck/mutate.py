@@ -9,6 +9,7 @@ from typing import Any
 from parity_audit.core.progress import Progress
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values
 from parity_audit.diagnose.fit.search import number_at, number_paths, with_number
+from parity_audit.formulas.frequencies import attention_factor, rope_table
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, STRUCTURE, Knob
 from parity_audit.speccheck.constants import contradictions, shown
 from parity_audit.speccheck.judged import judged_components
@@ -101,8 +102,9 @@ def _others(row: Knob, value: Any, residuals: Residuals) -> Iterator[tuple[str, 
         yield shown(other), other
     elif row.kind == STRUCTURE:
         for path in number_paths(value):
-            if path[1] in (None, 1):
-                yield f"{path[0]} a tenth larger", with_number(value, path, number_at(value, path) * MORE)
+            other = with_number(value, path, number_at(value, path) * MORE)
+            if path[1] in (None, 1) and not _same_rotation(row, value, other, residuals):
+                yield f"{path[0]} a tenth larger", other
     elif row.kind == COUNT:
         other = _count(row, value, residuals)
         yield shown(other), other
@@ -116,6 +118,21 @@ def _others(row: Knob, value: Any, residuals: Residuals) -> Iterator[tuple[str, 
 def _is_absence(row: Knob, value: Any, residuals: Residuals) -> bool:
     """Whether a value is what its absence means: with all components of a head rotated, none are left out."""
     return row.name == "rope.partial" and value == residuals.decoder.dims["d_head"]
+
+
+def _same_rotation(row: Knob, one: Any, other: Any, residuals: Residuals) -> bool:
+    """Whether two scalings turn every pair alike at every length: a kind does not read all keys, and YaRN rounds some."""
+    if row.name != "rope.scaling":
+        return False
+    values, dims = residuals.decoder.values, residuals.decoder.dims
+    theta = next(float(value) for value in values["rope.theta"] if value is not None)
+    d_rot = next((int(value) for value in values.get("rope.partial", ()) if value), dims["d_head"])
+    original = int(one.get("original_max_position_embeddings") or 0)
+    tables = [
+        [rope_table(theta, scaling, d_rot, length) for length in (1, round(original * (1 + MORE) / 2), 2 * original)]
+        for scaling in (one, other)
+    ]
+    return tables[0] == tables[1] and attention_factor(one) == attention_factor(other)
 
 
 def _function(choice: Any) -> Any:

@@ -92,7 +92,7 @@ def _extended(path: Path, seen: tuple[Path, ...]) -> CommentedMap:
     if parent is None:
         return data
     file = path.parent / f"{parent}.yaml"
-    if not file.is_file():
+    if not file.is_file() or file == path:  # a file of one's own may have the name of the shipped one that it extends
         file = specs_folder() / f"{parent}.yaml"
     if not file.is_file():
         raise SpecError(

@@ -13,6 +13,7 @@ import torch
 
 from parity_audit.specs.miniature import built
 from parity_audit.specs.resolve import ResolvedModel
+from parity_audit.specs.schema import Spec
 
 NO_FUNCTION = re.compile(
     r"_token_id$|dropout|_drop$|_pdrop$|^initializer_|^init_std$|^output_|^use_cache$|^return_dict$|^cache_|^_"
@@ -20,6 +21,8 @@ NO_FUNCTION = re.compile(
     r"|tie_word_embeddings|quantization_config|pretraining_tp|id2label|label2id|problem_type|task_specific_params)$"
 )
 """Names of tokens, of files, of training, and of what the weights or the probes show by themselves."""
+CONSTANTS = ("dims", "knobs")
+"""The parts of a spec that say what is computed."""
 TOKENS = 32
 MOST = 8
 """Keys that are measured; each builds two miniatures, in about a second."""
@@ -36,17 +39,17 @@ def unread_keys(model: ResolvedModel) -> list[tuple[str, Any, bool | None]]:
     kind = str(model.config.get("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
         return []
-    read = _words(model)
+    read = words_of(model.spec)
     keys = [key for key in model.config if key not in read and not NO_FUNCTION.search(key)]
     odd = [key for key in keys if _usual(transformers.CONFIG_MAPPING[kind], model.config, key) != model.config[key]]
     measured = [(key, model.config[key], _matters(model, key) if at < MOST else None) for at, key in enumerate(odd)]
     return [item for item in measured if item[2] is not False]
 
 
-def _words(model: ResolvedModel) -> set[str]:
-    """Every name that an expression of the spec could read."""
-    said = model.spec.content.model_dump(include={"dims", "knobs", "backends"})
-    config = {name for spec_config in model.spec.content.miniature.values() for name in spec_config}
+def words_of(spec: Spec, parts: tuple[str, ...] = (*CONSTANTS, "backends")) -> set[str]:
+    """Every name that an expression in these parts of the spec could read."""
+    said = spec.content.model_dump(include=set(parts))
+    config = {name for spec_config in spec.content.miniature.values() for name in spec_config}
     return config | {word for text in _strings(said) for word in re.findall(r"[A-Za-z_]\w*", text)}
 
 

@@ -4,15 +4,18 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import transformers
 from own_specs import LLAMA_PORT
 from typer.testing import CliRunner
 
 from parity_audit.cli.app import app
 from parity_audit.core.errors import UsageError
+from parity_audit.speccheck import nearest as nearest_module
 from parity_audit.speccheck.check import FAILED, KNOWN, NOT_RUN, OK, PairCheck, SpecCheck, judged
 from parity_audit.speccheck.draft import draft_spec
 from parity_audit.speccheck.mutate import changes
 from parity_audit.speccheck.table import page
+from parity_audit.specs.load import load_spec
 
 
 def checked(*args, tmp_path):
@@ -150,12 +153,52 @@ def test_a_draft_of_an_unseen_architecture_passes_as_it_is(tmp_path, monkeypatch
     assert (code, result["ok"], result["architecture"]) == (0, True, "SeedOssForCausalLM")
 
 
+def looked_at(config):
+    """The names in backticks of what a draft leaves to a person."""
+    return [line.split("`")[1] for line in draft_spec("somebody/seed", config).todo]
+
+
 def test_what_a_draft_cannot_see_is_marked():
     draft = draft_spec("somebody/seed", {**UNSEEN, "logit_scale": 0.5})
-    assert draft.todo == ("config key `logit_scale` is not in the family: does it change what is computed?",)
-    assert draft.text.startswith("# TODO config key `logit_scale`")
-    unturned = draft_spec("somebody/seed", {**UNSEEN, "no_rope_layer_interval": 4})
-    assert [line.split("`")[1] for line in unturned.todo] == ["no_rope_layer_interval"]
+    assert draft.todo == ("config key `logit_scale` (0.5) is read by no constant: does it change what is computed?",)
+    assert "# TODO config key `logit_scale`" in draft.text
+    assert looked_at({**UNSEEN, "no_rope_layer_interval": 4}) == ["no_rope_layer_interval"]
+    assert looked_at({**UNSEEN, "use_qk_norm": True, "use_cla": False}) == ["use_qk_norm"]
+
+
+def known_to(monkeypatch, *names):
+    """Leave only these specs, as if the others had never been written."""
+    monkeypatch.setattr(nearest_module, "list_specs", lambda: tuple(load_spec(name) for name in names))
+
+
+SMALL = {"num_hidden_layers": 4, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 515, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "parent", "seen"),
+    [
+        ("olmo3", "olmo2", {"layer_types", "sliding_window"}),
+        ("exaone4", "olmo2", {"layer_types", "sliding_window", "sliding_window_pattern"}),
+        (
+            "qwen2_moe",
+            "qwen3_moe",
+            {"model.layers.{l}.mlp.shared_expert_gate.weight", "shared_expert_intermediate_size"},
+        ),
+        ("arcee", "llama_like", {"model.layers.{l}.mlp.gate_proj"}),
+    ],
+)
+def test_the_nearest_family_is_extended_and_what_it_does_not_use_is_listed(monkeypatch, kind, parent, seen):
+    known_to(monkeypatch, "llama", "olmo2", "qwen3", "qwen3_moe", "mixtral", "gemma2")
+    config = transformers.CONFIG_MAPPING[kind](**SMALL).to_dict()
+    config = {key: value for key, value in config.items() if value is not None} | {"architectures": ["X"]}
+
+    assert draft_spec("somebody/new", config).extends == parent
+    assert seen <= set(looked_at(config))
+
+
+def test_a_model_without_attention_is_refused():
+    with pytest.raises(UsageError, match="`mamba` has no attention"):
+        draft_spec("somebody/x", {"architectures": ["MambaForCausalLM"], "model_type": "mamba", "hidden_size": 64})
 
 
 def test_a_model_type_that_transformers_does_not_have_is_an_error():
@@ -170,6 +213,32 @@ def test_a_constant_is_only_changed_to_what_computes_something_else(rotated, oth
     residuals = SimpleNamespace(decoder=SimpleNamespace(values=values, dims={"d_head": 96}))
 
     assert [change.partition(" -> ")[2] for change, _ in changes(residuals, "rope.partial")] == others
+
+
+def test_parts_of_a_scaling_that_its_kind_does_not_read_are_not_changed():
+    """Hunyuan's `alpha` decides alone; YaRN's slow end falls on the same pair where a tenth does not reach the next."""
+    alpha = {
+        "rope_type": "dynamic",
+        "alpha": 1000.0,
+        "factor": 1.0,
+        "beta_fast": 32,
+        "original_max_position_embeddings": 4096,
+    }
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+    def changed(scaling):
+        values = {"rope.scaling": [scaling], "rope.theta": [5e5]}
+        residuals = SimpleNamespace(decoder=SimpleNamespace(values=values, dims={"d_head": 128}))
+        return {change.partition(" -> ")[2].split()[0] for change, _ in changes(residuals, "rope.scaling")}
+
+    assert changed(alpha) == {"alpha", "none"}
+    assert changed(yarn) == {"factor", "beta_fast", "original_max_position_embeddings", "none"}
 
 
 @pytest.mark.engine
