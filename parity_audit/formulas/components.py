@@ -76,15 +76,29 @@ def _projected(at: Place, part: str) -> Tensor:
 
 
 def _head_norm(at: Place, part: str) -> Tensor:
+    return _normed_heads(at, part, at.site(part))
+
+
+def _normed_heads(at: Place, part: str, x: Tensor) -> Tensor:
     return norms.norm_of_heads(
-        at.site(part), at.weight(f"norm.{part}"), at.weight(f"norm.{part}.bias"), axis=at.knob("qk_norm.axis"),
+        x, at.weight(f"norm.{part}"), at.weight(f"norm.{part}.bias"), axis=at.knob("qk_norm.axis"),
         kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"), offset=at.knob("qk_norm.offset"),
         eps_place=at.knob("qk_norm.eps_place"),
     )  # fmt: skip
 
 
+def _normed_late(at: Place, part: str) -> bool:
+    """Whether queries and keys are normalised behind the rotation: attention then reads what the norm makes."""
+    return at.has(f"norm.{part}") and at.knob("qk_norm.order") == norms.AFTER_ROTATION
+
+
 def _before_rotation(at: Place, part: str) -> Tensor:
-    return at.site(f"{part}_norm.out" if at.has(f"norm.{part}") else part)
+    return at.site(part if not at.has(f"norm.{part}") or _normed_late(at, part) else f"{part}_norm.out")
+
+
+def _read_by_scores(at: Place, part: str) -> Tensor:
+    made = _rotated(at, part)
+    return _normed_heads(at, part, made) if _normed_late(at, part) else made
 
 
 def _rotated(at: Place, part: str) -> Tensor:
@@ -218,7 +232,16 @@ def _mlp_proj(at: Place) -> Tensor:
     if not at.has("moe.router"):
         return project(at.site("mlp.post"), at.tensor("mlp.down"), at.weight("mlp.down.bias"))
     found = [_expert(at, e) for e in range(at.dim("n_experts"))]
-    return experts.mixture(_mlp_input(at), at.site("mlp.router_weights"), found, partial(_hidden, at))
+    routed = experts.mixture(_mlp_input(at), at.site("mlp.router_weights"), found, partial(_hidden, at))
+    return routed + _shared(at) if at.has("moe.shared.gate") else routed
+
+
+def _shared(at: Place) -> Tensor:
+    """What the expert of all tokens adds; a token's own gate weighs it where the checkpoint has one."""
+    shared = experts.Expert(*(at.tensor(f"moe.shared.{name}") for name in ("gate", "up", "down")))
+    made = shared.output(_mlp_input(at), partial(_hidden, at)) * float(at.knob("moe.shared_scale"))
+    weigher = at.weight("moe.shared.router")
+    return made if weigher is None else made * torch.sigmoid(project(_mlp_input(at), weigher))
 
 
 def _expert(at: Place, e: int) -> experts.Expert:
@@ -264,7 +287,7 @@ IN_BLOCK: dict[str, Make] = {
     "ln1.out": lambda at: _norm(at, at.site("resid_pre"), "norm.ln1"),
     **{part: partial(_projected, part=part) for part in "qkv"},
     **{f"{part}_norm.out": partial(_head_norm, part=part) for part in "qk"},
-    **{f"rot_{part}": partial(_rotated, part=part) for part in "qk"},
+    **{f"rot_{part}": partial(_read_by_scores, part=part) for part in "qk"},
     "attn_scores": _scores,
     "pattern": _pattern,
     "z": _z,
@@ -293,6 +316,7 @@ def sites_of(at: Place) -> list[str]:
                        "k_norm.out": "norm.k"}.items():  # fmt: skip
         gone |= {site} if not at.has(role) else set()
     moe = at.has("moe.router")
+    gone |= {f"{part}_norm.out" for part in "qk" if _normed_late(at, part)}
     gone |= {"mlp.pre", "mlp.pre_linear", "mlp.post"} if moe else {"mlp.router_logits", "mlp.router_weights"}
     gone |= set() if moe or _has_gate(at) else {"mlp.pre_linear"}
     if at.knob("norm.order") == "post":

@@ -3,9 +3,11 @@
     w = f(l) at the k largest logits l, 0 elsewhere       f: softmax or sigmoid over all experts
     w = w / sum(w)                                        where weights are renormalised over the chosen
     y = sum_e w_e D_e h(G_e x, U_e x)
+    y + s(x) D h(G x, U x)                                where one expert takes all tokens; s: 1, or a sigmoid of x
 
 A softmax that is renormalised over the chosen is the softmax of the chosen logits alone. Sources: Mixtral
-(arXiv 2401.04088), Qwen3-MoE (arXiv 2505.09388), gpt-oss.
+(arXiv 2401.04088), Qwen3-MoE (arXiv 2505.09388), gpt-oss, Qwen1.5-MoE
+(transformers modeling_qwen2_moe).
 """
 
 from __future__ import annotations

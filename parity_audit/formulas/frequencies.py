@@ -4,7 +4,8 @@ Sources: RoFormer (arXiv 2104.09864) for the base table; the Llama 3.1 release f
 wavelengths below `original / high_freq_factor` alone, divides those above `original / low_freq_factor` by
 `factor`, and blends in between; YaRN (arXiv 2309.00071), which does the same along the index of the pair and
 stretches cos and sin; LongRoPE (arXiv 2402.13753), which has a factor per pair, one list up to the original
-context and one beyond; dynamic NTK, which raises theta with the length beyond the original context.
+context and one beyond; dynamic NTK, which raises theta with the length beyond the original context, or, in
+Hunyuan, once by `alpha`.
 
 A table is a definition, and programs compute it in float32. So the dtype is a parameter, and the order of operations is
 that of transformers: in float32 the result is then the same to the last bit.
@@ -78,6 +79,8 @@ def inverse_frequencies(
     if kind == "longrope":
         factors = torch.tensor(_longrope_factors(scaling, length), dtype=dtype)
         return 1.0 / (factors * _powers(theta, d_rot, dtype))
+    if kind == "dynamic" and scaling.get("alpha"):
+        return 1.0 / _powers(theta * float(scaling["alpha"]) ** (d_rot / (d_rot - 2)), d_rot, dtype)
     if kind == "dynamic":
         return 1.0 / _powers(dynamic_theta(theta, scaling, d_rot, length), d_rot, dtype)
     raise ValueError(f"unknown rope scaling `{kind}`")
