@@ -20,6 +20,7 @@ from torch import nn
 
 from parity_audit.core.errors import UsageError
 from parity_audit.speccheck.nearest import HF, OPTIONAL, Likeness, nearest, numbered
+from parity_audit.speccheck.shapes import Shape, mlp_shape
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.schema import SiteEntry
 from parity_audit.specs.skeleton import skeleton
@@ -67,13 +68,14 @@ def draft_spec(repo_id: str, config: Mapping[str, Any]) -> Draft:
     content["models"] = {repo_id: {"config": {k: v for k, v in config.items() if k not in UNSAID}}}
     content["miniature"] = _miniature(config)
     todo = [f"size of the miniature: it has {count:,} parameters" for count in _too_large(config, content["miniature"])]
-    content |= _gone(near, modules)
+    shape = mlp_shape(near, {numbered(path) for path in modules})
+    content |= _gone(near, modules, shape)
     knobs, hf = _constants(config, modules, near, todo)
     if knobs:
         content["knobs"] = knobs
     if hf:
         content.setdefault("backends", {}).setdefault(HF, {})["knobs"] = hf
-    todo += list(_to_look_at(near, modules, config, knobs))
+    todo += list(_to_look_at(near, modules, config, knobs, shape))
     head = f"# Nearest: {near.spec.name}, {near.share:.0%} of the tensors\n" + "".join(
         f"# TODO {line}\n" for line in todo
     )
@@ -91,19 +93,21 @@ def _require_attention(config: Mapping[str, Any], modules: Mapping[str, nn.Modul
         )  # fmt: skip
 
 
-def _gone(near: Likeness, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Roles, constants and sites of the parent that this model has not, deleted."""
-    roles = {role: None for role in near.missing if not role.endswith(OPTIONAL) and role != "unembed"}
+def _gone(near: Likeness, modules: Mapping[str, nn.Module], shape: Shape) -> dict[str, Any]:
+    """Roles, constants and sites of the parent that this model has not, deleted, or written in another shape."""
+    missing = {role for role in near.missing if not role.endswith(OPTIONAL) and role != "unembed"}
+    roles = {**dict.fromkeys(missing - shape.settled), **shape.roles}
     knobs = {
         knob: None for role, family in WITHOUT_THEIR_TENSORS.items() if role in roles
         for knob in near.spec.content.knobs if knob.startswith(family)
     }  # fmt: skip
-    gone = [site for site, _ in missing_sites(near, modules)]
-    backends: dict[str, Any] = {}
+    gone = [site for site, _ in missing_sites(near, modules) if site not in shape.settled]
+    backends: dict[str, Any] = {name: dict(section) for name, section in shape.backends.items()}
     for name, section in near.spec.content.backends.items():
         held = {site: None for site in gone if section.sites.get(site) is not None}
         if held and not section.like and not section.cannot:
-            backends[name] = {"sites": held}
+            own = backends.setdefault(name, {})
+            own["sites"] = {**held, **own.get("sites", {})}
     parts = {"roles": roles, "knobs": knobs, "backends": backends}
     return {key: part for key, part in parts.items() if part}
 
@@ -120,15 +124,16 @@ def _sites(near: Likeness) -> list[tuple[str, str]]:
 
 
 def _to_look_at(
-    near: Likeness, modules: Mapping[str, nn.Module], config: Mapping[str, Any], knobs: Mapping[str, Any]
+    near: Likeness, modules: Mapping[str, nn.Module], config: Mapping[str, Any], knobs: Mapping[str, Any], shape: Shape
 ) -> Iterator[str]:
     """What the draft leaves to a person."""
     for site, path in missing_sites(near, modules):
-        yield f"{site}: no module `{path}` here"
+        if site not in shape.settled:
+            yield f"{site}: no module `{path}` here"
     for name in near.unused:
-        if not name.endswith(OPTIONAL):
+        if not name.endswith(OPTIONAL) and name not in shape.settled:
             yield f"tensor `{name}`: no role of {near.spec.name} names it"
-    shown = {path for _, path in _sites(near)}
+    shown = {path for _, path in _sites(near)} | shape.settled
     for path in sorted({numbered(path) for path, module in modules.items() if _weighs(module)} - shown):
         if path not in ("model.embed_tokens", "lm_head"):
             yield f"module `{path}`: no site shows it"

@@ -184,7 +184,7 @@ SMALL = {"num_hidden_layers": 4, "num_key_value_heads": 8, "head_dim": 64, "voca
             "qwen3_moe",
             {"model.layers.{l}.mlp.shared_expert_gate.weight", "shared_expert_intermediate_size"},
         ),
-        ("arcee", "llama_like", {"model.layers.{l}.mlp.gate_proj"}),
+        ("glm4", "llama_like", {"model.layers.{l}.post_mlp_layernorm.weight", "model.layers.{l}.post_mlp_layernorm"}),
     ],
 )
 def test_the_nearest_family_is_extended_and_what_it_does_not_use_is_listed(monkeypatch, kind, parent, seen):
@@ -194,6 +194,23 @@ def test_the_nearest_family_is_extended_and_what_it_does_not_use_is_listed(monke
 
     assert draft_spec("somebody/new", config).extends == parent
     assert seen <= set(looked_at(config))
+
+
+@pytest.mark.parametrize(("kind", "gate"), [("glm4", "gate_up_proj"), ("arcee", "up_proj")])
+def test_an_mlp_of_another_shape_is_written_out(monkeypatch, tmp_path, kind, gate):
+    """The shipped specs of both were written by hand: their sites and roles are the same."""
+    known_to(monkeypatch, "llama")
+    config = transformers.CONFIG_MAPPING[kind](**SMALL).to_dict()
+    config = {key: value for key, value in config.items() if value is not None} | {"architectures": ["X"]}
+    draft = draft_spec("somebody/new", config)
+    (tmp_path / "own.yaml").write_text(draft.text)
+    made, shipped = load_spec(tmp_path / "own.yaml").content, load_spec(kind).content
+
+    assert not [line for line in draft.todo if gate in line or "gate_proj" in line]
+    for backend in ("hf", "transformer_bridge", "vllm"):
+        for site in ("blocks.{l}.mlp.pre", "blocks.{l}.mlp.pre_linear"):
+            assert made.backends[backend].sites.get(site) == shipped.backends[backend].sites.get(site)
+    assert (made.roles["mlp.gate"], made.roles["mlp.up"]) == (shipped.roles["mlp.gate"], shipped.roles["mlp.up"])
 
 
 def test_a_model_without_attention_is_refused():
