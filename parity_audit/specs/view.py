@@ -278,15 +278,20 @@ def edits(
         config, **dims(spec, config), value=value, now=own.value if now is None and own is not None else now
     )  # fmt: skip
 
-    def rotaries() -> list[dict[str, Any]]:
+    def rotaries(layers: Iterable[int] | None = None) -> list[dict[str, Any]]:
         dealt = {name: _dealt(spec, config, name, given) for name, given in targets.items() if name.startswith("rope.")}
         return [
             _rotary({name: given[layer] for name, given in dealt.items()}, names["d_head"])
-            for layer in range(names["n_layers"])
+            for layer in (range(names["n_layers"]) if layers is None else layers)
         ]
 
+    def turning() -> list[int]:
+        """The layers that rotate anything: a table that all share is theirs."""
+        bases = _dealt(spec, config, "rope.theta", targets.get("rope.theta"))
+        return [layer for layer, base in enumerate(bases) if base is not None]
+
     functions = {
-        "rotary": lambda: _joined(rotaries()),
+        "rotary": lambda: _joined(rotaries(turning() or None)),
         "rotaries": rotaries,
         "rotary_of": lambda kind: rotaries()[names["layer_types"].index(kind)],
         "rope_parameters": lambda: _rope_parameters(targets, names["d_head"]),

@@ -129,3 +129,16 @@ def test_norms_of_queries_and_keys_have_an_offset_of_their_own():
     assert len(paths("qk_norm.offset")) == 2 * layers
     assert not paths("qk_norm.offset") & paths("norm.offset")
     assert len(paths("norm.offset")) == 4 * layers + 1
+
+
+@pytest.mark.parametrize("name", ["smollm3-3b", "exaone-4.0-32b"])
+def test_one_table_is_set_where_some_layers_rotate_nothing(name):
+    """Every fourth layer of both rotates nothing; transformers has one table, of the layers that do."""
+    model = resolve_model(name)
+    known = knob_values(model.spec, model.config)
+    found = edits(model.spec, "hf", "rope.theta", 20000.0, model.config, "5.19.0", {})
+
+    assert known["rope.theta"].at(2) is not None and known["rope.theta"].at(3) is None
+    assert found[0].path == "model.rotary_emb.inv_freq"
+    size = dims(model.spec, model.config)["d_head"]
+    assert found[0].value == rope_table(20000.0, known["rope.scaling"].value, size)
