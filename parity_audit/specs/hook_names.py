@@ -20,8 +20,9 @@ from typing import Any
 
 from parity_audit.core.sites import local_name
 from parity_audit.core.types import SiteTap
+from parity_audit.formulas.norms import AFTER_ROTATION
 from parity_audit.specs.schema import Spec
-from parity_audit.specs.view import taps
+from parity_audit.specs.view import knob_values, taps
 
 WITH_HOOKS = ("hooked_transformer", "transformer_bridge")
 """The backends whose users name hooks."""
@@ -47,6 +48,8 @@ NAMES = {
     "resid_post": "hook_resid_post",
 }
 """Hooks by the site whose value they promise."""
+BETWEEN = ("rot_q", "rot_k")
+"""Sites whose hooks promise nothing where a norm follows the rotation: the hook stands between both, the site behind."""
 NORMS = ("embed_ln.out", "ln1.out", "ln1_post.out", "ln2.out", "ln2_post.out", "ln_final.out")
 
 
@@ -68,7 +71,10 @@ def hooks(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str)
         return ()
     own = {tap.site: tap for tap in taps(spec, backend_key, config, version)}
     sites = dict.fromkeys([*(tap.site for tap in taps(spec, "hf", config, "")), *own])
-    return tuple(hook for site in sites for hook in _of_site(site, own.get(site)))
+    order = knob_values(spec, config).get("qk_norm.order")
+    between = BETWEEN if order is not None and order.value == AFTER_ROTATION else ()
+    named = (site for site in sites if local_name(site) not in between)
+    return tuple(hook for site in named for hook in _of_site(site, own.get(site)))
 
 
 def _of_site(site: str, own: SiteTap | None) -> Iterator[Hook]:

@@ -35,3 +35,12 @@ def test_heads_results_are_asked_for():
 @pytest.mark.parametrize("backend", ["hf", "vllm"])
 def test_other_backends_have_no_such_names(backend):
     assert names("gpt2", backend, "blocks.1.z") == set()
+
+
+def test_a_hook_between_rotation_and_norm_promises_neither():
+    """Hunyuan normalises behind the rotation: TransformerBridge's hook_rot_q is in front of what the scores read."""
+    model = resolve_model("hunyuan-7b-instruct")
+    named = {hook.name for hook in hooks(model.spec, "transformer_bridge", model.config, "4.3.0")}
+
+    assert "blocks.0.attn.hook_q" in named
+    assert not {"blocks.0.attn.hook_rot_q", "blocks.0.attn.hook_rot_k"} & named
