@@ -169,3 +169,20 @@ def test_a_cap_that_is_lost_in_one_layer_is_of_that_layer():
 
     assert [(item.knob, item.candidate_value, item.layers) for item in findings] == [("attention.softcap", None, (1,))]
     assert [places_of(item) for item in findings] == [{"blocks.1.attn_scores"}]
+
+
+def test_an_order_that_half_of_a_block_contradicts_is_not_its_order():
+    """A gate of the raw stream would be that of a block that normalises its outputs; what it is multiplied with is not."""
+    broken = evidence(PORT, "candidate", knobs=spec_of(PORT))
+    plain = broken[0]
+
+    def tensor(probe, site):
+        found = plain.tensor(probe, site)
+        if site != "mlp.pre":
+            return found
+        return (plain.tensor(probe, "resid_mid").double() @ plain.weight("mlp.gate").double().T).to(found)
+
+    broken[0] = type(plain)(**{**vars(plain), "tensor": tensor})
+    found = causes(broken, evidence(PORT, "reference", knobs=spec_of(PORT)), {"mlp"})
+
+    assert found.candidate == []

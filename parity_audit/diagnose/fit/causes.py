@@ -38,6 +38,8 @@ ALIKE = 3.0
 FREEDOM = {FLAG: 0, CHOICE: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
 OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
+ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel")
+"""Knobs that say what several components of a block read: one of these orders leaves rounding of all of them, or it is another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +176,14 @@ def _searched(at: _AtSite, knobs: Collection[str]) -> Iterator[Explanation]:
 
 
 def _holds(at: _AtSite, one: Explanation) -> bool:
-    """Whether a value leaves rounding here, and no more than the spec's at the layer's other sites that ask for the knob."""
+    """Whether a value leaves rounding here, and at the layer's other sites that ask for the knob no more than the spec's, or
+    rounding as well where it is the order of the block."""
     residuals = at.searched.side.residuals
     values = with_value(residuals, residuals.decoder.values, one.knob, one.value, at.parts[0].layer)
     if residual(residuals, at.parts, values) > at.limit:
         return False
+    if one.knob in ORDER_OF_A_BLOCK:
+        return all(residual(residuals, other, values) <= MORE_ON_ALL * at.limit for other in _siblings(at, one.knob))
     if one.knob.startswith(OWN_AT_EACH_SITE):
         return True
     return all(
