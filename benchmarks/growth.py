@@ -35,15 +35,9 @@ def main() -> None:
 
 
 def _row(folder: Path, tokens: int, layers: int, d_model: int) -> str:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=d_model, intermediate_size=4 * d_model, num_hidden_layers=layers,
-        num_attention_heads=d_model // HEAD, num_key_value_heads=d_model // HEAD // 2, max_position_embeddings=4096,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(folder / "model")
+    count = llama_of(folder / "model", d_model, layers)
     prompts = folder / "prompts.jsonl"
-    prompts.write_text(json.dumps([3 + at % (VOCABULARY - 3) for at in range(tokens)]) + "\n")
+    write_text(prompts, tokens)
     out = folder / "captured"
     cost = measured(
         [sys.executable, "-m", "parity_audit", "capture", str(folder / "model"), "-b", "hf", "--judge", "--out", str(out),
@@ -51,9 +45,25 @@ def _row(folder: Path, tokens: int, layers: int, d_model: int) -> str:
     )  # fmt: skip
     every = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     judge = sum(path.stat().st_size for path in (out / "judge").rglob("*") if path.is_file())
-    count = sum(parameter.numel() for parameter in model.parameters())
     figures = (f"{(every - judge) / MIB:.1f}", f"{judge / MIB:.1f}", f"{cost.peak_mib:.0f}", f"{cost.cpu_seconds:.0f}")
     return "| " + " | ".join(map(str, (tokens, layers, d_model, f"{count / 1e6:.1f}M", *figures))) + " |"
+
+
+def llama_of(folder: Path, d_model: int, layers: int) -> int:
+    """Save a random Llama of this size, whose heads share keys and values in pairs, and return the number of its parameters."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=d_model, intermediate_size=4 * d_model, num_hidden_layers=layers,
+        num_attention_heads=d_model // HEAD, num_key_value_heads=d_model // HEAD // 2, max_position_embeddings=4096,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def write_text(file: Path, tokens: int) -> None:
+    """One prompt of so many token ids, as `--prompts` takes it."""
+    file.write_text(json.dumps([3 + at % (VOCABULARY - 3) for at in range(tokens)]) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,16 +11,14 @@ and all of one that is not.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-import transformers
 from cost import tree_of
+from growth import MIB, llama_of, write_text
 
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.plan import plan_audit, side_plan
@@ -31,8 +29,6 @@ from parity_audit.core.progress import SILENT
 from parity_audit.core.shards import WHOLE
 
 CANDIDATES = ("vllm", "vllm,tensor_parallel_size=2", "vllm,pipeline_parallel_size=2", "hf", "hf,tp=2")
-HEAD, VOCABULARY = 64, 512
-MIB = 1 << 20
 
 
 def main() -> None:
@@ -49,7 +45,7 @@ def main() -> None:
     for size in asked.size or ("256x4", "1024x4", "1024x16"):
         d_model, layers = map(int, size.split("x"))
         with tempfile.TemporaryDirectory() as folder:
-            count = _model(Path(folder) / "model", d_model, layers)
+            count = llama_of(Path(folder) / "model", d_model, layers)
             for number, candidate in enumerate(asked.candidate or CANDIDATES):
                 out = Path(folder) / str(number)
                 figures = _measured(Path(folder) / "model", candidate, asked.tokens, out)
@@ -57,22 +53,11 @@ def main() -> None:
                 print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 
-def _model(folder: Path, d_model: int, layers: int) -> int:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=d_model, intermediate_size=4 * d_model, num_hidden_layers=layers,
-        num_attention_heads=d_model // HEAD, num_key_value_heads=d_model // HEAD // 2, max_position_embeddings=4096,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(folder)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def _measured(model: Path, candidate: str, tokens: int, out: Path) -> tuple[str, str, str, str]:
     """Memory, seconds to load and to show every site, and what the ranks handed over."""
     out.mkdir()
     text = out / "prompts.jsonl"
-    text.write_text(json.dumps([3 + at % (VOCABULARY - 3) for at in range(tokens)]) + "\n")
+    write_text(text, tokens)
     plan = plan_audit(
         str(model), synthetic=None, seed=0, weights=None, probes=["one"], dtype="float32", device="cpu", cache=cache_root(),
         prompts=text,
