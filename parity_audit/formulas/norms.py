@@ -16,7 +16,7 @@ from torch import Tensor
 LAYER, RMS = "layer", "rms"
 KINDS = (RMS, LAYER)
 HEAD, PROJECTION = "head", "projection"
-BEFORE_ROTATION, AFTER_ROTATION = "before rotation", "after rotation"
+AFTER_ROTATION = "after rotation"
 INSIDE, OUTSIDE = "inside the root", "outside the root"
 
 

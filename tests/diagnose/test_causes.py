@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_port import Port, evidence, spec_of
 
+from parity_audit.diagnose.evidence import DRAWN
 from parity_audit.diagnose.findings import places_of
 from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes, residual
-from parity_audit.diagnose.fit.pictures import DRAWN
 from parity_audit.diagnose.fit.search import fitted
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
 from parity_audit.diagnose.fitting import identify_by_formula

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from parity_audit.core.sites import local_name
-from parity_audit.diagnose.evidence import POINTS, spread
+from parity_audit.diagnose.evidence import POINTS, drawn_points
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, with_value
 from parity_audit.formulas.frequencies import inverse_frequencies
 from parity_audit.formulas.knobs import KNOBS
 
-DRAWN = 120
-"""Scores of a picture: enough to see a curve bend."""
 LAW_OFF: dict[str, Any] = {"attention.scale": 1.0, "attention.softcap": None, "attention.alibi": None}
 """Values under which the formula of the scores makes q.k itself."""
 FREQUENCIES = ("rope.theta", "rope.scaling", "rope.partial")
@@ -52,10 +49,4 @@ def _score_points(residuals: Residuals, part: Component, values: Values) -> list
     if products is None or law is None or seen is None:
         return []
     shown = (products.isfinite() & seen.isfinite() & law.isfinite())[:, 0]
-    columns = torch.stack([tensor[:, 0][shown] for tensor in (products, seen, law)], -1)
-    return _short(columns[columns[:, 0].argsort()][spread(len(columns), DRAWN)])
-
-
-def _short(points: Tensor) -> list[list[float]]:
-    """Numbers with the digits that a picture can show."""
-    return [[float(f"{value:.5g}") for value in row] for row in points.tolist()]
+    return drawn_points(*(tensor[:, 0][shown] for tensor in (products, seen, law)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.evidence import Evidence
+from parity_audit.diagnose.evidence import Evidence, drawn_points
 from parity_audit.diagnose.identify.attention.law import Law, distances, plain
 from parity_audit.diagnose.identify.attention.rows import Row, dot_products, visible_scores
 from parity_audit.diagnose.identify.attention.saturation import LESS, CapEstimate, Pairs, fit_curve
@@ -26,8 +26,6 @@ FLOOR = 1e-6
 EXACT = 1e-4
 """A residual that nothing but rounding leaves (several times that of float32, as errors grow with outlier channels)."""
 SCALE, CAP = "attention.scale", "attention.softcap"
-POINTS = 120
-"""Of a fit, for its picture: a curve is plain with these, and a report holds one such list for each side of a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,15 +114,8 @@ def _sample(seen: Seen, law: Law) -> tuple[tuple[float, float, float], ...]:
     """Pairs of the first head, evenly over the order of q.k, both ends among them."""
     visible = [torch.isfinite(scores[0]) for _, scores, _ in seen]
     y, s = (torch.cat([one[side][0][mask] for one, mask in zip(seen, visible, strict=True)]) for side in (0, 1))
-    order = y.argsort()
-    places = order[torch.linspace(0, len(order) - 1, min(POINTS, len(order))).round().long()]
-    y, s = y[places], s[places]
     fitted = law.scores(y[None, None], torch.zeros(1, len(y), dtype=y.dtype))[0, 0]
-    return tuple(zip(*(_short(values) for values in (y, s, fitted)), strict=True))
-
-
-def _short(values: Tensor) -> list[float]:
-    return [float(f"{value:.5g}") for value in values.tolist()]
+    return tuple((at, score, said) for at, score, said in drawn_points(y, s, fitted))
 
 
 def line_of(seen: Seen) -> Bend | None:
