@@ -65,8 +65,10 @@ def inverse_frequencies(
         `[d_rot / 2]` in radians per position, of type `dtype`.
 
     Raises:
-        ValueError: a scaling type this function does not know.
+        ValueError: a scaling type this function does not know, or a component without another to turn with.
     """
+    if d_rot % 2:
+        raise ValueError(f"{d_rot} components of a head cannot be rotated: they turn in pairs")
     kind = kind_of(scaling)
     if scaling is None or kind == "default":
         return 1.0 / _powers(theta, d_rot, dtype)

@@ -8,7 +8,8 @@ from tiny_port import Port, evidence, spec_of
 
 from parity_audit.diagnose.evidence import DRAWN
 from parity_audit.diagnose.findings import places_of
-from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes, residual
+from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes
+from parity_audit.diagnose.fit.explain import residual
 from parity_audit.diagnose.fit.search import fitted
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
 from parity_audit.diagnose.fitting import identify_by_formula
@@ -186,3 +187,43 @@ def test_an_order_that_half_of_a_block_contradicts_is_not_its_order():
     found = causes(broken, evidence(PORT, "reference", knobs=spec_of(PORT)), {"mlp"})
 
     assert found.candidate == []
+
+
+PAIRS = {
+    "two numbers": ({"scale": 12.3, "cap": 30.0}, {"attention.scale": 12.3, "attention.softcap": 30.0}),
+    "a base that a wrong pairing hides": (
+        {"theta": 5e5, "pairing": "adjacent"}, {"rope.theta": 5e5, "rope.pairing": "adjacent"},
+    ),
+    "a base and fewer rotated components": ({"theta": 5e5, "d_rot": 16}, {"rope.theta": 5e5, "rope.partial": 16}),
+    "a window and a mask": ({"window": 9, "causal": False}, {"attention.window": 9, "attention.mask": "not causal"}),
+    "a number that is zero": ({"eps": 1e-3, "norm_offset": 0.0}, {"norm.eps": 1e-3, "norm.offset": 0.0}),
+    "two choices": ({"act": "silu", "swapped": True}, {"mlp.activation": "silu", "mlp.gate_up": "up activated"}),
+    "three": (
+        {"scale": 12.3, "cap": 30.0, "window": 9},
+        {"attention.scale": 12.3, "attention.softcap": 30.0, "attention.window": 9},
+    ),
+}  # fmt: skip
+OF_PAIRS = {"scores", "pattern", "z", "rope", "norm", "final_norm", "mlp"}
+
+
+@pytest.mark.parametrize("hide", [(), HIDDEN], ids=["visible", "hidden"])
+@pytest.mark.parametrize("case", PAIRS)
+def test_knobs_that_are_wrong_together_at_one_site_are_each_named_and_nothing_else(case, hide):
+    changes, truth = PAIRS[case]
+    findings, _ = identify_by_formula(
+        evidence(PORT.but(hide=hide, **changes), "candidate", knobs=spec_of(PORT)),
+        evidence(PORT.but(hide=hide), "reference", knobs=spec_of(PORT)), OF_PAIRS,
+    )  # fmt: skip
+
+    said = {item.knob: item.candidate_value for item in findings}
+    assert said == {
+        knob: value if isinstance(value, str) else pytest.approx(value, rel=1e-4) for knob, value in truth.items()
+    }
+    assert {item.layers for item in findings} == {None}
+
+
+def test_two_scales_that_say_the_same_are_one_cause():
+    """A divisor of the scores and a temperature of the softmax are the same function where scores are hidden."""
+    found = fits_of(PORT.but(hide=HIDDEN, scale=12.3), PORT.but(hide=HIDDEN))
+
+    assert {fit.knob for fit in found.candidate} == {"attention.scale"}

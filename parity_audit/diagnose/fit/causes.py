@@ -2,10 +2,9 @@
 
     residual = rms(formula(captured inputs) - captured) / rms(captured)
 
-Under the spec's values the residual of a right component is rounding. Where it is more, every knob that the formula asks
-for is searched alone; a value that leaves rounding is an explanation, provided that it also holds at the other visible
-sites of the layer that ask for the knob. Of several explanations the one with least freedom is taken: a choice before
-a whole number before a real number, a knob that the spec names before one that it is silent on. Both sides are
+Under the spec's values the residual of a right component is rounding. Where it is more, `explain` searches for one knob, or
+for two or three that are wrong together, whose values leave rounding; an explanation must also hold at the other visible
+sites of the layer that ask for its knobs. Both sides are
 treated alike, so a reference that departs from the spec is found the same way.
 """
 
@@ -13,42 +12,33 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from parity_audit.core.limits import limit_of
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.diagnose.evidence import KnobFit
+from parity_audit.diagnose.fit.explain import (
+    MORE_ON_ALL,
+    Explanation,
+    asked,
+    difference_of,
+    explanations,
+    residual,
+    under,
+)
 from parity_audit.diagnose.fit.pictures import picture
-from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
-from parity_audit.diagnose.fit.search import Difference, fitted, uncertainty
+from parity_audit.diagnose.fit.residuals import Component
+from parity_audit.diagnose.fit.search import uncertainty
 from parity_audit.diagnose.fit.sides import ByLayer, Side, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, STRUCTURE
+from parity_audit.formulas.knobs import KNOBS, REAL
 
 STEPS_OF_ROUNDING = 50.0
 """Steps of the dtype that rounding may leave of a component whose reference departs as well, so that it is no measure: sums over
 a hundred terms leave up to two steps, and the size of what is left grows with the root of their number."""
-MORE_ON_ALL = 10.0
-"""What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
-ALIKE = 3.0
-"""Explanations whose residuals are within this factor of the least explain equally well."""
-FREEDOM = {FLAG: 0, CHOICE: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
 OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
 ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel")
 """Knobs that say what several components of a block read: one of these orders leaves rounding of all of them, or it is another."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """A knob's value that leaves rounding of a component."""
-
-    knob: str
-    value: Any
-    residual: float
 
 
 @dataclass(kw_only=True)
@@ -121,7 +111,7 @@ def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:
     told = [None if one.is_right else _explanation(one) for one in both]
     if any(one is None and not at.is_right for one, at in zip(told, both, strict=True)):
         return
-    for knob in dict.fromkeys(one.knob for one in told if one is not None):
+    for knob in dict.fromkeys(knob for one in told if one is not None for knob in one.values):
         for one, explanation, out in zip(both, told, (found.candidate, found.reference), strict=True):
             out.append(_fit(one, knob, explanation))
 
@@ -138,17 +128,15 @@ def _add_where_right(site: str, knob: str, sides: Sequence[Searched], found: Cau
 
 
 def _explanation(at: _AtSite) -> Explanation | None:
-    """The explanation with least freedom: what was found before, else the best of a search."""
+    """What was found before, where it holds here too, else the first of a search that holds."""
     residuals = at.searched.side.residuals
     knobs = asked(residuals, at.parts[0])
     for known in at.searched.found:
-        if known.knob in knobs and _holds(at, known):
+        if knobs.issuperset(known.values) and _holds(at, known):
             return known
     if local_name(at.parts[0].site) in at.searched.failed:
         return None  # what one layer did not show, the next is not searched for
-    tried = [one for one in _searched(at, knobs) if one.residual <= at.limit]
-    least = min((one.residual for one in tried), default=0.0)
-    tried.sort(key=lambda one: _freedom(one, ALIKE * max(least, at.limit / limit_of(at.parts[0].site)), residuals))
+    tried = explanations(residuals, at.parts, at.limit, at.limit / limit_of(at.parts[0].site))
     chosen = next((one for one in tried if _holds(at, one)), None)
     if chosen is None:
         at.searched.failed.add(local_name(at.parts[0].site))
@@ -157,39 +145,23 @@ def _explanation(at: _AtSite) -> Explanation | None:
     return chosen
 
 
-def _freedom(one: Explanation, alike: float, residuals: Residuals) -> tuple[bool, int, bool]:
-    """What comes first: what leaves as little as the best, a choice before a number, a knob that the spec names."""
-    return one.residual > alike, FREEDOM[KNOBS[one.knob].kind], one.knob not in residuals.decoder.values
-
-
-def _searched(at: _AtSite, knobs: Collection[str]) -> Iterator[Explanation]:
-    """The best value of each knob: searched on the smallest probe, then on all."""
-    residuals = at.searched.side.residuals
-    small = min(at.parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
-    for knob in sorted(knobs):
-        row, start = KNOBS[knob], residuals.decoder.knob(knob, small.layer)
-        most = largest(residuals, small, knob)
-        first = fitted(row, _difference(residuals, [small], knob), start, most, enough=at.limit)
-        if first.left <= MORE_ON_ALL * at.limit:
-            again = fitted(row, _difference(residuals, at.parts, knob), first.value, 0, enough=at.limit, polish=True)
-            yield Explanation(knob=knob, value=again.value, residual=again.left)
-
-
 def _holds(at: _AtSite, one: Explanation) -> bool:
-    """Whether a value leaves rounding here, and at the layer's other sites that ask for the knob no more than the spec's, or
-    rounding as well where it is the order of the block."""
+    """Whether values leave rounding here, and at the layer's other sites that ask for one of the knobs no more than the spec's,
+    or rounding as well where they are the order of the block."""
     residuals = at.searched.side.residuals
-    values = with_value(residuals, residuals.decoder.values, one.knob, one.value, at.parts[0].layer)
+    values = under(residuals, one.values, at.parts[0].layer)
     if residual(residuals, at.parts, values) > at.limit:
         return False
-    if one.knob in ORDER_OF_A_BLOCK:
-        return all(residual(residuals, other, values) <= MORE_ON_ALL * at.limit for other in _siblings(at, one.knob))
-    if one.knob.startswith(OWN_AT_EACH_SITE):
-        return True
-    return all(
-        residual(residuals, other, values) <= max(MORE_ON_ALL * residual(residuals, other), at.limit)
-        for other in _siblings(at, one.knob)
-    )
+    for knob in one.values:
+        if knob in ORDER_OF_A_BLOCK:
+            if any(residual(residuals, other, values) > MORE_ON_ALL * at.limit for other in _siblings(at, knob)):
+                return False
+        elif not knob.startswith(OWN_AT_EACH_SITE) and any(
+            residual(residuals, other, values) > max(MORE_ON_ALL * residual(residuals, other), at.limit)
+            for other in _siblings(at, knob)
+        ):
+            return False
+    return True
 
 
 def _siblings(at: _AtSite, knob: str) -> Iterator[list[Component]]:
@@ -201,43 +173,16 @@ def _siblings(at: _AtSite, knob: str) -> Iterator[list[Component]]:
             yield parts
 
 
-def asked(residuals: Residuals, component: Component) -> frozenset[str]:
-    """The knobs that a component's formula asks for under the spec's values."""
-    return residuals.asked(component, residuals.decoder.values)
-
-
-def _difference(residuals: Residuals, parts: Sequence[Component], knob: str) -> Difference:
-    """The differences of all parts in one, for a value of a knob; None where one of them cannot be."""
-    spec, layer = residuals.decoder.values, parts[0].layer
-    return lambda value: joined(residuals, parts, with_value(residuals, spec, knob, value, layer))
-
-
-def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
-    """The differences of several probes in one, so that its norm is their root mean square."""
-    made = [residuals.difference(part, residuals.decoder.values if values is None else values) for part in parts]
-    if any(one is None for one in made):
-        return None
-    every: Tensor = torch.cat([one.flatten() for one in made if one is not None])
-    scaled: Tensor = every / len(made) ** 0.5
-    return scaled
-
-
-def residual(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
-    """The norm of `joined`, infinite where there is none."""
-    off = joined(residuals, parts, values)
-    return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
-
-
 def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
     """A side's value of a knob at a site: the explanation's, or the spec's where that leaves rounding."""
     residuals, first = at.searched.side.residuals, at.parts[0]
-    own = explanation if explanation is not None and explanation.knob == knob else None
-    value = residuals.decoder.knob(knob, first.layer) if own is None else own.value
-    difference = _difference(residuals, at.parts, knob)
+    held = {} if explanation is None else explanation.values
+    value = held.get(knob, residuals.decoder.knob(knob, first.layer))
+    difference = difference_of(residuals, at.parts, knob, held)
     off = difference(value)
     left = float("inf") if off is None else float(off.norm())
     stderr = uncertainty(difference, value, off) if KNOBS[knob].kind == REAL and off is not None else None
-    drawn = picture(residuals, first, knob, with_value(residuals, residuals.decoder.values, knob, value, first.layer))
+    drawn = picture(residuals, first, knob, under(residuals, {**held, knob: value}, first.layer))
     return KnobFit(
         knob=knob, layer=layer_of(first.site), value=value, stderr=stderr, residual=left, n=0 if off is None else off.numel(),
         site=local_name(first.site), evidence={"explained_by": "formula", **drawn},

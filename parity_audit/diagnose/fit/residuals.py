@@ -69,7 +69,10 @@ class Residuals:
     kept: dict[tuple[str, str], _Kept] = field(default_factory=dict)
 
     def difference(self, component: Component, values: Values) -> Tensor | None:
-        """Formula minus capture at real tokens, flat, over the capture's norm; None where shapes or hidden keys differ."""
+        """Formula minus capture at real tokens, flat, over the capture's norm; None where shapes differ.
+
+        A key that only one of them hides counts as a difference of the size of a score.
+        """
         made, _ = self._made(component, values)
         seen = self.captured(component.probe.name, component.site)
         assert seen is not None
@@ -83,11 +86,13 @@ class Residuals:
         if component.site.endswith(ATTENTION_SITES):
             made, seen = made.transpose(1, 2), seen.transpose(1, 2)
         made, seen = made[real], seen[real]
-        if not torch.equal(made.isneginf(), seen.isneginf()):
-            return None
-        shown = seen.isfinite()
-        size: Tensor = seen[shown].norm()
-        return (made[shown] - seen[shown]) / size.clamp_min(1e-300)
+        hidden, unseen = made.isneginf(), seen.isneginf()
+        shown = ~(hidden & unseen) & (unseen | seen.isfinite())
+        size: Tensor = seen[seen.isfinite()].norm().clamp_min(1e-300)
+        if not bool((hidden != unseen).any()):
+            return (made[shown] - seen[shown]) / size
+        typical = size / max(int(seen.isfinite().sum()), 1) ** 0.5
+        return torch.where(hidden != unseen, typical, made - seen)[shown] / size
 
     def made(self, component: Component, values: Values | None = None) -> Tensor | None:
         """What the formula makes, under the spec's values by default; None where a tensor that it needs is not there."""

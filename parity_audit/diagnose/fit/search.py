@@ -45,8 +45,19 @@ class Fitted:
     left: float
 
 
+def named(row: Knob, difference: Difference, start: Any, limit: int) -> list[Fitted]:
+    """The values of a knob that can be enumerated, but for `start`, with what each leaves; see `fitted`."""
+    return [_at(difference, value) for value in _enumerated(row, start, limit)]
+
+
 def fitted(
-    row: Knob, difference: Difference, start: Any, limit: int, *, enough: float = ROUNDING, polish: bool = False
+    row: Knob,
+    difference: Difference,
+    start: Any,
+    limit: int,
+    *,
+    enough: float = ROUNDING,
+    tried: Sequence[Fitted] | None = None,
 ) -> Fitted:
     """The value of a knob that leaves least.
 
@@ -56,12 +67,10 @@ def fitted(
         start: the value that is held to be right.
         limit: the largest whole number that the knob can be in this model.
         enough: what rounding leaves; a search that comes to it ends.
-        polish: start is near the answer: nothing is enumerated, and real numbers are searched from there alone.
+        tried: what `named` gives, where it is known.
     """
-    if polish:
-        return _polished(row, difference, start)
-    named = [_at(difference, value) for value in _enumerated(row, start, limit)]
-    tried = list(named)
+    by_name = named(row, difference, start, limit) if tried is None else tried
+    tried = list(by_name)
     if row.kind == STRUCTURE:
         begun = row.starts if start is None else (start,)
         tried += [_part(difference, one, path) for one in begun for path in number_paths(one) if path[0] not in FIXED]
@@ -71,22 +80,18 @@ def fitted(
         tried.append(_real(difference, start, row.span, enough))
     best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
     # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value.
-    near = [one for one in named if one.left <= max(EQUALLY * best.left, ROUNDING)]
+    near = [one for one in by_name if one.left <= max(EQUALLY * best.left, ROUNDING)]
     return min(near, key=lambda one: one.left, default=best)
 
 
-def _polished(row: Knob, difference: Difference, start: Any) -> Fitted:
-    """The nearest minimum from a value that is known to be near."""
-    here = _at(difference, start)
-    number = isinstance(start, (int, float)) and not isinstance(start, bool)
-    if row.span is None or row.kind == COUNT or not number or (row.span[0] > 0 and start <= 0):
-        return here
-    return min(here, _gauss_newton(difference, float(start), positive=row.span[0] > 0), key=lambda one: one.left)
+def is_number(value: Any) -> bool:
+    """Whether a value is a number; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None:
-    """The standard error of a real value whose difference is `off`: sqrt(sum off^2 / (n - 1)) / |d off / d value|."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    """The standard error of a real value whose difference is `off`, others held: sqrt(sum off^2 / (n - 1)) / |d off / d value|."""
+    if not is_number(value):
         return None
     step = STEP * max(abs(value), 1e-9)
     beside = difference(value + step)
@@ -129,7 +134,7 @@ def _narrowed(difference: Difference, low: int, high: int, enough: float) -> Fit
 def _real(difference: Difference, start: Any, span: tuple[float, float], enough: float) -> Fitted:
     """A real number within a span."""
     low, high = span
-    given = float(start) if isinstance(start, (int, float)) and not isinstance(start, bool) else None
+    given = float(start) if is_number(start) else None
     found = Fitted(value=start, left=math.inf)
     if given is not None and (given > 0 or low < 0):
         found = _gauss_newton(difference, given, positive=low > 0)
@@ -146,8 +151,14 @@ def _real(difference: Difference, start: Any, span: tuple[float, float], enough:
 def _gauss_newton(difference: Difference, start: float, *, positive: bool) -> Fitted:
     """The nearest minimum in one number, written with as few digits as leave the same."""
     (value,), _ = together(lambda values: difference(values[0]), (start,), (positive,))
+    return shortened(difference, value, positive=positive)
+
+
+def shortened(difference: Difference, value: float, *, positive: bool) -> Fitted:
+    """A number written with as few digits as leave the same: zero, where the knob can be zero, has none."""
     exact = _at(difference, value)
-    short = (_at(difference, float(f"{value:.{digits}g}")) for digits in DIGITS)
+    digits = [float(f"{value:.{digits}g}") for digits in DIGITS]
+    short = (_at(difference, number) for number in ([] if positive else [0.0]) + digits)
     # Values very near the constant leave the same rounding; of those the constant is told by its few digits.
     return next((one for one in short if one.left <= max(EQUALLY * exact.left, ROUNDING)), exact)
 
@@ -197,7 +208,7 @@ def number_paths(value: Any) -> list[tuple[str, int | None]]:
     for key, item in value.items() if isinstance(value, dict) else ():
         if isinstance(item, list):
             found += [(key, place) for place in range(len(item))]
-        elif isinstance(item, (int, float)) and not isinstance(item, bool) and item > 0:
+        elif is_number(item) and item > 0:
             found.append((key, None))
     return found
 

@@ -1,0 +1,217 @@
+"""The knob values that explain one site of one side: one knob, or two or three that are wrong together.
+
+Every knob that the site's formula asks for is searched alone. Where none leaves rounding, sets of knobs are built up: the
+values that help most, and every other choice (a wrong pairing hides what a wrong base makes), are each held while the
+other knobs are searched, and the numbers of a set are then fitted together. A set is an explanation by the same measure
+as one knob: it leaves rounding. A smaller set comes before a larger one, and of equal ones the one with least freedom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
+from parity_audit.diagnose.fit.search import Difference, Fitted, fitted, is_number, named, shortened, together
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, STRUCTURE
+
+MORE_ON_ALL = 10.0
+"""What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
+ALIKE = 3.0
+"""Explanations whose residuals are within this factor of the least explain equally well."""
+FREEDOM = {FLAG: 0, CHOICE: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
+MOST_KNOBS = 3
+"""Knobs that are searched together at one site. The knobs of a site are few, and each one more multiplies the search."""
+BEAM = 4
+"""Sets of one size from which larger ones are built: those that leave least."""
+POLISHED = 8
+"""Sets of each size whose numbers are fitted together: of two laws that say the same, one may start further from rounding."""
+HELPS = 0.9
+"""A value is held while another is searched where it leaves at most this share of what is left without it."""
+
+Setting = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Values of one or several knobs, and what they leave of a component."""
+
+    values: Setting
+    residual: float
+
+
+def under(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
+    """The spec's values with those of a setting instead, where a component of this layer reads them."""
+    values = residuals.decoder.values
+    for knob, value in setting.items():
+        values = with_value(residuals, values, knob, value, layer)
+    return values
+
+
+def asked(residuals: Residuals, component: Component, setting: Setting | None = None) -> frozenset[str]:
+    """The knobs that a component's formula asks for under the spec's values, or under a setting."""
+    return residuals.asked(component, under(residuals, setting or {}, component.layer))
+
+
+def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
+    """The differences of several probes in one, so that its norm is their root mean square; None where one cannot be."""
+    made = [residuals.difference(part, residuals.decoder.values if values is None else values) for part in parts]
+    if any(one is None for one in made):
+        return None
+    every: Tensor = torch.cat([one.flatten() for one in made if one is not None])
+    scaled: Tensor = every / len(made) ** 0.5
+    return scaled
+
+
+def residual(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
+    """The norm of `joined`, infinite where there is none."""
+    off = joined(residuals, parts, values)
+    return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
+
+
+def difference_of(residuals: Residuals, parts: Sequence[Component], knob: str, held: Setting) -> Difference:
+    """The differences of all parts for a value of one knob, while others are held."""
+    layer = parts[0].layer
+    return lambda value: joined(residuals, parts, under(residuals, {**held, knob: value}, layer))
+
+
+def explanations(residuals: Residuals, parts: Sequence[Component], limit: float, floor: float) -> list[Explanation]:
+    """Everything that leaves rounding, the best first: one knob where there is one, else the smallest sets.
+
+    Args:
+        residuals: the side that departs.
+        parts: the site in every probe that shows it.
+        limit: what rounding may leave.
+        floor: what rounding leaves on the side that is right.
+    """
+    search = _Search(residuals=residuals, parts=parts, limit=limit)
+    found: list[Explanation] = []
+    for several in search.by_size():
+        found = [one for one in several if one.residual <= limit]
+        if found:
+            break
+    alike = ALIKE * max(min((one.residual for one in found), default=0.0), floor)
+    return sorted(found, key=lambda one: _order(one, alike, residuals.decoder.values))
+
+
+def _order(one: Explanation, alike: float, said: Collection[str]) -> tuple[bool, int, int]:
+    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names."""
+    freedom = sum(FREEDOM[KNOBS[knob].kind] for knob in one.values)
+    return one.residual > alike, freedom, sum(knob not in said for knob in one.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """One site on one side. Values are searched on its smallest probe, then polished on all."""
+
+    residuals: Residuals
+    parts: Sequence[Component]
+    limit: float
+
+    @property
+    def small(self) -> Component:
+        return min(self.parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
+
+    def by_size(self) -> Iterator[list[Explanation]]:
+        """Sets of one knob, then of two and more; what is far from rounding on the smallest probe is not tried on all."""
+        tried = list(self._with_one_more(self._left_by({}, [self.small])))
+        yield self._on_all(_best_of_each(tried))
+        for _ in range(2, MOST_KNOBS + 1):
+            starts = self._starts(tried)
+            if not starts:
+                return
+            grown = [more for start in starts for more in _best_of_each(list(self._with_one_more(start)))
+                     if more.residual < start.residual]  # fmt: skip
+            tried = [self._polished(one, [self.small]) for one in _least(_best_of_each(grown), POLISHED)]
+            yield self._on_all(tried)
+
+    def _with_one_more(self, start: Explanation) -> Iterator[Explanation]:
+        """Every knob that the formula asks for beside those of a set: its best value, and its other named values."""
+        for knob in sorted(asked(self.residuals, self.small, start.values) - set(start.values)):
+            row, own = KNOBS[knob], self.residuals.decoder.knob(knob, self.small.layer)
+            difference = difference_of(self.residuals, [self.small], knob, start.values)
+            most = largest(self.residuals, self.small, knob)
+            others = named(row, difference, own, most)
+            best = fitted(row, difference, own, most, tried=others, enough=self.limit)
+            for one in (best, *(other for other in others if other.value != best.value)):
+                yield _explanation({**start.values, knob: one.value}, one)
+
+    def _starts(self, tried: Sequence[Explanation]) -> list[Explanation]:
+        """What is held while another knob is searched: what helps most (of each knob and of all values) and, as the first of a
+        set, every choice."""
+        whole = self._left_by({}, [self.small])
+        helping = [one for one in tried if one.residual <= HELPS * whole.residual]
+        choices = [one for one in tried if len(one.values) == 1 and all(_is_choice(knob) for knob in one.values)]
+        starts: list[Explanation] = []
+        for one in (*_least(_best_of_each(helping), BEAM), *_least(helping, BEAM), *choices):
+            if one not in starts and one.residual < float("inf"):
+                starts.append(one)
+        return starts
+
+    def _on_all(self, tried: Iterable[Explanation]) -> list[Explanation]:
+        return [self._polished(one, self.parts) for one in tried if one.residual <= MORE_ON_ALL * self.limit]
+
+    def _polished(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
+        """The nearest minimum in all numbers of a set together, each with as few digits as leave the same."""
+        layer, values = parts[0].layer, dict(one.values)
+        numbers = [knob for knob, value in values.items() if _is_fitted(knob, value)]
+
+        def difference(these: Sequence[float]) -> Tensor | None:
+            return joined(
+                self.residuals, parts, under(self.residuals, values | dict(zip(numbers, these, strict=True)), layer)
+            )
+
+        if numbers:
+            at, _ = together(
+                difference, [float(values[knob]) for knob in numbers], [_is_positive(knob) for knob in numbers]
+            )
+            values |= dict(zip(numbers, at, strict=True))
+        for knob in numbers:
+            own = difference_of(self.residuals, parts, knob, values)
+            values[knob] = shortened(own, values[knob], positive=_is_positive(knob)).value
+        return min((self._left_by(one.values, parts), self._left_by(values, parts)), key=_left)
+
+    def _left_by(self, values: Setting, parts: Sequence[Component]) -> Explanation:
+        left = residual(self.residuals, parts, under(self.residuals, values, parts[0].layer))
+        return Explanation(values=values, residual=left)
+
+
+def _explanation(values: Setting, found: Fitted) -> Explanation:
+    return Explanation(values=values, residual=found.left)
+
+
+def _left(one: Explanation) -> float:
+    return one.residual
+
+
+def _is_choice(knob: str) -> bool:
+    return KNOBS[knob].kind in (CHOICE, FLAG)
+
+
+def _is_positive(knob: str) -> bool:
+    span = KNOBS[knob].span
+    return span is not None and span[0] > 0
+
+
+def _is_fitted(knob: str, value: Any) -> bool:
+    """Whether a value is a number that Gauss-Newton moves."""
+    row = KNOBS[knob]
+    return row.kind == REAL and row.span is not None and is_number(value) and (value > 0 or not _is_positive(knob))
+
+
+def _best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
+    """Of sets of the same knobs the one that leaves least."""
+    best: dict[frozenset[str], Explanation] = {}
+    for one in tried:
+        knobs = frozenset(one.values)
+        if knobs not in best or one.residual < best[knobs].residual:
+            best[knobs] = one
+    return list(best.values())
+
+
+def _least(tried: Iterable[Explanation], count: int) -> list[Explanation]:
+    return sorted(tried, key=_left)[:count]
