@@ -63,6 +63,8 @@ ONE_SITE = (*NORMS, *(f"weights.{item.role}" for item in PROJECTIONS), *(bias_kn
 """Knobs of components that a block has several of: what was read off one of them says nothing of the others."""
 MADE_BY = {"attn_out": "ln1_post.out", "mlp_out": "ln2_post.out"}
 """Where a block has a norm behind a sublayer, what the sublayer adds is that norm's output."""
+FOLLOWS = {**MADE_BY, "mlp.router_weights": "mlp.router_logits"}
+"""Sites whose errors are those of another: a router's weights follow its own logits, one module makes both."""
 
 
 def merge(
@@ -300,7 +302,7 @@ def _explains(finding: Finding, site: str, origin: str) -> bool:
         return False
     read = {local_name(place) for place in places_of(finding)}
     return (
-        not read or not finding.knob.startswith(ONE_SITE) or bool({local_name(origin), MADE_BY.get(component)} & read)
+        not read or not finding.knob.startswith(ONE_SITE) or bool({local_name(origin), FOLLOWS.get(component)} & read)
     )
 
 

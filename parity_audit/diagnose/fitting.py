@@ -15,7 +15,7 @@ from parity_audit.core.sites import local_name
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
-from parity_audit.diagnose.findings import merge, places_of
+from parity_audit.diagnose.findings import MADE_BY, merge, places_of
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.identify import embedding, logits, positions, residual
 from parity_audit.diagnose.identify.attention import family as attention
@@ -79,12 +79,21 @@ def causes_of_whole_runs(
 ) -> tuple[list[Finding], list[NotTested]]:
     """Findings for the sites where error is introduced: the knob whose formula leaves rounding (see `fit.causes`), and
     what the families read off the components that have a site which no formula explains."""
-    found, gaps = identify_by_formula(candidate, reference, {component_of(site) for site in wrong})
-    left = {component_of(site) for site in set(wrong) - {place for one in found for place in places_of(one)}}
+    places = {site: _made_by(site) for site in wrong}
+    components = {component_of(place) for own in places.values() for place in own}
+    found, gaps = identify_by_formula(candidate, reference, components)
+    explained = {place for one in found for place in places_of(one)}
+    left = {component_of(site) for site, own in places.items() if explained.isdisjoint(own)}
     if not left:
         return found, gaps
     read, unread = identify(candidate, reference, left)
     return without_echoes(_together(found, read)), [*gaps, *unread]
+
+
+def _made_by(site: str) -> tuple[str, ...]:
+    """The site, and the norm whose output it is where a block has a norm behind a sublayer."""
+    name = local_name(site)
+    return (site, site.removesuffix(name) + MADE_BY[name]) if name in MADE_BY else (site,)
 
 
 def _together(by_formula: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:

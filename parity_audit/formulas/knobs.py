@@ -24,7 +24,7 @@ class Knob:
     a spec does not name it. `choices` are the values of a choice, `span` the ends between which a number is searched.
     `optional`: the knob may be absent (None). `confused_with`: knobs whose effect can look the same. `judged`: a program
     that departs from the default is wrong also where the spec is silent. `formula`: a formula of this package takes it.
-    `starts`: values with parts that a search begins from where the model has none.
+    `starts`: values with parts that a search begins from beside the model's own.
     """
 
     name: str
@@ -50,7 +50,8 @@ ACTIVATIONS = (
 def _norm(part: str, words: str) -> tuple[Knob, ...]:
     """The rows that norms of the stream and norms of queries and keys both have."""
     return (
-        Knob(f"{part}.kind", CHOICE, part, f"RMS norm or layer norm, of {words}.", "rms", ("rms", "layer"), judged=part == "norm"),
+        Knob(f"{part}.kind", CHOICE, part, f"RMS norm, layer norm or none, of {words}.", "rms",
+             ("rms", "layer", *(["none"] if part == "norm" else [])), judged=part == "norm"),
         Knob(f"{part}.eps", REAL, part, f"What {words} add to the mean square (or variance) inside the root.", 1e-5, span=EPS),
         Knob(f"{part}.offset", REAL, part, f"What is added to the stored weight of {words}.", 0.0, span=SHIFT),
         Knob(f"{part}.weight", CHOICE, part, f"Whose weight {words} have.", OWN, judged=True, formula=False),
@@ -101,7 +102,7 @@ ROWS: tuple[Knob, ...] = (
     Knob("rope.theta", REAL, "rope", "Base of the rotary frequencies; absent where nothing is rotated.", span=(10.0, 1e9),
          optional=True, confused_with=("rope.scaling", "rope.partial")),
     Knob("rope.scaling", STRUCTURE, "rope", "How the rotary frequencies are changed for long contexts.", optional=True,
-         confused_with=("rope.theta",)),
+         starts=({"rope_type": "linear", "factor": 4.0},), confused_with=("rope.theta",)),
     Knob("rope.pairing", CHOICE, "rope", "Which components of a head turn together.", "half", ("half", "adjacent")),
     Knob("rope.partial", COUNT, "rope", "How many components of a head are rotated; all of them where absent.", span=(2, 1024),
          optional=True, confused_with=("rope.theta",)),

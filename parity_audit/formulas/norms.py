@@ -2,6 +2,7 @@
 
     rms:    y = (W + offset) x / sqrt(mean(x^2) + eps)
     layer:  y = (W + offset) (x - mean(x)) / sqrt(var(x) + eps) + B
+    none:   y = x
 
 With the eps outside the root, it is added to the root instead.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from einops import rearrange
 from torch import Tensor
 
-LAYER, RMS = "layer", "rms"
+LAYER, RMS, ABSENT = "layer", "rms", "none"
 KINDS = (RMS, LAYER)
 HEAD, PROJECTION = "head", "projection"
 AFTER_ROTATION = "after rotation"
@@ -43,11 +44,13 @@ def norm(
         x: `[... component]`.
         weight: what broadcasts to x; None for ones.
         bias: as the weight; None for zeros.
-        kind: "rms" or "layer".
+        kind: "rms", "layer" or "none".
         eps: added to the mean square (or variance).
         offset: added to the weight.
         eps_place: inside or outside the root.
     """
+    if kind == ABSENT:
+        return x
     made = normed(x, kind, eps, eps_place)
     made = made if weight is None else made * (weight + offset)
     return made if bias is None else made + bias

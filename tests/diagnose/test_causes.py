@@ -1,10 +1,11 @@
 """Causes by formula alone, on ports whose one wrong constant is known; the families of fits take no part."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
-from tiny_port import Port, evidence, spec_of
+from tiny_port import PROBES, Port, evidence, spec_of
 
 from parity_audit.diagnose.evidence import DRAWN
 from parity_audit.diagnose.findings import places_of
@@ -12,11 +13,17 @@ from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes
 from parity_audit.diagnose.fit.explain import residual
 from parity_audit.diagnose.fit.search import fitted
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
-from parity_audit.diagnose.fitting import identify_by_formula
+from parity_audit.diagnose.fitting import causes_of_whole_runs, identify_by_formula
 from parity_audit.formulas.knobs import KNOBS
 
 PORT = Port()
 HIDDEN = ("attn_scores", "pattern")
+
+
+def eightfold(inv_freq):
+    return inv_freq / 8.0
+
+
 FAULTS = {
     "attention.scale": ({"scale": 12.3}, 12.3),
     "attention.softcap": ({"cap": 30.0}, 30.0),
@@ -26,6 +33,7 @@ FAULTS = {
     "rope.pairing": ({"pairing": "adjacent"}, "adjacent"),
     "rope.partial": ({"d_rot": 16}, 16),
     "rope.offset": ({"offset_positions": 1}, 1.0),
+    "rope.scaling": ({"scaling": eightfold}, {"rope_type": "linear", "factor": 8.0}),
     "norm.eps": ({"eps": 1e-3}, 1e-3),
     "norm.offset": ({"norm_offset": 0.0}, 0.0),
     "norm.kind": ({"kind": "layer"}, "layer"),
@@ -61,7 +69,7 @@ def test_a_fault_is_named_with_its_value_and_nothing_else(knob, hide):
     wrong = {fit.knob: fit for fit in found.candidate if fit.value != {r.site + str(r.layer): r.value for r in found.reference if
              r.knob == fit.knob}[fit.site + str(fit.layer)]}  # fmt: skip
     assert set(wrong) == {knob}
-    assert wrong[knob].value == (truth if isinstance(truth, str) else pytest.approx(truth, rel=1e-5, abs=1e-6))
+    assert wrong[knob].value == (truth if isinstance(truth, (str, dict)) else pytest.approx(truth, rel=1e-5, abs=1e-6))
 
 
 def test_a_clean_port_has_no_cause():
@@ -227,3 +235,26 @@ def test_two_scales_that_say_the_same_are_one_cause():
     found = fits_of(PORT.but(hide=HIDDEN, scale=12.3), PORT.but(hide=HIDDEN))
 
     assert {fit.knob for fit in found.candidate} == {"attention.scale"}
+
+
+def test_an_error_of_what_attention_adds_is_looked_for_in_the_norm_behind_it():
+    """Where a block has such a norm, its output is what attention adds, and only that site is judged."""
+    g = torch.Generator().manual_seed(0)
+    weight, given = torch.randn(PORT.d_model, generator=g), 0.01 * torch.randn(1, 40, PORT.d_model, generator=g)
+    one = PROBES[:1]
+
+    def seen(eps):
+        unit = given.double() / (given.double().square().mean(-1, keepdim=True) + eps).sqrt()
+        made = (unit * (1.0 + weight)).float()
+        sites = {"attn_proj": given, "ln1_post.out": made, "attn_out": made}
+        side = evidence(PORT, knobs=spec_of(PORT), probes=one)
+        return {
+            layer: dataclasses.replace(
+                own, tensor=lambda _, site: sites.get(site), weight=lambda role: weight if role == "norm.ln1_post" else None
+            )
+            for layer, own in side.items() if layer == 0
+        }  # fmt: skip
+
+    (finding,), _ = causes_of_whole_runs(seen(1e-3), seen(PORT.eps), ["blocks.0.attn_out"])
+
+    assert (finding.knob, finding.candidate_value, finding.site) == ("norm.eps", 1e-3, "blocks.0.ln1_post.out")

@@ -67,7 +67,7 @@ def test_gate_and_up_swapped():
     findings = found(PORT.but(swapped=True), PORT, {"mlp"})
 
     assert findings.keys() == {"mlp.gate_up"}
-    assert findings["mlp.gate_up"].candidate_value == "swapped"
+    assert findings["mlp.gate_up"].candidate_value == "up activated"
 
 
 @pytest.mark.parametrize("alias", ["gelu_new", "gelu_fast"])

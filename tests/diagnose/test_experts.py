@@ -49,7 +49,7 @@ def test_the_same_experts_are_no_finding():
         (summed(lambda g, u: functional.gelu(g) * u), {"mlp.activation": "gelu"}),
         (summed(lambda g, u: functional.gelu(g, approximate="tanh") * u), {"mlp.activation": "gelu_pytorch_tanh"}),
         (summed(lambda g, u: g * torch.sigmoid(1.3 * g) * u), {"mlp.activation": "swish(1.3)"}),
-        (summed(lambda g, u: functional.silu(u) * g), {"mlp.gate_up": "swapped"}),
+        (summed(lambda g, u: functional.silu(u) * g), {"mlp.gate_up": "up activated"}),
         (summed(weighted="inputs"), {"moe.weighted": "inputs"}),
         (summed(weighted="nothing"), {"moe.weighted": "nothing"}),
     ],

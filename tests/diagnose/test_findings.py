@@ -134,6 +134,15 @@ def test_a_projection_explains_its_own_output_and_no_other_of_the_block():
     assert [(item.site, item.evidence["sites"]) for item in left] == [("blocks.1.k", ["blocks.1.k"])]
 
 
+def test_weights_of_a_router_follow_its_own_logits():
+    tensor = Finding(
+        knob="weights.moe.router", kind="weights", layers=(1,), site="blocks.1.mlp.router_logits", reference_value="own",
+        candidate_value="rounded", evidence={"candidate": [{"layer": 1, "read_from": "mlp.router_logits"}]},
+    )  # fmt: skip
+
+    assert unexplained({"blocks.1.mlp.router_weights": ("blocks.1.mlp.router_weights",)}, [tensor]) == []
+
+
 def test_an_error_that_a_probe_shows_late_may_come_from_what_it_hides():
     output = Finding(
         knob="weights.attn.o.scale", kind="weights", layers=(0,), site="blocks.0.attn_proj", reference_value=1.0,

@@ -68,7 +68,7 @@ def test_one_number_of_a_dictionary_is_found():
     def off(value):
         return (
             None
-            if value is None
+            if value is None or "low" not in value
             else torch.tensor([value["factor"] - 8.0, value["low"][0] - 1.0, value["low"][1] - 2.0]).double()
         )
 

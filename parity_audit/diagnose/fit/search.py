@@ -72,7 +72,7 @@ def fitted(
     by_name = named(row, difference, start, limit) if tried is None else tried
     tried = list(by_name)
     if row.kind == STRUCTURE:
-        begun = row.starts if start is None else (start,)
+        begun = row.starts if start is None else (start, *row.starts)
         tried += [_part(difference, one, path) for one in begun for path in number_paths(one) if path[0] not in FIXED]
     elif row.kind == COUNT and limit > FEW:
         tried.append(_narrowed(difference, 1, limit, enough))

@@ -17,6 +17,7 @@ from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.mlp.curves import fitted_curve
 from parity_audit.formulas.activations import CLAMP, CLAMPED, NAMED, SWISH_SLOPE, canonical, clamped_swiglu
+from parity_audit.formulas.knobs import GATE_UP
 
 ACTIVATION, GATING = "mlp.activation", "mlp.gate_up"
 TOKENS = 128
@@ -99,7 +100,7 @@ def chosen(
     )]  # fmt: skip
     if gated and len({swap for _, swap in (best, *tied)}) == 1:
         outcomes.append(KnobFit(
-            knob=GATING, layer=evidence.layer, value="swapped" if best[1] else "gate activated", stderr=None,
+            knob=GATING, layer=evidence.layer, value=GATE_UP[int(best[1])], stderr=None,
             residual=left[best], n=n, site=site, evidence=facts,
         ))  # fmt: skip
     return outcomes
