@@ -172,6 +172,15 @@ def test_one_vector_for_many_tokens(true):
     assert form(two, true).value == f"2 vectors for {TOKENS} tokens"
 
 
+def test_tokens_that_are_alike_coincide_in_a_narrow_dtype_and_are_not_said_to_be_the_same(true):
+    """A strong sink makes what attention adds nearly the same for all tokens; bfloat16 then makes it the same."""
+    alike = true.mean(0) + 1e-6 * true
+
+    found = form((1.01 * alike).bfloat16().double(), alike)
+
+    assert found is None or found.kind != "constant"
+
+
 def test_another_site_in_its_place_or_added(true):
     other = torch.randn(true.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(13))
     assert form(noisy(other), true, resid_pre=other).value == "equal to resid_pre"

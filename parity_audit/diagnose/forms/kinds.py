@@ -49,9 +49,13 @@ def _constant(pair: Pair) -> Form | None:
 
 
 def _same_for_all(pair: Pair) -> Form | None:
-    """One vector for all tokens, or one for many of them (of a sequence)."""
-    vectors = len(torch.unique(pair.own.float(), dim=0))
-    if vectors > len(pair.own) / FEWEST:
+    """One vector for all tokens, or one for many of them (of a sequence), where the true ones differ at the same precision."""
+    held = (
+        dtype for dtype in (torch.bfloat16, torch.float16) if torch.equal(pair.own.to(dtype).to(pair.own), pair.own)
+    )
+    dtype = next(held, torch.float32)
+    vectors, due = (len(torch.unique(x.to(dtype).float(), dim=0)) for x in (pair.own, pair.true))
+    if vectors > due / FEWEST:
         return None
     return Form(kind="constant", value=f"{vectors} vectors for {len(pair.own)} tokens", usual="as computed", left=0.0)
 
