@@ -284,3 +284,16 @@ def test_a_projection_of_something_else(what, square, wide):
         said = f"the checkpoint's, of inputs with {words}" if words else "not the checkpoint's"
 
         assert differ(*sides)["weights.attn.o"].candidate_value == said
+
+
+def test_a_factor_is_told_from_a_bias_where_a_strong_sink_makes_tokens_alike():
+    """One vector explains as much as one factor there: the factor is the smaller freedom."""
+    alike = X[:, :1] + 1e-5 * X
+
+    def attended(times: float):
+        sites = {"z": alike.unflatten(-1, (HEADS, WIDTH)), "attn_proj": times * (alike @ WEIGHTS["attn.o"].T)}
+        return loose(sites, weights=WEIGHTS, probes=SHORT[:1])
+
+    said = {knob: finding.candidate_value for knob, finding in differ(attended(0.8), attended(1.0)).items()}
+
+    assert said == {"weights.attn.o.scale": pytest.approx(0.8, rel=1e-5)}

@@ -2,8 +2,10 @@
 
 With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W^T:
 
+- scale: y = s p, s by least squares, for the whole tensor. It is asked before the bias: where a strong sink makes tokens alike,
+  one vector explains as much as one factor, which is the smaller freedom;
 - bias: y - p is one vector for all tokens (added, missing, a multiple of the checkpoint's);
-- scale: y = s p, s by least squares, for the whole tensor or head by head (0: a head that is gone);
+- head scales: a factor for each head (0: a head that is gone);
 - rows: each output has a factor of its own (0: a row that is gone);
 - another input: y = x' W^T for another site x' of the block;
 - another tensor: y = x V^T for another checkpoint tensor V of that shape in this block;
@@ -84,7 +86,7 @@ def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
 
 
 CAUSES: tuple[Callable[[Sample, Projection, Evidence], Answer | None], ...] = (
-    weights.bias, weights.scale, weights.head_scales, weights.row_scales, inputs.other_input,
+    weights.scale, weights.bias, weights.head_scales, weights.row_scales, inputs.other_input,
     weights.other_tensor, weights.transposed, weights.permuted, weights.mixed_rows,
     weights.shifted, weights.rounded, inputs.given,
 )  # fmt: skip
