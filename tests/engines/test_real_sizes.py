@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -72,12 +73,17 @@ def test_within_a_bound_a_wrong_window_still_shows_and_the_report_says_what_was_
 
 
 @pytest.mark.timeout(600)
-def test_ctrl_c_leaves_finished_captures_alone_and_the_next_run_uses_them(cache):
-    """Interrupted while the candidate loads: the reference's two captures are there, nothing else, and are not taken again."""
+def test_ctrl_c_leaves_finished_captures_alone_and_the_next_run_uses_them(tmp_path):
+    """Interrupted while the candidate loads: the reference's two captures are there, nothing else, and are not taken again.
+
+    The cache is its own: audits of other tests come and go in the one that they share.
+    """
+    cache = tmp_path / "cache"
+    own = {**os.environ, "PARITY_AUDIT_CACHE": str(cache)}
     command = [sys.executable, "-m", "parity_audit", "gpt2", "--miniature", "--quick", "-c", "transformer_lens"]
     command += ["--out", str(cache / "interrupted")]
     first = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=obey_ctrl_c
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=obey_ctrl_c, env=own
     )
     assert first.stderr is not None
     for line in first.stderr:
@@ -90,7 +96,7 @@ def test_ctrl_c_leaves_finished_captures_alone_and_the_next_run_uses_them(cache)
     gone = before - {folder.name for folder in (cache / WORKING).glob("*/")}
     assert len(gone) == 1
 
-    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    again = subprocess.run(command, capture_output=True, text=True, check=True, env=own)
     assert [line for line in again.stderr.splitlines() if line.startswith("reuse")] == [
         "reuse: hf in float32, captured by an audit that did not finish",
         "reuse: hf in float64, captured by an audit that did not finish",
