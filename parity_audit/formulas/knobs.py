@@ -48,10 +48,12 @@ ACTIVATIONS = (
 
 
 def _norm(part: str, words: str) -> tuple[Knob, ...]:
-    """The rows that norms of the stream and norms of queries and keys both have."""
+    """The rows that norms of the stream and norms of queries and keys both have. `qk_norm.present`: no norm there."""
+    of_stream = part == "norm"
+    kinds = ("rms", "layer", "none") if of_stream else ("rms", "layer")
     return (
-        Knob(f"{part}.kind", CHOICE, part, f"RMS norm, layer norm or none, of {words}.", "rms",
-             ("rms", "layer", *(["none"] if part == "norm" else [])), judged=part == "norm"),
+        Knob(f"{part}.kind", CHOICE, part, f"RMS norm{', layer norm or none' if of_stream else ' or layer norm'}, of {words}.",
+             "rms", kinds, judged=of_stream),
         Knob(f"{part}.eps", REAL, part, f"What {words} add to the mean square (or variance) inside the root.", 1e-5, span=EPS),
         Knob(f"{part}.offset", REAL, part, f"What is added to the stored weight of {words}.", 0.0, span=SHIFT),
         Knob(f"{part}.weight", CHOICE, part, f"Whose weight {words} have.", OWN, judged=True, formula=False),

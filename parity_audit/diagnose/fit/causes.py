@@ -4,8 +4,8 @@
 
 Under the spec's values the residual of a right component is rounding. Where it is more, `explain` searches for one knob, or
 for two or three that are wrong together, whose values leave rounding; an explanation must also hold at the other visible
-sites of the layer that ask for its knobs. Both sides are
-treated alike, so a reference that departs from the spec is found the same way.
+sites of the layer that ask for its knobs. Both sides are treated alike, so a reference that departs from the spec is found the
+same way.
 """
 
 from __future__ import annotations
@@ -152,16 +152,19 @@ def _holds(at: _AtSite, one: Explanation) -> bool:
     values = under(residuals, one.values, at.parts[0].layer)
     if residual(residuals, at.parts, values) > at.limit:
         return False
-    for knob in one.values:
-        if knob in ORDER_OF_A_BLOCK:
-            if any(residual(residuals, other, values) > MORE_ON_ALL * at.limit for other in _siblings(at, knob)):
-                return False
-        elif not knob.startswith(OWN_AT_EACH_SITE) and any(
-            residual(residuals, other, values) > max(MORE_ON_ALL * residual(residuals, other), at.limit)
-            for other in _siblings(at, knob)
-        ):
-            return False
-    return True
+    return all(
+        residual(residuals, other, values) <= _may_leave(at, knob, other)
+        for knob in one.values
+        if knob in ORDER_OF_A_BLOCK or not knob.startswith(OWN_AT_EACH_SITE)
+        for other in _siblings(at, knob)
+    )
+
+
+def _may_leave(at: _AtSite, knob: str, other: Sequence[Component]) -> float:
+    """What a knob's value may leave at another site of the layer: rounding where it is the order of the block."""
+    if knob in ORDER_OF_A_BLOCK:
+        return MORE_ON_ALL * at.limit
+    return max(MORE_ON_ALL * residual(at.searched.side.residuals, other), at.limit)
 
 
 def _siblings(at: _AtSite, knob: str) -> Iterator[list[Component]]:

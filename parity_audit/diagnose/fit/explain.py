@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
-from parity_audit.diagnose.fit.search import Difference, Fitted, fitted, is_number, named, shortened, together
+from parity_audit.diagnose.fit.search import Difference, fitted, named, shortened, together
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, STRUCTURE
 
 MORE_ON_ALL = 10.0
@@ -118,14 +119,14 @@ class _Search:
 
     def by_size(self) -> Iterator[list[Explanation]]:
         """Sets of one knob, then of two and more; what is far from rounding on the smallest probe is not tried on all."""
-        tried = list(self._with_one_more(self._left_by({}, [self.small])))
+        whole = self._left_by({}, [self.small])
+        tried = list(self._with_one_more(whole))
         yield self._on_all(_best_of_each(tried))
         for _ in range(2, MOST_KNOBS + 1):
-            starts = self._starts(tried)
+            starts = _starts(tried, HELPS * whole.residual)
             if not starts:
                 return
-            grown = [more for start in starts for more in _best_of_each(list(self._with_one_more(start)))
-                     if more.residual < start.residual]  # fmt: skip
+            grown = [more for start in starts for more in self._with_one_more(start) if more.residual < start.residual]
             tried = [self._polished(one, [self.small]) for one in _least(_best_of_each(grown), POLISHED)]
             yield self._on_all(tried)
 
@@ -138,19 +139,7 @@ class _Search:
             others = named(row, difference, own, most)
             best = fitted(row, difference, own, most, tried=others, enough=self.limit)
             for one in (best, *(other for other in others if other.value != best.value)):
-                yield _explanation({**start.values, knob: one.value}, one)
-
-    def _starts(self, tried: Sequence[Explanation]) -> list[Explanation]:
-        """What is held while another knob is searched: what helps most (of each knob and of all values) and, as the first of a
-        set, every choice."""
-        whole = self._left_by({}, [self.small])
-        helping = [one for one in tried if one.residual <= HELPS * whole.residual]
-        choices = [one for one in tried if len(one.values) == 1 and all(_is_choice(knob) for knob in one.values)]
-        starts: list[Explanation] = []
-        for one in (*_least(_best_of_each(helping), BEAM), *_least(helping, BEAM), *choices):
-            if one not in starts and one.residual < float("inf"):
-                starts.append(one)
-        return starts
+                yield Explanation(values={**start.values, knob: one.value}, residual=one.left)
 
     def _on_all(self, tried: Iterable[Explanation]) -> list[Explanation]:
         return [self._polished(one, self.parts) for one in tried if one.residual <= MORE_ON_ALL * self.limit]
@@ -180,8 +169,16 @@ class _Search:
         return Explanation(values=values, residual=left)
 
 
-def _explanation(values: Setting, found: Fitted) -> Explanation:
-    return Explanation(values=values, residual=found.left)
+def _starts(tried: Sequence[Explanation], enough: float) -> list[Explanation]:
+    """What is held while another knob is searched: what helps most (of each knob and of all values) and, as the first of a set,
+    every choice."""
+    helping = [one for one in tried if one.residual <= enough]
+    choices = [one for one in tried if len(one.values) == 1 and all(_is_choice(knob) for knob in one.values)]
+    starts: list[Explanation] = []
+    for one in (*_least(_best_of_each(helping), BEAM), *_least(helping, BEAM), *choices):
+        if one not in starts and one.residual < float("inf"):
+            starts.append(one)
+    return starts
 
 
 def _left(one: Explanation) -> float:

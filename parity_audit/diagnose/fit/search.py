@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parity_audit.diagnose.agreement import is_number
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, STRUCTURE, Knob
 
 ROUNDING = 1e-10
@@ -82,11 +83,6 @@ def fitted(
     # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value.
     near = [one for one in by_name if one.left <= max(EQUALLY * best.left, ROUNDING)]
     return min(near, key=lambda one: one.left, default=best)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number; true and false are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None:
