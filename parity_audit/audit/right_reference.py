@@ -28,7 +28,8 @@ from parity_audit.core.types import BackendRef, Edit, NotTested
 from parity_audit.repair.choose import NO_PATCH_KINDS, each_once
 from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.repair.render import render
-from parity_audit.specs.view import edits, knob_values
+from parity_audit.specs.settings import edits
+from parity_audit.specs.view import knob_values
 
 GOOD = (Verdict.EXACT, Verdict.PARITY)
 WRONG_SIDES = ("reference", "both")

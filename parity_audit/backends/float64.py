@@ -11,7 +11,7 @@ float16 and bfloat16 number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -27,11 +27,13 @@ DOWNCASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
 
 PLAIN = (nn.Linear, nn.Embedding)
-"""Modules that only call a function of which `_Promote` promotes the weight; one whose hook brings it casts it to the dtype that
-it has, and leaves it in that."""
+"""Modules that only call a function of which `_Promote` promotes the weight, or its result; one whose hook brings it casts it
+to the dtype that it has, and leaves it in that."""
 BLOCK_NUMBERS = 1 << 20
 """Promoted at a time: 8 MiB, which stay in the cache until they are used."""
 GROUPED = {getattr(holder, name, None) for holder, name in ((torch, "_grouped_mm"), (F, "grouped_mm"))} - {None}
+TAKE_LOW = {F.embedding, F.linear, *GROUPED}
+"""Functions that take a weight in its own dtype here: what they make is float64 all the same."""
 
 
 class _Promote(TorchFunctionMode):
@@ -41,6 +43,8 @@ class _Promote(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in DOWNCASTS:
             return args[0].double()
+        if func not in TAKE_LOW and func.__name__ != "__get__":
+            args = tuple(_whole(arg) for arg in args)
         args = tuple(_raised(arg) for arg in args)
         kwargs = {key: _raised(value) for key, value in kwargs.items()}
         if func is F.linear:
@@ -74,6 +78,11 @@ def _grouped(rows: Tensor, weights: Tensor, *, offs: Tensor, bias: Tensor | None
     return out if bias is None else out + bias.double()
 
 
+def _whole(value: Any) -> Any:
+    """A float64 copy of a weight that stays in its dtype while its module runs, for functions that want all of it."""
+    return value.double() if isinstance(value, nn.Parameter) and value.dtype in LOW else value
+
+
 def _raised(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in LOW else value
 
@@ -83,22 +92,32 @@ def promoted(root: nn.Module) -> Iterator[None]:
     """Run `root` in true float64 inside this context; its weights are untouched afterwards."""
     with ExitStack() as stack:
         for module in root.modules():
-            if (type(module) not in PLAIN or keeps(module)) and (module._parameters or module._buffers):
-                stack.enter_context(_promoted_while_running(module))
+            left = () if keeps(module) else _left_as_stored(module)
+            if {*module._parameters, *module._buffers} - set(left):
+                stack.enter_context(_promoted_while_running(module, left))
         stack.enter_context(_default_dtype(torch.float64))
         stack.enter_context(_Promote())
         yield
 
 
+def _left_as_stored(module: nn.Module) -> tuple[str, ...]:
+    """The tensors of a module that stay in their dtype while it runs: the table of a subclass of `Embedding` is read as that of
+    an embedding, and a copy of all of it would be the largest tensor of a model."""
+    if type(module) in PLAIN:
+        return tuple(module._parameters)
+    return ("weight",) if isinstance(module, nn.Embedding) else ()
+
+
 @contextmanager
-def _promoted_while_running(module: nn.Module) -> Iterator[None]:
-    """Swap the module's own floating tensors for float64 copies between its first and last line."""
+def _promoted_while_running(module: nn.Module, left: Collection[str] = ()) -> Iterator[None]:
+    """Swap the module's own floating tensors, but those that are `left` as they are, for float64 copies between its first and
+    last line."""
     kept: list[tuple[dict[str, Any], str, Any]] = []
 
     def before(*_: Any) -> None:
         for store in (module._parameters, module._buffers):
             for name, value in store.items():
-                if isinstance(value, Tensor) and value.dtype in LOW:
+                if name not in left and isinstance(value, Tensor) and value.dtype in LOW:
                     kept.append((store, name, value))
                     store[name] = _copy(value)
 

@@ -29,8 +29,10 @@ def fingerprints(root: Any, request: WeightsRequest) -> Iterator[WeightPrint]:
 
 
 def canonical(value: Tensor, tap: WeightTap) -> Tensor:
-    """The tensor as the checkpoint stores it: float32 on the CPU, sliced, laid out, scaled and shifted back."""
-    value = laid_out(value.detach().to("cpu", torch.float32), tap)
+    """The tensor as the checkpoint stores it, on the CPU: sliced, laid out, and, in float32, scaled and shifted back."""
+    value = laid_out(value.detach().to("cpu"), tap)
+    if tap.scale is not None or tap.shift is not None:
+        value = value.to(torch.float32)
     if tap.scale is not None:
         value = value * tap.scale
     if tap.shift is not None:

@@ -185,6 +185,8 @@ class _Bench:
         return None if make is None else Values(self.probe, {hook.name: make})
 
     def _same(self, shown: Tensor, other: Tensor) -> bool:
+        if shown.shape != other.shape:
+            return False
         ours, theirs = self._real(shown), self._real(other)
         return relative_rms(ours - theirs, theirs) <= SAME * dtype_eps(self.sides.dtype)
 

@@ -24,7 +24,7 @@ from parity_audit.core.types import Edit, KnobValue, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.specs.schema import ResolvedKnob
-from parity_audit.specs.view import edits
+from parity_audit.specs.settings import edits
 
 FIRST_AMOUNTS = (1e-3, 0.04)
 """Relative; the second where the live value is stored too coarsely to hold the first."""

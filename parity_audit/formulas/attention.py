@@ -5,9 +5,10 @@
     z_i  = sum_j p_ij v_j
 
 Query head h reads key-value head h // (n_heads / n_kv_heads). ALiBi is written with the key's position: the paper's
-distance i - j differs from it by a constant per query, which cancels in the softmax, and programs add the former.
-Sources: grouped queries (arXiv 2305.13245), soft-cap (Gemma 2, arXiv 2408.00118), ALiBi (arXiv 2108.12409), sinks
-(gpt-oss, after arXiv 2309.17453).
+distance i - j differs from it by a constant per query, which cancels in the softmax, and programs add the former. In
+latent attention keys and values are made of a latent that is narrower than they are, and the end of a key, which alone
+is rotated, is one for all heads. Sources: grouped queries (arXiv 2305.13245), soft-cap (Gemma 2, arXiv 2408.00118), ALiBi
+(arXiv 2108.12409), sinks (gpt-oss, after arXiv 2309.17453), latents (DeepSeek-V2, arXiv 2405.04434).
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from einops import rearrange
+from einops import rearrange, repeat
 from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.formulas import attention, embedding, experts, norms, rotary
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
-from parity_audit.formulas.knobs import FLOAT32, GATE_UP
+from parity_audit.formulas.knobs import FLOAT32, GATE_UP, MISSING
 from parity_audit.formulas.logits import logits
 from parity_audit.formulas.mlp import gated
 from parity_audit.formulas.place import Place
@@ -26,6 +26,8 @@ from parity_audit.formulas.projections import heads, joined, project
 from parity_audit.formulas.residual import added
 
 Make = Callable[[Place], Tensor]
+LATENTS = {"q": "q_latent", "k": "kv_latent", "v": "kv_latent"}
+"""The latent that each is projected from, where a block has latents (DeepSeek)."""
 QUERY_ROWS = 256
 """Queries computed at a time where nobody asks for the attention matrices: 4 heads x 256 x 4160 keys are 34 MiB."""
 
@@ -58,8 +60,30 @@ def _resid_pre(at: Place) -> Tensor:
 
 
 def _attention_input(at: Place) -> Tensor:
-    """What queries, keys and values are projected from."""
+    """What attention reads of the stream."""
     return at.site("resid_pre" if at.knob("norm.order") == "post" else "ln1.out")
+
+
+def _projected_from(at: Place, part: str) -> Tensor:
+    """What queries, keys or values are projected from: a normalised latent where the block has one."""
+    latent = LATENTS[part]
+    return at.site(f"{latent}_norm.out") if at.has(f"norm.{latent}") else _attention_input(at)
+
+
+def _latent(at: Place, latent: str) -> Tensor:
+    return project(_attention_input(at), at.tensor(f"attn.{latent}"), at.weight(f"attn.{latent}.bias"))
+
+
+def _latent_norm(at: Place, latent: str) -> Tensor:
+    """The norm of a latent: of as many components as it has weights, because keys' shared part stands behind them."""
+    weight = at.tensor(f"norm.{latent}")
+    x = at.site(latent)[..., : len(weight)]
+    if at.knob("qk_norm.present") == MISSING:
+        return x
+    return norms.norm(
+        x, weight, None, kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"),
+        offset=at.knob("qk_norm.offset"), eps_place=at.knob("qk_norm.eps_place"),
+    )  # fmt: skip
 
 
 def _projected(at: Place, part: str) -> Tensor:
@@ -67,7 +91,7 @@ def _projected(at: Place, part: str) -> Tensor:
     if bias is True:
         at.tensor(f"attn.{part}.bias")
     made = project(
-        _attention_input(at) if part != "o" else joined(at.site("z")), at.tensor(f"attn.{part}"),
+        _projected_from(at, part) if part != "o" else joined(at.site("z")), at.tensor(f"attn.{part}"),
         None if bias is False else at.weight(f"attn.{part}.bias"),
     )  # fmt: skip
     if part == "o":
@@ -75,11 +99,34 @@ def _projected(at: Place, part: str) -> Tensor:
     return heads(made, at.dim("n_heads") if part == "q" else at.knob("n_kv_heads") or at.dim("n_kv_heads"))
 
 
+def _has_latents(at: Place) -> bool:
+    return at.has("norm.kv_latent")
+
+
+def _rotated_part(at: Place, part: str) -> Tensor:
+    """What turns where keys come from a latent: the end of each query, and the end of the latent, which all keys share."""
+    if part == "q":
+        return at.site("q")[..., -at.dim("d_rope") :]
+    shared = heads(at.site("kv_latent")[..., -at.dim("d_rope") :], 1)
+    return repeat(shared, "batch pos 1 d_rope -> batch pos head d_rope", head=at.dim("n_heads"))
+
+
+def _multiplied(at: Place, part: str) -> Tensor:
+    """The queries or keys of the scores, `[batch pos head d_head]`: what is rotated, behind what is not in latent attention."""
+    rotated = at.site(f"rot_{part}")
+    if not _has_latents(at):
+        return rotated
+    whole = at.site(part)
+    return torch.cat([whole[..., : -at.dim("d_rope")] if part == "q" else whole, rotated], -1)
+
+
 def _head_norm(at: Place, part: str) -> Tensor:
     return _normed_heads(at, part, at.site(part))
 
 
 def _normed_heads(at: Place, part: str, x: Tensor) -> Tensor:
+    if at.knob("qk_norm.present") == MISSING:
+        return x
     return norms.norm_of_heads(
         x, at.weight(f"norm.{part}"), at.weight(f"norm.{part}.bias"), axis=at.knob("qk_norm.axis"),
         kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"), offset=at.knob("qk_norm.offset"),
@@ -93,6 +140,8 @@ def _normed_late(at: Place, part: str) -> bool:
 
 
 def _before_rotation(at: Place, part: str) -> Tensor:
+    if _has_latents(at):
+        return _rotated_part(at, part)
     return at.site(part if not at.has(f"norm.{part}") or _normed_late(at, part) else f"{part}_norm.out")
 
 
@@ -127,7 +176,7 @@ def _grown(at: Place, q: Tensor) -> Tensor:
 
 def _scores(at: Place, rows: Tensor | None = None) -> Tensor:
     """Scores of the queries at `rows`, of all by default."""
-    q, k = at.site("rot_q"), at.site("rot_k")
+    q, k = _multiplied(at, "q"), _multiplied(at, "k")
     chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
     scale = at.knob("attention.scale")
     seen = visible(at.batch.mask, chosen, window=at.knob("attention.window"), kind=at.knob("attention.mask"))
@@ -223,9 +272,18 @@ def _post(at: Place) -> Tensor:
 
 def _router_weights(at: Place) -> Tensor:
     scored = at.site("mlp.router_logits")
-    chosen = experts.chosen_experts(scored, at.knob("moe.top_k"))
+    chosen = _chosen(at, scored)
     made = experts.router_weights(scored, chosen, router=at.knob("moe.router"), norm_topk=at.knob("moe.norm_topk"))
     return made * float(at.knob("moe.scale"))
+
+
+def _chosen(at: Place, scored: Tensor) -> Tensor:
+    """The experts of each token: those of the largest logits, or, where groups or a bias take part, of the largest scores."""
+    bias = at.weight("moe.choice_bias") if at.knob("moe.choice_bias") is not False else None
+    groups, kept = at.knob("moe.groups"), at.knob("moe.top_groups")
+    if groups > kept or bias is not None:
+        scored = experts.scores_for_choice(scored, router=at.knob("moe.router"), bias=bias, groups=groups, kept=kept)
+    return experts.chosen_experts(scored, at.knob("moe.top_k"))
 
 
 def _mlp_proj(at: Place) -> Tensor:
@@ -285,6 +343,8 @@ OUTSIDE: dict[str, Make] = {
 IN_BLOCK: dict[str, Make] = {
     "resid_pre": _resid_pre,
     "ln1.out": lambda at: _norm(at, at.site("resid_pre"), "norm.ln1"),
+    **{latent: partial(_latent, latent=latent) for latent in dict.fromkeys(LATENTS.values())},
+    **{f"{latent}_norm.out": partial(_latent_norm, latent=latent) for latent in dict.fromkeys(LATENTS.values())},
     **{part: partial(_projected, part=part) for part in "qkv"},
     **{f"{part}_norm.out": partial(_head_norm, part=part) for part in "qk"},
     **{f"rot_{part}": partial(_read_by_scores, part=part) for part in "qk"},
@@ -313,7 +373,8 @@ def sites_of(at: Place) -> list[str]:
     """The sites that a block has, in the order in which data flow: those whose tensors the checkpoint holds."""
     gone = set()
     for site, role in {"ln1_post.out": "norm.ln1_post", "ln2_post.out": "norm.ln2_post", "q_norm.out": "norm.q",
-                       "k_norm.out": "norm.k"}.items():  # fmt: skip
+                       "k_norm.out": "norm.k", "q_latent": "norm.q_latent", "q_latent_norm.out": "norm.q_latent",
+                       "kv_latent": "norm.kv_latent", "kv_latent_norm.out": "norm.kv_latent"}.items():  # fmt: skip
         gone |= {site} if not at.has(role) else set()
     moe = at.has("moe.router")
     gone |= {f"{part}_norm.out" for part in "qk" if _normed_late(at, part)}

@@ -1,13 +1,14 @@
 """A mixture of experts: the router's weights, and the weighted sum of what the experts make.
 
     w = f(l) at the k largest logits l, 0 elsewhere       f: softmax or sigmoid over all experts
+    c = f(l) + b                                          the choice, where it has groups or a bias b of its own
     w = w / sum(w)                                        where weights are renormalised over the chosen
     y = sum_e w_e D_e h(G_e x, U_e x)
     y + s(x) D h(G x, U x)                                where one expert takes all tokens; s: 1, or a sigmoid of x
 
 A softmax that is renormalised over the chosen is the softmax of the chosen logits alone. Sources: Mixtral
-(arXiv 2401.04088), Qwen3-MoE (arXiv 2505.09388), gpt-oss, Qwen1.5-MoE
-(transformers modeling_qwen2_moe).
+(arXiv 2401.04088), Qwen3-MoE (arXiv 2505.09388), gpt-oss, Qwen1.5-MoE (transformers modeling_qwen2_moe), DeepSeek-V3
+(arXiv 2412.19437).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from parity_audit.formulas.projections import project
@@ -27,12 +29,36 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "raw logits": torch.clone,
 }
 Rounding = Callable[[Tensor], Tensor]
+GROUP_BEST = 2
+"""Experts that a group of DeepSeek-V3 is judged by."""
 
 
 def chosen_experts(logits: Tensor, top_k: int) -> Tensor:
     """True at the `top_k` largest logits of each token `[... expert]`."""
     best = logits.topk(min(top_k, logits.shape[-1]), -1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, best, True)
+
+
+def scores_for_choice(
+    logits: Tensor, *, router: str = "softmax", bias: Tensor | None = None, groups: int = 1, kept: int = 1
+) -> Tensor:
+    """What the experts of a token are chosen by, `[... expert]`, -inf in the groups that are left out.
+
+    Args:
+        logits: `[... expert]`.
+        router: what makes a score of a logit, a key of `SCORES`.
+        bias: added to the scores for the choice alone, `[expert]`.
+        groups: of equally many neighbouring experts; a group is worth the sum of its `GROUP_BEST` largest scores.
+        kept: groups whose experts can be chosen.
+    """
+    scores = SCORES[router](logits)
+    scores = scores if bias is None else scores + bias
+    if kept >= groups:
+        return scores
+    grouped = rearrange(scores, "... (group expert) -> ... group expert", group=groups)
+    worth = grouped.topk(min(GROUP_BEST, grouped.shape[-1]), -1).values.sum(-1)
+    left = ~chosen_experts(worth, kept)
+    return rearrange(grouped.masked_fill(left[..., None], -torch.inf), "... group expert -> ... (group expert)")
 
 
 def router_weights(

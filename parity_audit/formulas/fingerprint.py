@@ -18,7 +18,7 @@ FOLD, BLOCK_ROWS = 4096, 64
 
 
 def fingerprint(name: str, value: Tensor) -> WeightPrint:
-    """Hash, rms and sketch of one float32 tensor, a block at a time.
+    """Hash, rms and sketch of one tensor as float32, a block at a time: no float32 copy of a whole narrower one is made.
 
     The sketch is the inner product of the flat tensor, folded into rows, with products of a row wave and a
     column wave of irrational frequencies, over its norm: cheap, reproducible without a generator, and changed
@@ -27,11 +27,12 @@ def fingerprint(name: str, value: Tensor) -> WeightPrint:
     Raises:
         BackendFailed: the tensor holds NaN or infinity.
     """
-    digest = hashlib.sha256(value.numpy()).hexdigest()  # type: ignore[arg-type]
-    flat = value.flatten()
+    digest, flat = hashlib.sha256(), value.flatten()
     columns = _waves(torch.arange(FOLD))
     square, products = 0.0, torch.zeros(SKETCHES, dtype=torch.float64)
     for number, block in enumerate(torch.split(flat, FOLD * BLOCK_ROWS)):
+        block = block.to(torch.float32)
+        digest.update(block.numpy())  # type: ignore[arg-type]
         rows = F.pad(block, (0, -len(block) % FOLD)).double().view(-1, FOLD)
         square += float(rows.flatten() @ rows.flatten())
         products += ((rows @ columns) * _waves(number * BLOCK_ROWS + torch.arange(len(rows)) + 1)).sum(0)
@@ -41,7 +42,11 @@ def fingerprint(name: str, value: Tensor) -> WeightPrint:
     norm = math.sqrt(square)
     sketch = tuple(float(product) / norm if norm else 0.0 for product in products)
     return WeightPrint(
-        name=name, shape=tuple(value.shape), sha256=digest, rms=norm / math.sqrt(max(flat.numel(), 1)), sketch=sketch
+        name=name,
+        shape=tuple(value.shape),
+        sha256=digest.hexdigest(),
+        rms=norm / math.sqrt(max(flat.numel(), 1)),
+        sketch=sketch,
     )
 
 

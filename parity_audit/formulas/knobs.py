@@ -11,7 +11,7 @@ from typing import Any
 
 REAL, COUNT, CHOICE, FLAG, STRUCTURE = "real", "count", "choice", "flag", "structure"
 """A real number; a whole number; one of a few names; true or false; or a value with parts of its own (a dictionary)."""
-OWN, FULL, FLOAT32 = "the checkpoint's", "full", "float32"
+OWN, FULL, FLOAT32, MISSING = "the checkpoint's", "full", "float32", "missing"
 FACTOR, SHIFT, EPS, CAP = (1e-4, 1e4), (-100.0, 100.0), (1e-14, 1.0), (0.1, 1e4)
 """Ends between which a factor, a shift, an eps or a cap is searched: far beyond every released model."""
 
@@ -76,6 +76,8 @@ GATE_UP = ("gate activated", "up activated", "every other row of both", "halves 
 """The last two: a fused tensor of gate and up is cut into every other row, or cut in halves though its rows alternate."""
 MASKS = ("causal", "not causal", "sees one key ahead", "hides the query's own key", "sees padding")
 """Masks that differ from the causal one by what they show or hide; the window comes on top."""
+PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written as halves")
+"""The last two write the turned components in the order of the other: scores are those of what comes first."""
 POSITIONS_PER_STEP = (4, 16, 64, 256, 1024, 4096, 8192)
 """Steps of a temperature by position that are tried; released models have 4096 and 8192."""
 
@@ -90,10 +92,11 @@ ROWS: tuple[Knob, ...] = (
     Knob("norm.order", CHOICE, "norm",
          "Whether sublayers read normalised input (in its place), or only their output is normalised (post).", "in its place",
          ("in its place", "post"), judged=True),
-    *_norm("qk_norm", "the norms of queries and keys"),
+    *_norm("qk_norm", "the norms of queries and keys, or of the latents that they are made of,"),
     Knob("qk_norm.axis", CHOICE, "qk_norm", "Queries and keys are normalised per head, or over the whole projection.", "head",
          ("head", "projection")),
-    Knob("qk_norm.present", CHOICE, "qk_norm", "Whether queries and keys are normalised.", "present", judged=True, formula=False),
+    Knob("qk_norm.present", CHOICE, "qk_norm", "Whether queries and keys are normalised.", "present", ("present", MISSING),
+         judged=True),
     Knob("qk_norm.order", CHOICE, "qk_norm", "Queries and keys are normalised before or after the rotation.", "before rotation",
          ("before rotation", "after rotation"), judged=True),
     Knob("n_kv_heads", COUNT, "qkv", "Heads of keys and values; consecutive query heads share one.", span=(1, 1024)),
@@ -105,7 +108,8 @@ ROWS: tuple[Knob, ...] = (
          optional=True, confused_with=("rope.scaling", "rope.partial")),
     Knob("rope.scaling", STRUCTURE, "rope", "How the rotary frequencies are changed for long contexts.", optional=True,
          starts=({"rope_type": "linear", "factor": 4.0},), confused_with=("rope.theta",)),
-    Knob("rope.pairing", CHOICE, "rope", "Which components of a head turn together.", "half", ("half", "adjacent")),
+    Knob("rope.pairing", CHOICE, "rope", "Which components of a head turn together, and where they are written.", "half",
+         PAIRINGS),
     Knob("rope.partial", COUNT, "rope", "How many components of a head are rotated; all of them where absent.", span=(2, 1024),
          optional=True, confused_with=("rope.theta",)),
     Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, span=SHIFT, judged=True),
@@ -145,6 +149,11 @@ ROWS: tuple[Knob, ...] = (
     Knob("mlp.gate_up", CHOICE, "mlp", "Which of the two inner projections is activated, and how a fused tensor of both is cut.",
          "gate activated", GATE_UP, judged=True),
     Knob("moe.top_k", COUNT, "mlp.router", "Experts per token.", 1, span=(1, 1024)),
+    Knob("moe.groups", COUNT, "mlp.router", "Groups of neighbouring experts.", 1, span=(1, 1024)),
+    Knob("moe.top_groups", COUNT, "mlp.router", "Groups that a token's experts are chosen from.", 1, span=(1, 1024)),
+    Knob("moe.choice_bias", FLAG, "mlp.router",
+         "Whether a stored bias per expert takes part in the choice; where a spec is silent, if the checkpoint holds one.", None,
+         (True, False)),
     Knob("moe.norm_topk", FLAG, "mlp.router", "Whether weights are divided by their sum over the chosen experts.", True,
          (True, False)),
     Knob("moe.router", CHOICE, "mlp.router", "What makes a weight of a router's logit.", "softmax",

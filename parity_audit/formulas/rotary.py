@@ -13,6 +13,11 @@ from einops import rearrange
 from torch import Tensor
 
 HALF, ADJACENT = "half", "adjacent"
+READ_WRITTEN = {
+    HALF: (HALF, HALF), ADJACENT: (ADJACENT, ADJACENT),
+    "half, written as adjacent": (HALF, ADJACENT), "adjacent, written as halves": (ADJACENT, HALF),
+}  # fmt: skip
+"""Which components turn together, and where the turned ones are written: scores are the same wherever that is."""
 FREQUENCIES_32, TABLE_32, FULL = "float32 frequencies", "float32 table", "full"
 """What is rounded to float32: the frequencies, or also the cosines and sines of a table (GPT-J); or nothing."""
 LAYOUTS = {HALF: "... (two pair) -> two ... pair", ADJACENT: "... (pair two) -> two ... pair"}
@@ -35,12 +40,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: 
 
     Args:
         cos, sin: `[batch pos pair]`.
-        pairing: "half" or "adjacent".
+        pairing: a key of `READ_WRITTEN`.
         factor: on cos and sin.
     """
     d_rot = 2 * cos.shape[-1]
     own, rest = x[..., :d_rot], x[..., d_rot:]
-    a, b = rearrange(own, LAYOUTS[pairing], two=2)
+    read, written = READ_WRITTEN[pairing]
+    a, b = rearrange(own, LAYOUTS[read], two=2)
     cos, sin = (rearrange(t, "batch pos pair -> batch pos 1 pair") * factor for t in (cos, sin))
-    turned = rearrange(torch.stack([a * cos - b * sin, b * cos + a * sin]), BACK[pairing], two=2)
+    turned = rearrange(torch.stack([a * cos - b * sin, b * cos + a * sin]), BACK[written], two=2)
     return torch.cat([turned, rest], -1)

@@ -14,7 +14,8 @@ from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import stderr_of
 from parity_audit.diagnose.returned import NO_PATCH
 from parity_audit.repair.layers import RELATIVE, on_layers
-from parity_audit.specs.view import dims, edit_note, edits, knob_values, live_path, roles
+from parity_audit.specs.settings import edit_note, edits, live_path
+from parity_audit.specs.view import dims, knob_values, roles
 
 NO_SETTING = {**NO_PATCH, STATE: CHANGED}
 NO_PATCH_KINDS = ("unexplained", "weights", "hook")

@@ -18,7 +18,8 @@ from parity_audit.diagnose.identify.linear.family import PROJECTIONS
 from parity_audit.diagnose.identify.rotary.scalings import as_setting
 from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, whole_value
 from parity_audit.repair.layers import on_layers
-from parity_audit.specs.view import dims, edits, roles
+from parity_audit.specs.settings import edits
+from parity_audit.specs.view import dims, roles
 
 SITE_OF_ROLE = {
     "embed": "embed", "unembed": "logits", **{role: site for site, role in NORM_AT.items()},

@@ -22,6 +22,8 @@ WHEN_ABSENT: dict[str, Any] = {
     "rope.theta": 10000.0, "rope.scaling": {"rope_type": "linear", "factor": 2.0},
 }  # fmt: skip
 """What a constant that a spec says is absent is changed to."""
+PARTS_OF = {"n_kv_heads": "n_heads", "moe.groups": "n_experts"}
+"""Counts that divide another: a model can have no other ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,8 @@ def _others(row: Knob, value: Any, residuals: Residuals) -> Iterator[tuple[str, 
 
 def _is_absence(row: Knob, value: Any, residuals: Residuals) -> bool:
     """Whether a value is what its absence means: with all components of a head rotated, none are left out."""
-    return row.name == "rope.partial" and value == residuals.decoder.dims["d_head"]
+    dims = residuals.decoder.dims
+    return row.name == "rope.partial" and value == dims.get("d_rope", dims["d_head"])
 
 
 def _same_rotation(row: Knob, one: Any, other: Any, residuals: Residuals) -> bool:
@@ -143,8 +146,9 @@ def _function(choice: Any) -> Any:
 def _count(row: Knob, value: int, residuals: Residuals) -> int:
     """The next whole number that the model could have."""
     dims = residuals.decoder.dims
-    if row.name == "n_kv_heads":
-        return next(count for count in range(dims["n_heads"], 0, -1) if dims["n_heads"] % count == 0 and count != value)
+    if row.name in PARTS_OF:
+        whole = dims[PARTS_OF[row.name]]
+        return next(count for count in range(whole, 0, -1) if whole % count == 0 and count != value)
     if row.name == "rope.partial":
         return value - 2
     return value - 1 if value == dims.get("n_experts") else value + 1

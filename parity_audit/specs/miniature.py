@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import Checkpoint
@@ -29,7 +29,7 @@ from parity_audit.specs.canonical import written_name
 from parity_audit.specs.draws import DEFAULT_SCALES, draw, inputs_of, tapered
 from parity_audit.specs.other_forms import QUANTISED
 from parity_audit.specs.resolve import ResolvedModel
-from parity_audit.specs.schema import ModelEntry
+from parity_audit.specs.schema import ModelEntry, Spec
 from parity_audit.specs.sealed import sealed
 from parity_audit.specs.statistics import make_real
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
@@ -174,7 +174,7 @@ def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
     model = _empty_model(recipe.config, torch.bfloat16 if recipe.size == FULL else torch.float32)
     rotary = _plain_rotary(recipe, sizes)
     offset = _norm_offset(recipe)
-    for name, parameter, owner in _parameters(model):
+    for name, parameter, owner in _drawn(model, recipe.model.spec):
         value = draw(
             name, tuple(parameter.shape), seed=recipe.seed, scales=recipe.scales, kinds=recipe.kinds,
             norm=_norm_scale(name, owner, recipe.model), offset=offset,
@@ -203,14 +203,20 @@ def _empty_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     return cast(nn.Module, model)
 
 
-def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
-    """Name, parameter and owner; a tied parameter once."""
-    return [
-        (name, parameter, model.get_submodule(name.rpartition(".")[0])) for name, parameter in model.named_parameters()
-    ]
+def _drawn(model: nn.Module, spec: Spec) -> list[tuple[str, Tensor, nn.Module]]:
+    """Name, tensor and owner of every parameter, a tied one once, and of the buffers that play a role."""
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if _roles_of(name, spec)]
+    every: list[tuple[str, Tensor]] = [*model.named_parameters(), *buffers]
+    return [(name, tensor, model.get_submodule(name.rpartition(".")[0])) for name, tensor in every]
 
 
-def _stored_transposed(owner: nn.Module, parameter: nn.Parameter) -> bool:
+def _roles_of(name: str, spec: Spec) -> set[str]:
+    """The roles that a checkpoint tensor of this name plays."""
+    pattern = ".".join("{l}" if part.isdigit() else part for part in name.split("."))
+    return {role for role, entry in spec.content.roles.items() if entry and role_tensor(entry) == pattern}
+
+
+def _stored_transposed(owner: nn.Module, parameter: Tensor) -> bool:
     """`[in, out]`: GPT-2's Conv1D, and experts that multiply from the left."""
     return type(owner).__name__ == "Conv1D" or (parameter.ndim == 3 and bool(getattr(owner, "is_transposed", False)))
 
@@ -219,8 +225,7 @@ def _norm_scale(name: str, owner: nn.Module, model: ResolvedModel) -> str | None
     """Which scale holds the mean of a norm's weights, None for what is not a norm."""
     if "norm" not in type(owner).__name__.lower():
         return None
-    pattern = ".".join("{l}" if part.isdigit() else part for part in name.split("."))
-    roles = {role for role, entry in model.spec.content.roles.items() if entry and role_tensor(entry) == pattern}
+    roles = _roles_of(name, model.spec)
     if "norm.final" in roles:
         return "final_norm_mean"
     return "post_norm_mean" if roles & {"norm.ln1_post", "norm.ln2_post"} else "norm_mean"

@@ -35,7 +35,8 @@ class KnobEntry(_Strict):
 
 
 class SiteEntry(_Strict):
-    """Where a backend shows a site, and `when` a model has it (an expression); see `core.types.SiteTap`.
+    """Where a backend shows a site, and `when` a model has it (an expression of the config and of the layer `l`); see
+    `core.types.SiteTap`.
 
     In `module`, `{l}` is the block and `{l+1}` the next one; `last`, where given, is the module for the last block.
     """
@@ -53,7 +54,7 @@ class SiteEntry(_Strict):
 
 
 class WeightEntry(_Strict):
-    """Where a backend keeps a checkpoint tensor, and `when` a model has it; see `core.types.WeightTap`."""
+    """Where a backend keeps a checkpoint tensor, and `when` a model has it (as in `SiteEntry`); see `core.types.WeightTap`."""
 
     path: str
     when: str = "true"

@@ -12,7 +12,8 @@ from parity_audit.core.wire import FLOAT64, NATIVE, ApplyRequest, LoadRequest, R
 from parity_audit.specs.facts import decoder_facts
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
-from parity_audit.specs.view import edits, taps
+from parity_audit.specs.settings import edits
+from parity_audit.specs.view import taps
 
 MODELS = {spec.name: next(iter(spec.content.models)) for spec in list_specs()}
 COMPONENT = 1e-10

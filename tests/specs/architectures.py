@@ -106,6 +106,8 @@ def moved(value: Any, knob: str) -> Any:
         return None if not isinstance(value, str) else "gelu" if value == "relu" else "relu"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value == 0:
         return None
-    if knob in ("moe.top_k", "pos_embed.offset"):
+    if knob in ("moe.top_k", "moe.top_groups", "pos_embed.offset"):
         return value + 1
+    if knob == "moe.groups":
+        return 2 * value
     return value * (10.0 if knob.endswith("eps") else 1.5 if knob.endswith("softcap") else 1.1)

@@ -5,7 +5,7 @@ import transformers
 from architectures import VERSION, Architecture, apart, moved
 
 from parity_audit.checks.preflight import config_warnings
-from parity_audit.specs import view
+from parity_audit.specs import settings, view
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 
@@ -65,7 +65,7 @@ def test_every_knob_that_can_be_set_moves_the_logits(architecture):
     silent = {}
     for knob, known in view.knob_values(spec, config).items():
         value = moved(known.value, knob)
-        edits = value is not None and view.edits(spec, "hf", knob, value, config, VERSION, {})
+        edits = value is not None and settings.edits(spec, "hf", knob, value, config, VERSION, {})
         if edits and (ratio := apart(architecture.logits_with(edits), clean) / floor) < EXCITED:
             silent[knob] = ratio
 

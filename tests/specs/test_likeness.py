@@ -6,7 +6,8 @@ from pathlib import Path
 
 from parity_audit.specs.load import load_spec
 from parity_audit.specs.resolve import resolve_model
-from parity_audit.specs.view import edit_note, taps, weight_taps
+from parity_audit.specs.settings import edit_note
+from parity_audit.specs.view import taps, weight_taps
 
 FAMILY = """
 architecture: (family)

@@ -7,7 +7,8 @@ import pytest
 from parity_audit.core.errors import UsageError
 from parity_audit.formulas.frequencies import rope_table
 from parity_audit.specs.resolve import resolve_model
-from parity_audit.specs.view import dims, edits, knob_values, not_visible, taps, weight_taps
+from parity_audit.specs.settings import edits
+from parity_audit.specs.view import dims, knob_values, not_visible, taps, weight_taps
 
 
 def values(name):

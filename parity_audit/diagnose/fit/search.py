@@ -80,9 +80,9 @@ def fitted(
     elif row.span is not None and row.kind != COUNT:
         tried.append(_real(difference, start, row.span, enough))
     best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
-    # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value.
-    near = [one for one in by_name if one.left <= max(EQUALLY * best.left, ROUNDING)]
-    return min(near, key=lambda one: one.left, default=best)
+    # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value;
+    # of named values that nobody can tell apart it is the first.
+    return next((one for one in by_name if one.left <= max(EQUALLY * best.left, ROUNDING)), best)
 
 
 def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None:
@@ -104,7 +104,8 @@ def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
     if row.optional and start is not None:
         yield None
     if row.kind == COUNT and limit <= FEW:
-        yield from (count for count in range(limit + 1) if count != start)
+        least = 0 if row.span is None else int(row.span[0])
+        yield from (count for count in range(least, limit + 1) if count != start)
 
 
 def _at(difference: Difference, value: Any) -> Fitted:

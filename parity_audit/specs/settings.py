@@ -1,0 +1,156 @@
+"""How a backend is given a knob's value: the edits of its section of a spec, filled in for one config and release."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from parity_audit.core.types import Edit, KnobValue
+from parity_audit.formulas.alibi import times_usual
+from parity_audit.formulas.frequencies import attention_factor, kind_of, rope_table
+from parity_audit.specs.expr import ExprError, evaluate
+from parity_audit.specs.schema import ResolvedKnob, Spec
+from parity_audit.specs.view import config_names, dims, joined, knob_values, roles, section
+
+
+def edits(
+    spec: Spec,
+    backend_key: str,
+    knob: str,
+    value: KnobValue,
+    config: Mapping[str, Any],
+    version: str,
+    known: Mapping[str, KnobValue],
+    now: KnobValue = None,
+) -> tuple[Edit, ...] | None:
+    """The edits that give a knob this value, None where the backend has no setting for it.
+
+    `known`: values that other knobs shall take; a rotary table needs its base and its scaling together.
+    `now`: the value that is in force, for edits that can only be said relative to it; None for the spec's.
+    """
+    entry = section(spec, backend_key, version).knobs.get(knob)
+    if entry is None or not entry.edits:
+        return None
+    targets = {**{name: item.value for name, item in knob_values(spec, config).items()}, **known, knob: value}
+    own = knob_values(spec, config).get(knob)
+    names = config_names(
+        config, **dims(spec, config), value=value, now=own.value if now is None and own is not None else now
+    )  # fmt: skip
+
+    def rotaries(layers: Iterable[int] | None = None) -> list[dict[str, Any]]:
+        dealt = {name: _dealt(spec, config, name, given) for name, given in targets.items() if name.startswith("rope.")}
+        return [
+            _rotary({name: given[layer] for name, given in dealt.items()}, names["d_head"])
+            for layer in (range(names["n_layers"]) if layers is None else layers)
+        ]
+
+    def turning() -> list[int]:
+        """The layers that rotate anything: a table that all share is theirs."""
+        bases = _dealt(spec, config, "rope.theta", targets.get("rope.theta"))
+        return [layer for layer, base in enumerate(bases) if base is not None]
+
+    functions = {
+        "rotary": lambda: joined(rotaries(turning() or None)),
+        "rotaries": rotaries,
+        "rotary_of": lambda kind: rotaries()[names["layer_types"].index(kind)],
+        "rope_parameters": lambda: _rope_parameters(targets, names),
+        "per_layer": lambda: _dealt(spec, config, knob, value),
+        "windows": lambda: _dealt(spec, config, knob, value),
+        "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
+        "layer_types": lambda: _layer_types(_dealt(spec, config, knob, value)),
+        "times_usual_slopes": lambda: _expressible(times_usual(value)),
+        "window_kinds": lambda: [
+            "global" if window is None else "local" for window in _dealt(spec, config, knob, value)
+        ],
+        "windowed": lambda: [window is not None for window in _dealt(spec, config, knob, value)],
+    }
+    try:
+        made = tuple(
+            Edit(op=edit.op, path=path, value=_filled(edit.value, names, functions))
+            for edit in entry.edits
+            for path in _edit_paths(edit.path, spec, config)
+        )
+        return made or None
+    except ExprError:  # a value that this setting cannot hold
+        return None
+
+
+def _expressible(value: float | None) -> float:
+    """The number, where there is one. Raises ExprError."""
+    if value is None:
+        raise ExprError("no single number says this")
+    return value
+
+
+def _edit_paths(path: str, spec: Spec, config: Mapping[str, Any]) -> list[str]:
+    """The path itself; `role:norm.ln` stands for every checkpoint tensor of a role of that name, biases left out."""
+    prefix = path.removeprefix("role:")
+    if prefix == path:
+        return [path]
+    layers = range(dims(spec, config)["n_layers"])
+    found = (
+        tap.path
+        for layer in (None, *layers)
+        for role, tap in roles(spec, config, layer).items()
+        if role.startswith(prefix) and not role.endswith(".bias")
+    )
+    return list(dict.fromkeys(map(live_path, found)))
+
+
+def live_path(tensor: str) -> str:
+    """The path of a checkpoint tensor in a module tree: numbers are indices."""
+    return re.sub(r"\.(\d+)", r"[\1]", tensor)
+
+
+def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue) -> list[Any]:
+    """One value per layer: `setting` itself if it says so for each, else on the knob's layers with `off` on the others."""
+    known = knob_values(spec, config).get(knob, ResolvedKnob(value=None))
+    count = dims(spec, config)["n_layers"]
+    if isinstance(setting, list) and len(setting) == count:
+        return setting
+    return [setting if known.layers is None or layer in known.layers else known.off for layer in range(count)]
+
+
+def _widest(windows: list[Any]) -> int | None:
+    """The one window that a transformers config can name."""
+    return max((round(window) for window in windows if window), default=None)
+
+
+def _layer_types(windows: list[Any]) -> list[str]:
+    """Which layers use that window, as transformers configs say it."""
+    return ["sliding_attention" if window else "full_attention" for window in windows]
+
+
+def _rotary(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:
+    scaling, d_rot = targets.get("rope.scaling"), int(targets.get("rope.partial") or d_head)
+    table = rope_table(float(targets["rope.theta"]), scaling, d_rot)
+    return {
+        "inv_freq": table,
+        "attention_factor": attention_factor(scaling),
+        "pairing": targets.get("rope.pairing", "half"),
+    }
+
+
+def _rope_parameters(targets: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """The complete rope dictionary: overriding a part of it drops the rest in current transformers."""
+    scaling, turned = targets.get("rope.scaling") or {}, targets.get("rope.partial")
+    whole = turned is None or turned == sizes.get(
+        "d_rope"
+    )  # all of the end of a head that is rotated in latent attention
+    partial = {} if whole else {"partial_rotary_factor": turned / sizes["d_head"]}
+    return {**scaling, **partial, "rope_type": kind_of(scaling), "rope_theta": targets["rope.theta"]}
+
+
+def _filled(value: Any, names: dict[str, Any], functions: Mapping[str, Any]) -> Any:
+    if isinstance(value, str) and value.startswith("="):
+        return evaluate(value[1:], names, functions)
+    if isinstance(value, dict):
+        return {key: _filled(item, names, functions) for key, item in value.items()}
+    return value
+
+
+def edit_note(spec: Spec, backend_key: str, knob: str, version: str) -> str:
+    """What a user should know about a patch."""
+    entry = section(spec, backend_key, version).knobs.get(knob)
+    return entry.note if entry else ""
