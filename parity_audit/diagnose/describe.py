@@ -40,6 +40,8 @@ STREAM = (
 )  # fmt: skip
 SPACES = (STREAM, ("q", "q_norm.out", "rot_q"), ("k", "k_norm.out", "rot_k"))
 """Sites of a block whose tensors have the same axes, in the order of the data."""
+BESIDE = (("q", "k", "v"), ("q_latent", "kv_latent"), ("mlp.pre", "mlp.pre_linear"))
+"""Sites of one component none of which is made of another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,40 +93,48 @@ def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
     left: list[int] = []
     sites = _introducing(finding, sides)
     for layer in finding.layers or sorted({layer_of(site) for site in sites}, key=lambda x: x or 0):
-        found = _form(sites, layer, sides)
-        if found is None:
-            left += [] if layer is None else [layer]
-            continue
-        site, form = found
-        home = next(
-            (group for group in groups if _alike(group[0], form) and local_name(group[1]) == local_name(site)), None
-        )
-        if home is None:
-            groups.append((form, site, [layer]))
-        else:
-            home[2].append(layer)
+        found = _forms(sites, layer, sides)
+        left += [] if found or layer is None else [layer]
+        for site, form in found:
+            home = next(
+                (group for group in groups if _alike(group[0], form) and local_name(group[1]) == local_name(site)), None
+            )
+            if home is None:
+                groups.append((form, site, [layer]))
+            else:
+                home[2].append(layer)
     if not groups:
         return [finding]
     described_ones = [_finding(finding, *group) for group in groups]
     return [*described_ones, *([dataclasses.replace(finding, layers=tuple(left))] if left else [])]
 
 
-def _form(sites: Iterable[str], layer: int | None, sides: Replayed) -> tuple[str, Form] | None:
-    """The first of these sites in this layer, and the form that its values have."""
-    for site in sorted((site for site in sites if layer_of(site) == layer), key=site_order):
-        if site.endswith(".attn_scores") and _is_pattern(site, sides.own):
-            return site, Form(kind="source", value=COPIED, usual="as computed", left=0.0)
-        if site.endswith(".pattern") and _is_uniform(site, sides.own):
-            return site, Form(kind="source", value=UNIFORM, usual="as computed", left=0.0)
-        pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
-        form = None if pair is None else described(pair)
-        values = attended(site, sides.own, sides.true, sides.d_head) if local_name(site) == "z" else None
-        if values is not None and (behind := described(values)) is not None:
-            behind = dataclasses.replace(behind, kind=f"values.{behind.kind}")
-            form = nearer(form, behind)
-        if form is not None:
-            return site, form
-    return None
+def _forms(sites: Iterable[str], layer: int | None, sides: Replayed) -> list[tuple[str, Form]]:
+    """The first of these sites in this layer whose values have a form, with that form, and the sites of `BESIDE` it with theirs:
+    each of them follows from the component's input, and none from the other."""
+    own = sorted((site for site in sites if layer_of(site) == layer), key=site_order)
+    found: list[tuple[str, Form]] = []
+    for site in own:
+        beside = next((names for names in BESIDE if local_name(site) in names), ())
+        if found and not all(local_name(other) in beside for other, _ in found):
+            continue
+        form = _form(site, sides)
+        found += [] if form is None else [(site, form)]
+    return found
+
+
+def _form(site: str, sides: Replayed) -> Form | None:
+    """The form that the values of a site have."""
+    if site.endswith(".attn_scores") and _is_pattern(site, sides.own):
+        return Form(kind="source", value=COPIED, usual="as computed", left=0.0)
+    if site.endswith(".pattern") and _is_uniform(site, sides.own):
+        return Form(kind="source", value=UNIFORM, usual="as computed", left=0.0)
+    pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
+    form = None if pair is None else described(pair)
+    values = attended(site, sides.own, sides.true, sides.d_head) if local_name(site) == "z" else None
+    if values is not None and (behind := described(values)) is not None:
+        form = nearer(form, dataclasses.replace(behind, kind=f"values.{behind.kind}"))
+    return form
 
 
 def nearer(form: Form | None, behind: Form) -> Form:

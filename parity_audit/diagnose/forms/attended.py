@@ -88,7 +88,7 @@ def _for_heads(x: Tensor, heads: int) -> Tensor:
 
 def _turned(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values turned as the keys are: each pair of a key as a complex number, after over before, times that of the value."""
-    if not {"k", "rot_k"} <= row.keys():
+    if not {"k", "rot_k"} <= row.keys() or len({row[site].shape[-1] for site in ("k", "rot_k", "v")}) > 1:
         return {}
     found = {}
     for name, axes in PAIRINGS.items():

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, f64, real
+from parity_audit.diagnose.heads import multiplied
 
-SITES = {"q": ("rot_q", "q_norm.out", "q"), "k": ("rot_k", "k_norm.out", "k"), "v": ("v",), "z": ("z",)}
 MASKED_BELOW = -1e30
 FAR_BELOW = 5000.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One sequence: q, z `[pos head d_head]`, k, v `[pos kv_head d_head]` in float64, tokens in order.
+    """One sequence: q, z `[pos head d_head]`, k, v `[pos kv_head d_head]` in float64, tokens in order; v and z may be narrower.
 
     `kept` are the indices of the real tokens in the probe's row; v and z are None where hidden.
     """
@@ -50,12 +50,8 @@ def with_padding(evidence: Evidence, row: Row) -> Row:
 
 def core_of(evidence: Evidence, probe: str) -> dict[str, Tensor | None]:
     """q, k, v and z at the attention core; q and k as projected (or normed) only in a model without rotation."""
-    rotates = any(knob.startswith("rope.") for knob in evidence.knobs)
-    out = {}
-    for name, sites in SITES.items():
-        found = (evidence.tensor(probe, site) for site in (sites[:1] if rotates else sites))
-        out[name] = next((x for x in found if x is not None), None)
-    return out
+    made = {name: multiplied(evidence, probe, name) for name in ("q", "k")}
+    return made | {name: evidence.tensor(probe, name) for name in ("v", "z")}
 
 
 def attention_rows(evidence: Evidence, probes: Iterator[Probe] | Sequence[Probe]) -> Iterator[Row]:

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, f64, real
+from parity_audit.diagnose.heads import before_rotation
 from parity_audit.diagnose.identify.rounding import any_narrow
 
 ROTATES = 0.03
 STILL = 0.02
 LONG_POSITIONS = 128
 EVEN = 5e-3
-BEFORE = {"q": ("q_norm.out", "q"), "k": ("k_norm.out", "k")}
 AFTER = {"q": "rot_q", "k": "rot_k"}
 PAIRINGS = {"half": "(two pair)", "adjacent": "(pair two)"}
 """How the components of a head lie, by pairing."""
@@ -82,8 +82,7 @@ def turns_of(
 
 def before_and_after(evidence: Evidence, probe: Probe, name: str) -> tuple[Tensor, Tensor] | None:
     """q (or k) as it enters and leaves the rotation; after its own norm, where there is one."""
-    inputs = (evidence.tensor(probe.name, site) for site in BEFORE[name])
-    before, after = next((x for x in inputs if x is not None), None), evidence.tensor(probe.name, AFTER[name])
+    before, after = before_rotation(evidence, probe.name, name), evidence.tensor(probe.name, AFTER[name])
     return None if before is None or after is None else (f64(before), f64(after))
 
 
