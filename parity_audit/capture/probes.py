@@ -73,10 +73,11 @@ def long_length(config: Mapping[str, Any]) -> int:
 
 
 def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The windows and original contexts that a text within the model's positions can cross."""
+    """The windows, chunks and original contexts that a text within the model's positions can cross."""
     scaling = config.get("rope_scaling") or {}
     key = "original_max_position_embeddings"
-    known = (config.get("sliding_window"), config.get("window_size"), scaling.get(key), config.get(key))
+    own = (config.get(name) for name in ("sliding_window", "window_size", "attention_chunk_size", "floor_scale", key))
+    known = (*own, scaling.get(key))
     limit = int(config.get("max_position_embeddings") or 0)
     return tuple(sorted({int(value) for value in known if value and int(value) + PAST_THRESHOLD <= limit}))
 

@@ -17,7 +17,7 @@ from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.formulas import attention, embedding, experts, norms, rotary
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
-from parity_audit.formulas.knobs import FLOAT32, GATE_UP, MISSING
+from parity_audit.formulas.knobs import FLOAT32, GATE_UP, MISSING, PLACES
 from parity_audit.formulas.logits import logits
 from parity_audit.formulas.mlp import gated
 from parity_audit.formulas.place import Place
@@ -136,6 +136,8 @@ def _normed_heads(at: Place, part: str, x: Tensor) -> Tensor:
 
 def _normed_late(at: Place, part: str) -> bool:
     """Whether queries and keys are normalised behind the rotation: attention then reads what the norm makes."""
+    if at.knob("qk_norm.weighted") is False:
+        return True  # a rotation keeps the length of a head, so that a norm without weights is the same before and behind it
     return at.has(f"norm.{part}") and at.knob("qk_norm.order") == norms.AFTER_ROTATION
 
 
@@ -167,11 +169,13 @@ def _rotated(at: Place, part: str) -> Tensor:
 
 
 def _grown(at: Place, q: Tensor) -> Tensor:
-    """Queries times what grows with their positions, where a model has that."""
+    """Queries times what grows with their positions, or with their places in the row, padding counted, where a model has that."""
     said = at.knob("attention.temperature_by_position")
     if said is None:
         return q
-    return q * rearrange(growth(at.batch.positions, said["scale"], said["step"]), "batch pos -> batch pos 1 1").to(q)
+    places = torch.arange(q.shape[1], device=q.device).expand_as(at.batch.positions)
+    counted = places if said.get("counts") == PLACES else at.batch.positions
+    return q * rearrange(growth(counted, said["scale"], said["step"]), "batch pos -> batch pos 1 1").to(q)
 
 
 def _scores(at: Place, rows: Tensor | None = None) -> Tensor:
@@ -179,7 +183,13 @@ def _scores(at: Place, rows: Tensor | None = None) -> Tensor:
     q, k = _multiplied(at, "q"), _multiplied(at, "k")
     chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
     scale = at.knob("attention.scale")
-    seen = visible(at.batch.mask, chosen, window=at.knob("attention.window"), kind=at.knob("attention.mask"))
+    seen = visible(
+        at.batch.mask,
+        chosen,
+        window=at.knob("attention.window"),
+        chunk=at.knob("attention.chunk"),
+        kind=at.knob("attention.mask"),
+    )
     return attention.scores(
         q if rows is None else q[:, rows], k, seen,
         scale=at.dim("d_head") ** 0.5 if scale is None else scale, softcap=at.knob("attention.softcap"),
@@ -290,7 +300,9 @@ def _mlp_proj(at: Place) -> Tensor:
     if not at.has("moe.router"):
         return project(at.site("mlp.post"), at.tensor("mlp.down"), at.weight("mlp.down.bias"))
     found = [_expert(at, e) for e in range(at.dim("n_experts"))]
-    routed = experts.mixture(_mlp_input(at), at.site("mlp.router_weights"), found, partial(_hidden, at))
+    routed = experts.mixture(
+        _mlp_input(at), at.site("mlp.router_weights"), found, partial(_hidden, at), weighted=at.knob("moe.weighted")
+    )
     return routed + _shared(at) if at.has("moe.shared.gate") else routed
 
 

@@ -4,11 +4,12 @@
     c = f(l) + b                                          the choice, where it has groups or a bias b of its own
     w = w / sum(w)                                        where weights are renormalised over the chosen
     y = sum_e w_e D_e h(G_e x, U_e x)
+    y = sum_e D_e h(G_e w_e x, U_e w_e x)                 where weights multiply what experts are given
     y + s(x) D h(G x, U x)                                where one expert takes all tokens; s: 1, or a sigmoid of x
 
 A softmax that is renormalised over the chosen is the softmax of the chosen logits alone. Sources: Mixtral
 (arXiv 2401.04088), Qwen3-MoE (arXiv 2505.09388), gpt-oss, Qwen1.5-MoE (transformers modeling_qwen2_moe), DeepSeek-V3
-(arXiv 2412.19437).
+(arXiv 2412.19437), Llama 4 (transformers modeling_llama4).
 """
 
 from __future__ import annotations
@@ -94,12 +95,18 @@ class Expert:
 
 
 def mixture(
-    x: Tensor, weights: Tensor, experts: Sequence[Expert], hidden: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """y `[batch pos d_model]` of x of that shape and weights `[batch pos expert]`; an expert sees only its own tokens."""
+    x: Tensor, weights: Tensor, experts: Sequence[Expert], hidden: Callable[[Tensor, Tensor], Tensor], *,
+    weighted: str = "outputs",
+) -> Tensor:  # fmt: skip
+    """y `[batch pos d_model]` of x of that shape and weights `[batch pos expert]`; an expert sees only its own tokens.
+
+    `weighted`: what the weights multiply, one of `knobs.WEIGHTED`.
+    """
     made = torch.zeros_like(x)
     for number, expert in enumerate(experts):
         own = weights[..., number] != 0
         if bool(own.any()):
-            made[own] += weights[own][:, number, None] * expert.output(x[own], hidden)
+            weight = weights[own][:, number, None]
+            output = expert.output(x[own] * weight if weighted == "inputs" else x[own], hidden)
+            made[own] += output * weight if weighted == "outputs" else output
     return made

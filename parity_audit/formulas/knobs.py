@@ -74,10 +74,14 @@ def _bias(part: str, words: str, component: str) -> Knob:
 
 GATE_UP = ("gate activated", "up activated", "every other row of both", "halves of interleaved rows")
 """The last two: a fused tensor of gate and up is cut into every other row, or cut in halves though its rows alternate."""
+WEIGHTED = ("outputs", "inputs", "nothing")
+"""Where the weights of a mixture stand: on what experts make, on what they are given (Llama 4), or nowhere."""
 MASKS = ("causal", "not causal", "sees one key ahead", "hides the query's own key", "sees padding")
 """Masks that differ from the causal one by what they show or hide; the window comes on top."""
 PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written as halves")
 """The last two write the turned components in the order of the other: scores are those of what comes first."""
+PLACES = "places"
+"""What a temperature by position may count instead of positions: places in a row, padding with them."""
 POSITIONS_PER_STEP = (4, 16, 64, 256, 1024, 4096, 8192)
 """Steps of a temperature by position that are tried; released models have 4096 and 8192."""
 
@@ -97,6 +101,9 @@ ROWS: tuple[Knob, ...] = (
          ("head", "projection")),
     Knob("qk_norm.present", CHOICE, "qk_norm", "Whether queries and keys are normalised.", "present", ("present", MISSING),
          judged=True),
+    Knob("qk_norm.weighted", FLAG, "qk_norm",
+         "Whether these norms have weights; where they have none, they are there though the checkpoint does not show it.", True,
+         (True, False)),
     Knob("qk_norm.order", CHOICE, "qk_norm", "Queries and keys are normalised before or after the rotation.", "before rotation",
          ("before rotation", "after rotation"), judged=True),
     Knob("n_kv_heads", COUNT, "qkv", "Heads of keys and values; consecutive query heads share one.", span=(1, 1024)),
@@ -128,6 +135,9 @@ ROWS: tuple[Knob, ...] = (
          span=FACTOR, optional=True, judged=True),
     Knob("attention.window", COUNT, "scores", "How many keys a query sees, itself included; all of them where absent.",
          span=(1, 1e6), optional=True),
+    Knob("attention.chunk", COUNT, "scores",
+         "The length of the chunks that a text is cut into: a query sees the keys of its own chunk alone; all keys where absent.",
+         span=(1, 1e6), optional=True, confused_with=("attention.window",)),
     Knob("attention.mask", CHOICE, "scores", "Which keys a query may attend to.", "causal", MASKS, judged=True),
     Knob("attention.heads", CHOICE, "scores", "Which keys a query head reads.", "as attended", judged=True, formula=False),
     Knob("attention.bias", CHOICE, "scores", "A bias on scores that depends on the distance.", judged=True, formula=False),
@@ -136,7 +146,8 @@ ROWS: tuple[Knob, ...] = (
     Knob("attention.temperature", REAL, "pattern", "Factor on the scores in the softmax.", 1.0, span=FACTOR, judged=True,
          confused_with=("attention.scale",)),
     Knob("attention.temperature_by_position", STRUCTURE, "rope",
-         "Growth of the queries with the position p: 1 + scale log(1 + floor((p + 1) / step)).", optional=True, judged=True,
+         "Growth of the queries with the position p (or, where it `counts: places`, with the place in the row): "
+         "1 + scale log(1 + floor((p + 1) / step)).", optional=True, judged=True,
          starts=tuple({"scale": 0.1, "step": step} for step in POSITIONS_PER_STEP), confused_with=("attention.temperature",)),
     Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", "softmax", judged=True, formula=False),
     Knob("attention.softmax_dtype", CHOICE, "pattern", "A narrow dtype inside the softmax.", FULL, judged=True, formula=False),
@@ -163,7 +174,7 @@ ROWS: tuple[Knob, ...] = (
     Knob("moe.temperature", REAL, "mlp.router", "Temperature of the router's softmax.", 1.0, judged=True, formula=False),
     Knob("moe.choice", CHOICE, "mlp.router", "Which experts are taken.", "largest logits", judged=True, formula=False),
     Knob("moe.router_dtype", CHOICE, "mlp.router", "A narrow dtype inside the router.", FULL, judged=True, formula=False),
-    Knob("moe.weighted", CHOICE, "mlp", "What the router's weights multiply.", "outputs", judged=True, formula=False),
+    Knob("moe.weighted", CHOICE, "mlp", "What the router's weights multiply.", "outputs", WEIGHTED, judged=True),
     Knob("moe.dropped", CHOICE, "mlp", "Tokens that an expert does not take.", "no token", judged=True, formula=False),
     Knob("residual.parallel", FLAG, "residual", "Attention and MLP read the same stream, and both are added to it.", "sequential",
          (True, False), judged=True),

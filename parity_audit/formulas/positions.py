@@ -1,7 +1,8 @@
 """Positions of tokens, and which keys a query may attend to.
 
 Positions count real tokens only, so padding on the left shifts nothing. A query sees the real tokens that are not after it
-and, where there is a window w, fewer than w positions before it: 0 <= i - j < w. Source: Mistral (arXiv 2310.06825).
+and, where there is a window w, fewer than w positions before it: 0 <= i - j < w; where the text is cut into chunks of c, those
+of its own chunk: i // c = j // c. Sources: Mistral (arXiv 2310.06825), transformers modeling_llama4.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ def counted(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def visible(mask: Tensor, rows: Tensor, *, window: int | None = None, kind: str = "causal") -> Tensor:
+def visible(
+    mask: Tensor, rows: Tensor, *, window: int | None = None, chunk: int | None = None, kind: str = "causal"
+) -> Tensor:
     """Which keys each query may attend to, `[batch 1 query key]`, True where it may.
 
     Args:
         mask: 1 at real tokens `[batch key]`.
         rows: places of the queries in the sequence `[query]`.
         window: how many keys a query sees, itself included; None for all of them.
+        chunk: how many tokens stand in a chunk, outside which a query sees nothing; None for one chunk.
         kind: one of `knobs.MASKS`.
 
     Raises:
@@ -40,6 +44,11 @@ def visible(mask: Tensor, rows: Tensor, *, window: int | None = None, kind: str 
     if kind != "not causal":
         seen = seen & (
             distance >= (-1 if kind == "sees one key ahead" else 1 if kind == "hides the query's own key" else 0)
+        )
+    if chunk is not None:
+        own = counted(mask) // chunk
+        seen = seen & (
+            rearrange(own[:, rows], "batch query -> batch 1 query 1") == rearrange(own, "batch key -> batch 1 1 key")
         )
     return seen if window is None else seen & (distance < window)
 

@@ -22,6 +22,8 @@ WHEN_ABSENT: dict[str, Any] = {
     "rope.theta": 10000.0, "rope.scaling": {"rope_type": "linear", "factor": 2.0},
 }  # fmt: skip
 """What a constant that a spec says is absent is changed to."""
+OF_ROTATION = ("rope.scaling", "rope.pairing", "rope.partial")
+"""Constants that are nothing where a layer has no rotary base."""
 PARTS_OF = {"n_kv_heads": "n_heads", "moe.groups": "n_experts"}
 """Counts that divide another: a model can have no other ones."""
 
@@ -79,11 +81,19 @@ def changes(residuals: Residuals, knob: str) -> Iterator[tuple[str, Values]]:
     """(in words, all values) of each way to change one constant."""
     values, own, row = residuals.decoder.values, list(residuals.decoder.values[knob]), KNOBS[knob]
     for value in _distinct(own):
+        if knob in OF_ROTATION and not _rotates(values, [layer for layer, old in enumerate(own) if old == value]):
+            continue
         for change, other in _others(row, value, residuals):
             new = [other if old == value else old for old in own]
             yield f"{shown(value)} -> {change}", {**values, knob: new}
     if len(_distinct(own)) > 1:
         yield "one layer later", {**values, knob: [own[-1], *own[:-1]]}
+
+
+def _rotates(values: Values, layers: Sequence[int]) -> bool:
+    """Whether one of these layers rotates anything."""
+    bases = values.get("rope.theta")
+    return bases is None or any(bases[layer] is not None for layer in layers)
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:

@@ -28,6 +28,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
 }
 
 
@@ -154,6 +156,11 @@ class _Evaluator(ast.NodeVisitor):
         if not isinstance(node.func, ast.Name) or node.func.id not in self.functions or node.keywords:
             return self.generic_visit(node)
         return self.functions[node.func.id](*(self.visit(arg) for arg in node.args))
+
+    def visit_Dict(self, node: ast.Dict) -> Any:
+        if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys):
+            return self.generic_visit(node)
+        return {self.visit(key): self.visit(value) for key, value in zip(node.keys, node.values, strict=True) if key}
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         value, key = self.visit(node.value), self.visit(node.slice)

@@ -35,8 +35,8 @@ class KnobEntry(_Strict):
 
 
 class SiteEntry(_Strict):
-    """Where a backend shows a site, and `when` a model has it (an expression of the config and of the layer `l`); see
-    `core.types.SiteTap`.
+    """Where a backend shows a site, and `when` a model has it there (an expression of the config and of the layer `l`), and
+    `otherwise` where else; see `core.types.SiteTap`.
 
     In `module`, `{l}` is the block and `{l+1}` the next one; `last`, where given, is the module for the last block.
     """
@@ -51,6 +51,7 @@ class SiteEntry(_Strict):
     relayout: str = ""
     sizes: list[str] = []
     scale: str | None = None
+    otherwise: SiteEntry | None = None
 
 
 class WeightEntry(_Strict):
@@ -68,9 +69,12 @@ class WeightEntry(_Strict):
 
 
 class RoleEntry(_Strict):
-    """A checkpoint tensor that plays a role, or the part of a fused one; transforms as in `WeightEntry`."""
+    """A checkpoint tensor that plays a role, or the part of a fused one; transforms as in `WeightEntry`. `when` the model has it,
+    an expression of the config; `otherwise` the name of the tensor that plays the role whole in other models."""
 
     tensor: str
+    when: str = "true"
+    otherwise: str | None = None
     slice: list[str] | None = None
     layout: str = ""
     part: list[str] | None = None

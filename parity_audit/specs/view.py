@@ -87,12 +87,19 @@ def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) 
     out: list[SiteTap] = []
     for site, entry in section(spec, backend_key, version).sites.items():
         assert entry is not None
-        out += [
-            _tap(name, entry, config, sizes, layer)
-            for name, layer in _per_layer(site, sizes["n_layers"])
-            if _is_there(entry, config, sizes, layer)
-        ]
+        for name, layer in _per_layer(site, sizes["n_layers"]):
+            own = _entry_of(entry, config, sizes, layer)
+            out += [] if own is None else [_tap(name, own, config, sizes, layer)]
     return tuple(out)
+
+
+def _entry_of(
+    entry: SiteEntry, config: Mapping[str, Any], sizes: Mapping[str, int], layer: int | None
+) -> SiteEntry | None:
+    """The entry that holds for this layer; None where the model does not have the site."""
+    if _is_there(entry, config, sizes, layer):
+        return entry
+    return None if entry.otherwise is None else _entry_of(entry.otherwise, config, sizes, layer)
 
 
 def _is_there(
@@ -201,9 +208,10 @@ def roles(spec: Spec, config: Mapping[str, Any], layer: int | None) -> dict[str,
     `path` is the tensor's name in the checkpoint; a part of a fused tensor says how to cut it out.
     """
     sizes = dims(spec, config)
+    known = {role: _held(entry, config, sizes) for role, entry in spec.content.roles.items() if entry is not None}
     found = {
         role: entry
-        for role, entry in spec.content.roles.items()
+        for role, entry in known.items()
         if entry is not None and (layer is not None or "{l}" not in role_tensor(entry))
     }
     experts = range(sizes.get("n_experts", 0))
@@ -220,6 +228,13 @@ def of_experts(entry: str | RoleEntry) -> bool:
     return "{e}" in role_tensor(entry) or (not isinstance(entry, str) and entry.slice == ["e", "e + 1"])
 
 
+def _held(entry: str | RoleEntry, config: Mapping[str, Any], sizes: Mapping[str, int]) -> str | RoleEntry | None:
+    """What plays a role in this model; None where nothing does."""
+    if isinstance(entry, str) or evaluate(entry.when, config_names(config, **sizes)):
+        return entry
+    return entry.otherwise
+
+
 def role_tensor(entry: str | RoleEntry) -> str:
     """The checkpoint tensor that plays a role, with `{l}` for the layer."""
     return entry if isinstance(entry, str) else entry.tensor
@@ -228,7 +243,7 @@ def role_tensor(entry: str | RoleEntry) -> str:
 def _role(
     role: str, entry: str | RoleEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None
 ) -> WeightTap:
-    form = {} if isinstance(entry, str) else entry.model_dump(exclude={"tensor"})
+    form = {} if isinstance(entry, str) else entry.model_dump(exclude={"tensor", "when", "otherwise"})
     return _weight(role, WeightEntry(path=role_tensor(entry), **form), config, sizes, layer)
 
 

@@ -73,7 +73,10 @@ def fitted(
     by_name = named(row, difference, start, limit) if tried is None else tried
     tried = list(by_name)
     if row.kind == STRUCTURE:
-        begun = row.starts if start is None else (start, *row.starts)
+        said = {key: word for key, word in (start or {}).items() if isinstance(word, str)}
+        begun = [*([] if start is None else [start]), *({**said, **one} for one in row.starts)]
+        if said:
+            tried.append(_at(difference, {key: part for key, part in start.items() if key not in said}))
         tried += [_part(difference, one, path) for one in begun for path in number_paths(one) if path[0] not in FIXED]
     elif row.kind == COUNT and limit > FEW:
         tried.append(_narrowed(difference, 1, limit, enough))
