@@ -127,6 +127,7 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
     if sized == FULL:
         return config
     sizes = {**known[sized], **_own(model).miniature.get(sized, {})}
+    sizes = {key: value for key, value in sizes.items() if config.get(written_name(config, key), value) is not None}
     config |= {written_name(config, key): value for key, value in sizes.items()}
     config = {**config, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     n_layers = dims(model.spec, config)["n_layers"]

@@ -55,7 +55,7 @@ class SiteEntry(_Strict):
 
 
 class WeightEntry(_Strict):
-    """Where a backend keeps a checkpoint tensor, and `when` a model has it (as in `SiteEntry`); see `core.types.WeightTap`."""
+    """Where a backend keeps a checkpoint tensor, with `when` and `otherwise` as in `SiteEntry`; see `core.types.WeightTap`."""
 
     path: str
     when: str = "true"
@@ -66,6 +66,7 @@ class WeightEntry(_Strict):
     sizes: list[str] = []
     scale: str | None = None
     shift: str | None = None
+    otherwise: WeightEntry | None = None
 
 
 class RoleEntry(_Strict):
@@ -83,9 +84,10 @@ class RoleEntry(_Strict):
 
 
 class EditEntry(_Strict):
-    """One edit; strings that begin with `=` are expressions of `value` and the config."""
+    """One edit, `when` a model has its place; strings that begin with `=` are expressions of `value` and the config."""
 
     op: str = "set"
+    when: str = "true"
     path: str = ""
     value: Any = None
 

@@ -69,6 +69,7 @@ def edits(
         made = tuple(
             Edit(op=edit.op, path=path, value=_filled(edit.value, names, functions))
             for edit in entry.edits
+            if evaluate(edit.when, names)
             for path in _edit_paths(edit.path, spec, config)
         )
         return made or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from packaging.specifiers import SpecifierSet
 
@@ -93,20 +93,14 @@ def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) 
     return tuple(out)
 
 
-def _entry_of(
-    entry: SiteEntry, config: Mapping[str, Any], sizes: Mapping[str, int], layer: int | None
-) -> SiteEntry | None:
-    """The entry that holds for this layer; None where the model does not have the site."""
-    if _is_there(entry, config, sizes, layer):
+Entry = TypeVar("Entry", SiteEntry, WeightEntry)
+
+
+def _entry_of(entry: Entry, config: Mapping[str, Any], sizes: Mapping[str, int], layer: int | None) -> Entry | None:
+    """What holds of an entry in a layer, `l` in its expressions; None where the model does not have the site or tensor there."""
+    if evaluate(entry.when, config_names(config, **sizes, l=layer)):
         return entry
     return None if entry.otherwise is None else _entry_of(entry.otherwise, config, sizes, layer)
-
-
-def _is_there(
-    entry: SiteEntry | WeightEntry, config: Mapping[str, Any], sizes: Mapping[str, int], layer: int | None
-) -> bool:
-    """Whether a model has this site or tensor in this layer; `l` is the layer."""
-    return bool(evaluate(entry.when, config_names(config, **sizes, l=layer)))
 
 
 def _per_layer(pattern: str, n_layers: int) -> list[tuple[str, int | None]]:
@@ -165,9 +159,10 @@ def weight_taps(
     out: list[WeightTap] = []
     for name, entry in own.weights.items():
         assert entry is not None
-        own_layers = [item for item in _per_layer(name, sizes["n_layers"]) if _is_there(entry, config, sizes, item[1])]
-        for full, layer in own_layers:
-            out += [_weight(one, own_entry, config, sizes, layer) for one, own_entry in _per_expert(full, entry, sizes)]
+        for full, layer in _per_layer(name, sizes["n_layers"]):
+            own_entry = _entry_of(entry, config, sizes, layer)
+            if own_entry is not None:
+                out += [_weight(one, item, config, sizes, layer) for one, item in _per_expert(full, own_entry, sizes)]
     known = {tap.name for tap in out} | _left_out(spec, backend_key, sizes["n_layers"])
     others = [name for name in stored if own.other_weights and name not in known]
     return (*out, *(WeightTap(name=name, path=own.other_weights.replace("{name}", name)) for name in others))
