@@ -129,3 +129,30 @@ def test_a_replay_uses_what_it_is_given(backend, tmp_path):
 
     assert apart(moved["blocks.1.resid_pre"], first["blocks.1.resid_pre"]) == 0.0
     assert apart(moved["logits"], first["logits"]) > 1e-3
+
+
+class Scaled(torch.nn.Embedding):
+    """An embedding as Gemma has it: the table's dtype decides that of the factor."""
+
+    def __init__(self, *args, read_otherwise=False):
+        super().__init__(*args, dtype=torch.bfloat16)
+        self.scale, self.read_otherwise, self.held = torch.tensor(48.1), read_otherwise, None
+
+    def forward(self, ids):
+        self.held = self.weight.dtype
+        rows = self.weight[ids] if self.read_otherwise else super().forward(ids)
+        return rows * self.scale.to(self.weight.dtype)
+
+
+@pytest.mark.parametrize("read_otherwise", [False, True])
+def test_the_table_of_a_scaled_embedding_is_not_copied_and_what_it_gives_is_float64(read_otherwise):
+    torch.manual_seed(0)
+    table = Scaled(50, 8, read_otherwise=read_otherwise)
+    ids = torch.arange(20)
+
+    with promoted(torch.nn.Sequential(table)), torch.no_grad():
+        made = table(ids)
+
+    assert table.held is torch.bfloat16
+    assert made.dtype is torch.float64
+    assert torch.equal(made, table.weight[ids].double() * table.scale.double())

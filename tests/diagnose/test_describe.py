@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 import torch
 from held import Held, probe
 
@@ -39,3 +40,21 @@ def test_keys_are_not_described_by_what_happened_to_the_queries():
 
     assert gaps == []
     assert (told.site, told.knob, told.candidate_value) == ("blocks.1.k", "k.clamp", [-1.0, 1.0])
+
+
+def test_each_projection_that_departs_is_described_and_what_follows_from_one_is_not():
+    names = ("q", "k", "v")
+    true = {f"blocks.1.{name}": torch.randn(1, 64, 2, 8, generator=DRAW) for name in names}
+    bounds = {"q": 0.8, "k": 1.0, "v": 1.2}
+    own = {f"blocks.1.{name}": true[f"blocks.1.{name}"].clamp(-bounds[name], bounds[name]) for name in names}
+    sides = Replayed(own=Whole(own), true=Whole(true), ratios={("short", site): 1e5 for site in own}, d_head=8)
+    nothing_known = Finding(
+        knob="qkv", kind="unexplained", layers=(1,), site="blocks.1.q", reference_value=None, candidate_value=None,
+        evidence={"component": "qkv", "sites": sorted(own)},
+    )  # fmt: skip
+
+    told, _ = with_descriptions([nothing_known], sides)
+
+    assert {item.knob: item.candidate_value[1] for item in told} == {
+        f"{name}.clamp": pytest.approx(bounds[name]) for name in names
+    }

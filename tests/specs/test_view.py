@@ -8,7 +8,7 @@ from parity_audit.core.errors import UsageError
 from parity_audit.formulas.frequencies import rope_table
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edits
-from parity_audit.specs.view import dims, knob_values, not_visible, taps, weight_taps
+from parity_audit.specs.view import dims, knob_values, not_visible, roles, taps, weight_taps
 
 
 def values(name):
@@ -143,3 +143,44 @@ def test_one_table_is_set_where_some_layers_rotate_nothing(name):
     assert found[0].path == "model.rotary_emb.inv_freq"
     size = dims(model.spec, model.config)["d_head"]
     assert found[0].value == rope_table(20000.0, known["rope.scaling"].value, size)
+
+
+def test_entries_hold_by_layer():
+    model = resolve_model("deepseek-v3")
+    own = {tap.site for tap in taps(model.spec, "hf", model.config, "5.19.0")}
+
+    assert {layer for layer in range(61) if f"blocks.{layer}.mlp.pre" in own} == {0, 1, 2}
+    assert {layer for layer in range(61) if f"blocks.{layer}.mlp.router_logits" in own} == set(range(3, 61))
+    names = {tap.name for tap in weight_taps(model.spec, "hf", model.config, "5.19.0")}
+    assert "model.layers.3.mlp.experts.255.up_proj.weight" in names
+    assert "model.layers.2.mlp.experts.0.up_proj.weight" not in names
+
+
+@pytest.mark.parametrize(("name", "module"), [("deepseek-v3", "q_b_proj"), ("moonlight-16b-a3b", "q_proj")])
+def test_entries_hold_by_model(name, module):
+    model = resolve_model(name)
+    own = {tap.site: tap.module for tap in taps(model.spec, "hf", model.config, "5.19.0")}
+
+    assert own["blocks.5.q"] == f"model.layers.5.self_attn.{module}"
+    assert ("blocks.5.q_latent" in own) == (name == "deepseek-v3")
+    assert roles(model.spec, model.config, 5)["attn.q"].path == f"model.layers.5.self_attn.{module}.weight"
+    paths = [edit.path for edit in edits(model.spec, "hf", "qk_norm.eps", 1e-3, model.config, "5.19.0", {})]
+    assert any("q_a_layernorm" in path for path in paths) == (name == "deepseek-v3")
+
+
+def test_deepseek_stretches_the_scale_by_the_square_of_mscale():
+    assert values("deepseek-v3")["attention.scale"] == pytest.approx(math.sqrt(192) / (0.1 * math.log(40) + 1) ** 2)
+    assert values("moonlight-16b-a3b")["attention.scale"] == math.sqrt(192)
+
+
+def test_llama_4_rotates_three_of_four_layers_and_lets_queries_grow_in_the_fourth():
+    model = resolve_model("llama-4-scout")
+    known = knob_values(model.spec, model.config)
+    full = [layer for layer in range(48) if layer % 4 == 3]
+
+    assert [layer for layer in range(48) if known["rope.theta"].at(layer) is None] == full
+    assert [layer for layer in range(48) if known["attention.chunk"].at(layer) is None] == full
+    assert [layer for layer in range(48) if known["attention.temperature_by_position"].at(layer)] == full
+    assert known["qk_norm.present"].at(3) == "missing"
+    assert known["qk_norm.present"].at(2) == "present"
+    assert "qk_norm.present" not in values("llama-4-maverick")
