@@ -29,7 +29,8 @@ BY_LAYER = ("attention.window",)
 """Knobs that differ from layer to layer by design: one layer's value is no other's."""
 NORM_AT = {
     "ln1.out": "norm.ln1", "ln2.out": "norm.ln2", "ln1_post.out": "norm.ln1_post", "ln2_post.out": "norm.ln2_post",
-    "ln_final.out": "norm.final", "q_norm.out": "norm.q", "k_norm.out": "norm.k",
+    "ln_final.out": "norm.final", "q_norm.out": "norm.q", "k_norm.out": "norm.k", "q_latent_norm.out": "norm.q_latent",
+    "kv_latent_norm.out": "norm.kv_latent",
 }  # fmt: skip
 ENGINE_EDITS = {"numerics.tf32": (Edit(op="load", value={"tf32": False}),)}
 """Settings that every backend of this project understands, whatever the architecture."""

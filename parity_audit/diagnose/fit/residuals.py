@@ -169,8 +169,9 @@ def with_value(residuals: Residuals, values: Values, knob: str, value: Any, laye
 def largest(residuals: Residuals, component: Component, knob: str) -> int:
     """The largest whole number that a knob can be in this model."""
     dims = residuals.decoder.dims
-    own = {"n_kv_heads": dims["n_heads"], "moe.top_k": dims.get("n_experts", 1), "rope.partial": dims["d_head"],
-           "attention.window": component.probe.shape[1],
-           "attention.chunk": component.probe.shape[1], "pos_embed.offset": 16,
-           "moe.groups": dims.get("n_experts", 1), "moe.top_groups": dims.get("n_experts", 1)}  # fmt: skip
+    own = {
+        "n_kv_heads": dims["n_heads"], "rope.partial": dims["d_head"], "pos_embed.offset": 16,
+        **dict.fromkeys(("moe.top_k", "moe.groups", "moe.top_groups"), dims.get("n_experts", 1)),
+        **dict.fromkeys(("attention.window", "attention.chunk"), component.probe.shape[1]),
+    }  # fmt: skip
     return own.get(knob, 0)
