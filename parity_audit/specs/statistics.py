@@ -3,7 +3,7 @@
 Embeddings share a direction, and their spectrum and norms are uneven; a few channels of the stream outweigh all others; the MLP
 of the first block makes a huge number out of BOS, which every later query then attends to (a sink); norm weights spread over
 orders of magnitude; projections are close to singular. The seed decides which channels. What an architecture has no part for
-(a dense MLP, BOS in the vocabulary, queries in a matrix of their own) is left as it was.
+(a dense MLP, BOS in the vocabulary, queries and keys that are projected from the stream) is left as it was.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _sink(block: Parts, stream: Stream, d_head: int) -> None:
         weight[slowest::d_head, stream.channels[1]] += strength / weight.shape[1] ** 0.5
         return weight
 
-    if block.has("attn.q") and block.has("attn.k"):
+    if block.has("attn.q") and block.has("attn.k") and not block.has("norm.kv_latent"):
         block.change("attn.q", looks)
         block.change("attn.k", shows)
 

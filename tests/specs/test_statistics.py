@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from parity_audit.specs import miniature
+from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.statistics import near_singular
 from parity_audit.specs.tokenizer import BOS
@@ -75,3 +76,10 @@ def test_a_mixture_has_the_parts_that_it_can_have():
 
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert float(torch.linalg.cond(weight.double())) > 1e4
+
+
+@pytest.mark.parametrize("name", sorted(next(iter(spec.content.models)) for spec in list_specs()))
+def test_every_architecture_can_have_them(name):
+    built = miniature.built(resolve_model(name), size="real")
+
+    assert all(bool(parameter.isfinite().all()) for parameter in built.parameters())
