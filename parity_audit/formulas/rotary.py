@@ -12,11 +12,12 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from parity_audit.formulas.knobs import PAIRINGS
+
 HALF, ADJACENT = "half", "adjacent"
-READ_WRITTEN = {
-    HALF: (HALF, HALF), ADJACENT: (ADJACENT, ADJACENT),
-    "half, written as adjacent": (HALF, ADJACENT), "adjacent, written as halves": (ADJACENT, HALF),
-}  # fmt: skip
+READ_WRITTEN = dict(
+    zip(PAIRINGS, ((HALF, HALF), (ADJACENT, ADJACENT), (HALF, ADJACENT), (ADJACENT, HALF)), strict=True)
+)
 """Which components turn together, and where the turned ones are written: scores are the same wherever that is."""
 FREQUENCIES_32, TABLE_32, FULL = "float32 frequencies", "float32 table", "full"
 """What is rounded to float32: the frequencies, or also the cosines and sines of a table (GPT-J); or nothing."""

@@ -136,9 +136,7 @@ def _rotary(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:
 def _rope_parameters(targets: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
     """The complete rope dictionary: overriding a part of it drops the rest in current transformers."""
     scaling, turned = targets.get("rope.scaling") or {}, targets.get("rope.partial")
-    whole = turned is None or turned == sizes.get(
-        "d_rope"
-    )  # all of the end of a head that is rotated in latent attention
+    whole = turned in (None, sizes.get("d_rope"))  # in latent attention all of the end of a head that is rotated at all
     partial = {} if whole else {"partial_rotary_factor": turned / sizes["d_head"]}
     return {**scaling, **partial, "rope_type": kind_of(scaling), "rope_theta": targets["rope.theta"]}
 

@@ -84,23 +84,24 @@ def _present(entries: dict[str, Any]) -> dict[str, Any]:
 def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[SiteTap, ...]:
     """Where this backend shows each site, one tap per layer."""
     sizes = dims(spec, config)
+    names = config_names(config, **sizes)
     out: list[SiteTap] = []
     for site, entry in section(spec, backend_key, version).sites.items():
         assert entry is not None
         for name, layer in _per_layer(site, sizes["n_layers"]):
-            own = _entry_of(entry, config, sizes, layer)
-            out += [] if own is None else [_tap(name, own, config, sizes, layer)]
+            own = _entry_of(entry, at := {**names, "l": layer})
+            out += [] if own is None else [_tap(name, own, at, sizes, layer)]
     return tuple(out)
 
 
 Entry = TypeVar("Entry", SiteEntry, WeightEntry)
 
 
-def _entry_of(entry: Entry, config: Mapping[str, Any], sizes: Mapping[str, int], layer: int | None) -> Entry | None:
-    """What holds of an entry in a layer, `l` in its expressions; None where the model does not have the site or tensor there."""
-    if evaluate(entry.when, config_names(config, **sizes, l=layer)):
+def _entry_of(entry: Entry, names: Mapping[str, Any]) -> Entry | None:
+    """What holds of an entry under these names, `l` the layer; None where the model does not have the site or tensor there."""
+    if evaluate(entry.when, names):
         return entry
-    return None if entry.otherwise is None else _entry_of(entry.otherwise, config, sizes, layer)
+    return None if entry.otherwise is None else _entry_of(entry.otherwise, names)
 
 
 def _per_layer(pattern: str, n_layers: int) -> list[tuple[str, int | None]]:
@@ -109,8 +110,7 @@ def _per_layer(pattern: str, n_layers: int) -> list[tuple[str, int | None]]:
     return [(pattern.replace("{l}", str(layer)), layer) for layer in range(n_layers)]
 
 
-def _tap(site: str, entry: SiteEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None) -> SiteTap:
-    names = config_names(config, **sizes, l=layer)
+def _tap(site: str, entry: SiteEntry, names: dict[str, Any], sizes: dict[str, int], layer: int | None) -> SiteTap:
     return SiteTap(
         site=site, module=_module(entry, sizes, layer), take=entry.take,
         slice=_slice(entry.slice, names), layout=entry.layout, part=_slice(entry.part, names), relayout=entry.relayout,
@@ -156,13 +156,14 @@ def weight_taps(
 ) -> tuple[WeightTap, ...]:
     """Where this backend keeps each tensor of a checkpoint that holds the `stored` names."""
     sizes, own = dims(spec, config), section(spec, backend_key, version)
+    names = config_names(config, **sizes)
     out: list[WeightTap] = []
     for name, entry in own.weights.items():
         assert entry is not None
         for full, layer in _per_layer(name, sizes["n_layers"]):
-            own_entry = _entry_of(entry, config, sizes, layer)
+            own_entry = _entry_of(entry, at := {**names, "l": layer})
             if own_entry is not None:
-                out += [_weight(one, item, config, sizes, layer) for one, item in _per_expert(full, own_entry, sizes)]
+                out += [_weight(one, item, at, sizes, layer) for one, item in _per_expert(full, own_entry, sizes)]
     known = {tap.name for tap in out} | _left_out(spec, backend_key, sizes["n_layers"])
     others = [name for name in stored if own.other_weights and name not in known]
     return (*out, *(WeightTap(name=name, path=own.other_weights.replace("{name}", name)) for name in others))
@@ -185,9 +186,8 @@ def _left_out(spec: Spec, backend_key: str, n_layers: int) -> set[str]:
 
 
 def _weight(
-    name: str, entry: WeightEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None
+    name: str, entry: WeightEntry, names: dict[str, Any], sizes: dict[str, int], layer: int | None
 ) -> WeightTap:
-    names = config_names(config, **sizes, l=layer)
     path = entry.path.replace("{l}", str(layer)).replace("{e}", str(sizes.get("e", "{e}")))
     return WeightTap(
         name=name, path=path, slice=_slice(entry.slice, names), layout=entry.layout,
@@ -203,16 +203,17 @@ def roles(spec: Spec, config: Mapping[str, Any], layer: int | None) -> dict[str,
     `path` is the tensor's name in the checkpoint; a part of a fused tensor says how to cut it out.
     """
     sizes = dims(spec, config)
-    known = {role: _held(entry, config, sizes) for role, entry in spec.content.roles.items() if entry is not None}
+    names = config_names(config, **sizes, l=layer)
+    known = {role: _held(entry, names) for role, entry in spec.content.roles.items() if entry is not None}
     found = {
         role: entry
         for role, entry in known.items()
         if entry is not None and (layer is not None or "{l}" not in role_tensor(entry))
     }
     experts = range(sizes.get("n_experts", 0))
-    one = {role: _role(role, entry, config, sizes, layer) for role, entry in found.items() if not of_experts(entry)}
+    one = {role: _role(role, entry, names, sizes, layer) for role, entry in found.items() if not of_experts(entry)}
     each = {
-        f"{role}.{e}": _role(f"{role}.{e}", entry, config, {**sizes, "e": e}, layer)
+        f"{role}.{e}": _role(f"{role}.{e}", entry, {**names, "e": e}, {**sizes, "e": e}, layer)
         for role, entry in found.items() if of_experts(entry) for e in experts
     }  # fmt: skip
     return one | each
@@ -223,9 +224,9 @@ def of_experts(entry: str | RoleEntry) -> bool:
     return "{e}" in role_tensor(entry) or (not isinstance(entry, str) and entry.slice == ["e", "e + 1"])
 
 
-def _held(entry: str | RoleEntry, config: Mapping[str, Any], sizes: Mapping[str, int]) -> str | RoleEntry | None:
+def _held(entry: str | RoleEntry, names: Mapping[str, Any]) -> str | RoleEntry | None:
     """What plays a role in this model; None where nothing does."""
-    if isinstance(entry, str) or evaluate(entry.when, config_names(config, **sizes)):
+    if isinstance(entry, str) or evaluate(entry.when, names):
         return entry
     return entry.otherwise
 
@@ -236,10 +237,10 @@ def role_tensor(entry: str | RoleEntry) -> str:
 
 
 def _role(
-    role: str, entry: str | RoleEntry, config: Mapping[str, Any], sizes: dict[str, int], layer: int | None
+    role: str, entry: str | RoleEntry, names: dict[str, Any], sizes: dict[str, int], layer: int | None
 ) -> WeightTap:
     form = {} if isinstance(entry, str) else entry.model_dump(exclude={"tensor", "when", "otherwise"})
-    return _weight(role, WeightEntry(path=role_tensor(entry), **form), config, sizes, layer)
+    return _weight(role, WeightEntry(path=role_tensor(entry), **form), names, sizes, layer)
 
 
 def reads(spec: Spec, backend_key: str, version: str) -> dict[str, str]:
