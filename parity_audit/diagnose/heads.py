@@ -6,11 +6,10 @@ before the rotation, `k` the part of a key that is not rotated, and `kv_latent` 
 
 from __future__ import annotations
 
-import torch
-from einops import repeat
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import Evidence
+from parity_audit.formulas import latents
 
 ROTATED_END = "d_rope"
 """The size that a model with latent attention has."""
@@ -24,10 +23,9 @@ def before_rotation(evidence: Evidence, probe: str, name: str) -> Tensor | None:
         return next((x for x in shown if x is not None), None)
     if name == "q":
         whole = evidence.tensor(probe, "q")
-        return None if whole is None else whole[..., -end:]
+        return None if whole is None else latents.end_of_queries(whole, end)
     latent = evidence.tensor(probe, "kv_latent")
-    count = evidence.dims["n_heads"]
-    return None if latent is None else repeat(latent[..., -end:], "batch pos d -> batch pos head d", head=count)
+    return None if latent is None else latents.end_of_keys(latent, end, evidence.dims["n_heads"])
 
 
 def multiplied(evidence: Evidence, probe: str, name: str) -> Tensor | None:
@@ -37,6 +35,6 @@ def multiplied(evidence: Evidence, probe: str, name: str) -> Tensor | None:
         still = evidence.tensor(probe, name)
         if rotated is None or still is None:
             return None
-        return torch.cat([still[..., :-end] if name == "q" else still, rotated.to(still)], -1)
+        return (latents.whole_queries if name == "q" else latents.whole_keys)(still, rotated.to(still))
     rotates = any(knob.startswith("rope.") for knob in evidence.knobs)
     return rotated if rotates or rotated is not None else before_rotation(evidence, probe, name)

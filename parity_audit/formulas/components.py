@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from einops import rearrange, repeat
+from einops import rearrange
 from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
-from parity_audit.formulas import attention, embedding, experts, norms, rotary
+from parity_audit.formulas import attention, embedding, experts, latents, norms, rotary
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
 from parity_audit.formulas.knobs import FLOAT32, GATE_UP, MISSING, PLACES
@@ -106,9 +106,8 @@ def _has_latents(at: Place) -> bool:
 def _rotated_part(at: Place, part: str) -> Tensor:
     """What turns where keys come from a latent: the end of each query, and the end of the latent, which all keys share."""
     if part == "q":
-        return at.site("q")[..., -at.dim("d_rope") :]
-    shared = heads(at.site("kv_latent")[..., -at.dim("d_rope") :], 1)
-    return repeat(shared, "batch pos 1 d_rope -> batch pos head d_rope", head=at.dim("n_heads"))
+        return latents.end_of_queries(at.site("q"), at.dim("d_rope"))
+    return latents.end_of_keys(at.site("kv_latent"), at.dim("d_rope"), at.dim("n_heads"))
 
 
 def _multiplied(at: Place, part: str) -> Tensor:
@@ -116,8 +115,7 @@ def _multiplied(at: Place, part: str) -> Tensor:
     rotated = at.site(f"rot_{part}")
     if not _has_latents(at):
         return rotated
-    whole = at.site(part)
-    return torch.cat([whole[..., : -at.dim("d_rope")] if part == "q" else whole, rotated], -1)
+    return (latents.whole_queries if part == "q" else latents.whole_keys)(at.site(part), rotated)
 
 
 def _head_norm(at: Place, part: str) -> Tensor:
