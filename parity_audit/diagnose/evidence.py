@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import KnobValue, NotTested, Probe
+from parity_audit.formulas.knobs import said_by
 from parity_audit.formulas.stored import CheckpointTensors, role_tensor
 from parity_audit.specs.view import dims, knob_values, roles
 
@@ -115,14 +116,15 @@ Outcome = Union[KnobFit, NotTested]
 
 def spoken_of(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
     """Whether the spec has the knob; what it says of norms holds for those of q and k where it says no more."""
-    return knob in knobs or (knob.startswith("qk_norm.") and knob.removeprefix("qk_") in knobs)
+    return said_by(knob, knobs) is not None
 
 
 def spec_value(knobs: Mapping[str, KnobSpec], knob: str, layer: int | None) -> KnobValue:
     """The spec's value of a knob in a layer, None where the spec has no such knob."""
-    if not spoken_of(knobs, knob):
+    name = said_by(knob, knobs)
+    if name is None:
         return None
-    resolved = knobs[knob if knob in knobs else knob.removeprefix("qk_")]
+    resolved = knobs[name]
     everywhere = resolved.layers is None or layer is None
     return resolved.value if everywhere or layer in (resolved.layers or ()) else resolved.off
 

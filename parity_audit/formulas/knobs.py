@@ -6,6 +6,7 @@ Standard library only: docs, specs, findings and the formulas read it.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +191,14 @@ ROWS: tuple[Knob, ...] = (
     Knob("logits.bias", CHOICE, "logits", "Whose bias the head adds.", OWN, judged=True, formula=False),
 )  # fmt: skip
 KNOBS: dict[str, Knob] = {row.name: row for row in ROWS}
+_OF_NORMS = {f"qk_{row.name}": row.name for row in _norm("norm", "")}
+"""Of norms of queries and keys: what a spec says of the norms of the stream holds for them where it says no more."""
+
+
+def said_by(name: str, known: Collection[str]) -> str | None:
+    """The name under which a spec that knows these knobs speaks of one of them; None where it is silent."""
+    other = _OF_NORMS.get(name)
+    return name if name in known else other if other in known else None
 
 
 def default(name: str) -> Any:

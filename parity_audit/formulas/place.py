@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity_audit.formulas.knobs import default
+from parity_audit.formulas.knobs import default, said_by
 
 Weights = Callable[[int | None, str], Tensor | None]
 Values = Mapping[str, Sequence[Any]]
@@ -44,9 +44,8 @@ class Decoder:
 
     def knob(self, name: str, layer: int | None) -> Any:
         """The value in a layer; norms of queries and keys are as the other norms where nothing else is said."""
-        if name not in self.values and name.startswith("qk_norm."):
-            name = name.removeprefix("qk_") if name.removeprefix("qk_") in self.values else name
-        return self.values[name][layer or 0] if name in self.values else default(name)
+        said = said_by(name, self.values)
+        return default(name) if said is None else self.values[said][layer or 0]
 
 
 @dataclass(frozen=True, kw_only=True)

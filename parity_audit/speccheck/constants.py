@@ -2,13 +2,13 @@
 
 Components are taken one at a time, from the judge's own inputs, so an error is found where it is made. Where a formula with the
 spec's values leaves more than rounding, each knob that the formula asks for is searched alone, and the one that leaves
-rounding is contradicted, with its value.
+rounding is contradicted, with its value. Where none does, what the fits of an audit read off the component is (see `read`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, with_value
 from parity_audit.diagnose.fit.search import ROUNDING, Fitted, fitted
 from parity_audit.formulas.knobs import KNOBS, default
+from parity_audit.speccheck.read import read_off
 
 BY_LENGTH = ("attention.window", "rope.scaling", "rope.theta")
 """The knobs that a long text shows and a short one may not; searched first there, for every other is seen on both."""
@@ -59,7 +60,7 @@ def contradictions(
         if left <= ROUNDING:
             continue
         one = _explained(residuals, component, values, left)
-        if one.knob:
+        if one.knob in KNOBS and KNOBS[one.knob].formula:
             values = _corrected(residuals, values, one, component)
         found = _joined(found, one)
         if first_only:
@@ -76,9 +77,22 @@ def _explained(residuals: Residuals, component: Component, values: Values, left:
             best = name, tried
             break
     layer = component.layer
+    if not best[0]:
+        return _read(residuals, component, values, left)
     return Contradiction(
         knob=best[0], layers=() if layer is None else (layer,), site=component.site,
-        said=said(residuals, values, best[0], layer) if best[0] else None, fitted=best[1].value, left=best[1].left,
+        said=said(residuals, values, best[0], layer), fitted=best[1].value, left=best[1].left,
+    )  # fmt: skip
+
+
+def _read(residuals: Residuals, component: Component, values: Values, left: float) -> Contradiction:
+    """What is read off a component instead, where no single knob's search leads to rounding (a scaling of another kind)."""
+    fit, layers = read_off(residuals, component, values), () if component.layer is None else (component.layer,)
+    if fit is None:
+        return Contradiction(knob=UNEXPLAINED, layers=layers, site=component.site, said=None, fitted=None, left=left)
+    before = said(residuals, values, fit.knob, component.layer) if fit.knob in KNOBS else None
+    return Contradiction(
+        knob=fit.knob, layers=layers, site=component.site, said=before, fitted=fit.value, left=fit.residual
     )  # fmt: skip
 
 
@@ -104,7 +118,7 @@ def _searched(residuals: Residuals, component: Component, values: Values, name: 
 
 def said(residuals: Residuals, values: Values, name: str, layer: int | None) -> Any:
     """The value that a decoder with these values takes."""
-    return values[name][layer or 0] if name in values else default(name)
+    return replace(residuals.decoder, values=values).knob(name, layer)
 
 
 def _corrected(residuals: Residuals, values: Values, one: Contradiction, component: Component) -> Values:

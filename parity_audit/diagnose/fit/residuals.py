@@ -19,7 +19,6 @@ from torch import Tensor
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.formulas.decoder import Run
-from parity_audit.formulas.knobs import default
 from parity_audit.formulas.place import Batch, Decoder
 from parity_audit.formulas.positions import counted
 
@@ -162,8 +161,8 @@ def changed(values: Values, knob: str, value: Any, layers: Sequence[int], count:
 
 def with_value(residuals: Residuals, values: Values, knob: str, value: Any, layer: int | None) -> Values:
     """The values with one knob's changed where a component reads it: outside the blocks (None) there is one for all."""
-    count = residuals.decoder.dims["n_layers"]
-    return changed(values, knob, value, range(count) if layer is None else [layer], count, default(knob))
+    count, before = residuals.decoder.dims["n_layers"], residuals.decoder.knob(knob, layer)
+    return changed(values, knob, value, range(count) if layer is None else [layer], count, before)
 
 
 def largest(residuals: Residuals, component: Component, knob: str) -> int:
