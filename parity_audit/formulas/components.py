@@ -14,22 +14,27 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
-from parity_audit.formulas import attention, embedding, experts, latents, norms, rotary
-from parity_audit.formulas.alibi import standard_slopes
-from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
-from parity_audit.formulas.knobs import FLOAT32, GATE_UP, MISSING, PLACES
+from parity_audit.formulas import embedding, experts, norms
+from parity_audit.formulas.in_attention import (
+    LATENTS,
+    head_norm,
+    latent_norm,
+    latent_of,
+    normed_late,
+    pattern_of,
+    projected,
+    read_by_scores,
+    scores_of,
+    z_of,
+)
+from parity_audit.formulas.knobs import FLOAT32, GATE_UP
 from parity_audit.formulas.logits import logits
 from parity_audit.formulas.mlp import gated
 from parity_audit.formulas.place import Place
-from parity_audit.formulas.positions import growth, visible
-from parity_audit.formulas.projections import heads, joined, project
+from parity_audit.formulas.projections import project
 from parity_audit.formulas.residual import added
 
 Make = Callable[[Place], Tensor]
-LATENTS = {"q": "q_latent", "k": "kv_latent", "v": "kv_latent"}
-"""The latent that each is projected from, where a block has latents (DeepSeek)."""
-QUERY_ROWS = 256
-"""Queries computed at a time where nobody asks for the attention matrices: 4 heads x 256 x 4160 keys are 34 MiB."""
 
 
 def _embed(at: Place) -> Tensor:
@@ -57,167 +62,6 @@ def _resid_pre(at: Place) -> Tensor:
         return at.site(f"blocks.{at.layer - 1}.resid_post")
     stream = at.site("embed_ln.out" if at.has("norm.embed_ln") else "embed")
     return stream + at.site("pos_embed") if at.has("pos_embed") else stream
-
-
-def _attention_input(at: Place) -> Tensor:
-    """What attention reads of the stream."""
-    return at.site("resid_pre" if at.knob("norm.order") == "post" else "ln1.out")
-
-
-def _projected_from(at: Place, part: str) -> Tensor:
-    """What queries, keys or values are projected from: a normalised latent where the block has one."""
-    latent = LATENTS[part]
-    return at.site(f"{latent}_norm.out") if at.has(f"norm.{latent}") else _attention_input(at)
-
-
-def _latent(at: Place, latent: str) -> Tensor:
-    return project(_attention_input(at), at.tensor(f"attn.{latent}"), at.weight(f"attn.{latent}.bias"))
-
-
-def _latent_norm(at: Place, latent: str) -> Tensor:
-    """The norm of a latent: of as many components as it has weights, because keys' shared part stands behind them."""
-    weight = at.tensor(f"norm.{latent}")
-    x = at.site(latent)[..., : len(weight)]
-    if at.knob("qk_norm.present") == MISSING:
-        return x
-    return norms.norm(
-        x, weight, None, kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"),
-        offset=at.knob("qk_norm.offset"), eps_place=at.knob("qk_norm.eps_place"),
-    )  # fmt: skip
-
-
-def _projected(at: Place, part: str) -> Tensor:
-    bias = at.knob(f"attention.{part}_bias")
-    if bias is True:
-        at.tensor(f"attn.{part}.bias")
-    made = project(
-        _projected_from(at, part) if part != "o" else joined(at.site("z")), at.tensor(f"attn.{part}"),
-        None if bias is False else at.weight(f"attn.{part}.bias"),
-    )  # fmt: skip
-    if part == "o":
-        return made
-    return heads(made, at.dim("n_heads") if part == "q" else at.knob("n_kv_heads") or at.dim("n_kv_heads"))
-
-
-def _has_latents(at: Place) -> bool:
-    return at.has("norm.kv_latent")
-
-
-def _rotated_part(at: Place, part: str) -> Tensor:
-    """What turns where keys come from a latent: the end of each query, and the end of the latent, which all keys share."""
-    if part == "q":
-        return latents.end_of_queries(at.site("q"), at.dim("d_rope"))
-    return latents.end_of_keys(at.site("kv_latent"), at.dim("d_rope"), at.dim("n_heads"))
-
-
-def _multiplied(at: Place, part: str) -> Tensor:
-    """The queries or keys of the scores, `[batch pos head d_head]`: what is rotated, behind what is not in latent attention."""
-    rotated = at.site(f"rot_{part}")
-    if not _has_latents(at):
-        return rotated
-    return (latents.whole_queries if part == "q" else latents.whole_keys)(at.site(part), rotated)
-
-
-def _head_norm(at: Place, part: str) -> Tensor:
-    return _normed_heads(at, part, at.site(part))
-
-
-def _normed_heads(at: Place, part: str, x: Tensor) -> Tensor:
-    if at.knob("qk_norm.present") == MISSING:
-        return x
-    return norms.norm_of_heads(
-        x, at.weight(f"norm.{part}"), at.weight(f"norm.{part}.bias"), axis=at.knob("qk_norm.axis"),
-        kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"), offset=at.knob("qk_norm.offset"),
-        eps_place=at.knob("qk_norm.eps_place"),
-    )  # fmt: skip
-
-
-def _normed_late(at: Place, part: str) -> bool:
-    """Whether queries and keys are normalised behind the rotation: attention then reads what the norm makes."""
-    if at.knob("qk_norm.weighted") is False:
-        return True  # a rotation keeps the length of a head, so that a norm without weights is the same before and behind it
-    return at.has(f"norm.{part}") and at.knob("qk_norm.order") == norms.AFTER_ROTATION
-
-
-def _before_rotation(at: Place, part: str) -> Tensor:
-    if _has_latents(at):
-        return _rotated_part(at, part)
-    return at.site(part if not at.has(f"norm.{part}") or _normed_late(at, part) else f"{part}_norm.out")
-
-
-def _read_by_scores(at: Place, part: str) -> Tensor:
-    made = _rotated(at, part)
-    return _normed_heads(at, part, made) if _normed_late(at, part) else made
-
-
-def _rotated(at: Place, part: str) -> Tensor:
-    x, theta = _before_rotation(at, part), at.knob("rope.theta")
-    if part == "q":
-        x = _grown(at, x)
-    if theta is None:
-        return x
-    scaling, rounding = at.knob("rope.scaling"), at.knob("rope.table_dtype")
-    positions = at.batch.positions + at.knob("rope.offset")
-    frequencies = inverse_frequencies(
-        theta, scaling, int(at.knob("rope.partial") or x.shape[-1]), int(positions.max()) + 1,
-        torch.float64 if rounding == rotary.FULL else torch.float32,
-    )  # fmt: skip
-    cos, sin = rotary.angles(positions, frequencies, x.dtype, rounding=rounding)
-    return rotary.rotate(x, cos, sin, pairing=at.knob("rope.pairing"), factor=attention_factor(scaling))
-
-
-def _grown(at: Place, q: Tensor) -> Tensor:
-    """Queries times what grows with their positions, or with their places in the row, padding counted, where a model has that."""
-    said = at.knob("attention.temperature_by_position")
-    if said is None:
-        return q
-    places = torch.arange(q.shape[1], device=q.device).expand_as(at.batch.positions)
-    counted = places if said.get("counts") == PLACES else at.batch.positions
-    return q * rearrange(growth(counted, said["scale"], said["step"]), "batch pos -> batch pos 1 1").to(q)
-
-
-def _scores(at: Place, rows: Tensor | None = None) -> Tensor:
-    """Scores of the queries at `rows`, of all by default."""
-    q, k = _multiplied(at, "q"), _multiplied(at, "k")
-    chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
-    scale = at.knob("attention.scale")
-    seen = visible(
-        at.batch.mask,
-        chosen,
-        window=at.knob("attention.window"),
-        chunk=at.knob("attention.chunk"),
-        kind=at.knob("attention.mask"),
-    )
-    return attention.scores(
-        q if rows is None else q[:, rows], k, seen,
-        scale=at.dim("d_head") ** 0.5 if scale is None else scale, softcap=at.knob("attention.softcap"),
-        slopes=_slopes(at), key_positions=at.batch.positions,
-    )  # fmt: skip
-
-
-def _slopes(at: Place) -> Tensor | None:
-    """ALiBi's slope per head: given, or the usual ones times a number."""
-    said = at.knob("attention.alibi")
-    if said is None or said is False:
-        return None
-    if isinstance(said, list):
-        return torch.tensor(said, dtype=torch.float64)
-    return torch.tensor(standard_slopes(at.dim("n_heads")), dtype=torch.float64) * float(said)
-
-
-def _pattern(at: Place, scores: Tensor | None = None) -> Tensor:
-    s = at.site("attn_scores") if scores is None else scores
-    sinks = at.tensor("attn.sinks").flatten() if at.knob("attention.sinks") else None
-    return attention.softmax(s * at.knob("attention.temperature"), sinks)
-
-
-def _z(at: Place) -> Tensor:
-    v = at.site("v")
-    if at.is_given("pattern") or at.is_given("attn_scores"):
-        return attention.weighted_values(at.site("pattern"), v)
-    queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries
-    parts = torch.split(queries, QUERY_ROWS)
-    return torch.cat([attention.weighted_values(_pattern(at, _scores(at, rows)), v) for rows in parts], 1)
 
 
 def _attn_out(at: Place) -> Tensor:
@@ -353,15 +197,15 @@ OUTSIDE: dict[str, Make] = {
 IN_BLOCK: dict[str, Make] = {
     "resid_pre": _resid_pre,
     "ln1.out": lambda at: _norm(at, at.site("resid_pre"), "norm.ln1"),
-    **{latent: partial(_latent, latent=latent) for latent in dict.fromkeys(LATENTS.values())},
-    **{f"{latent}_norm.out": partial(_latent_norm, latent=latent) for latent in dict.fromkeys(LATENTS.values())},
-    **{part: partial(_projected, part=part) for part in "qkv"},
-    **{f"{part}_norm.out": partial(_head_norm, part=part) for part in "qk"},
-    **{f"rot_{part}": partial(_read_by_scores, part=part) for part in "qk"},
-    "attn_scores": _scores,
-    "pattern": _pattern,
-    "z": _z,
-    "attn_proj": partial(_projected, part="o"),
+    **{latent: partial(latent_of, latent=latent) for latent in dict.fromkeys(LATENTS.values())},
+    **{f"{latent}_norm.out": partial(latent_norm, latent=latent) for latent in dict.fromkeys(LATENTS.values())},
+    **{part: partial(projected, part=part) for part in "qkv"},
+    **{f"{part}_norm.out": partial(head_norm, part=part) for part in "qk"},
+    **{f"rot_{part}": partial(read_by_scores, part=part) for part in "qk"},
+    "attn_scores": scores_of,
+    "pattern": pattern_of,
+    "z": z_of,
+    "attn_proj": partial(projected, part="o"),
     "ln1_post.out": lambda at: _norm(at, at.site("attn_proj"), "norm.ln1_post"),
     "attn_out": _attn_out,
     "resid_mid": lambda at: added(at.site("resid_pre"), at.site("attn_out")),
@@ -387,7 +231,7 @@ def sites_of(at: Place) -> list[str]:
                        "kv_latent": "norm.kv_latent", "kv_latent_norm.out": "norm.kv_latent"}.items():  # fmt: skip
         gone |= {site} if not at.has(role) else set()
     moe = at.has("moe.router")
-    gone |= {f"{part}_norm.out" for part in "qk" if _normed_late(at, part)}
+    gone |= {f"{part}_norm.out" for part in "qk" if normed_late(at, part)}
     gone |= {"mlp.pre", "mlp.pre_linear", "mlp.post"} if moe else {"mlp.router_logits", "mlp.router_weights"}
     gone |= set() if moe or _has_gate(at) else {"mlp.pre_linear"}
     if at.knob("norm.order") == "post":

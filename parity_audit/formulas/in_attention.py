@@ -1,0 +1,184 @@
+"""What the sites of attention are made of: queries, keys and values, their norms and rotation, scores, pattern and z.
+
+One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from parity_audit.formulas import attention, latents, norms, rotary
+from parity_audit.formulas.alibi import standard_slopes
+from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
+from parity_audit.formulas.knobs import MISSING, PLACES
+from parity_audit.formulas.place import Place
+from parity_audit.formulas.positions import growth, visible
+from parity_audit.formulas.projections import heads, joined, project
+
+LATENTS = {"q": "q_latent", "k": "kv_latent", "v": "kv_latent"}
+"""The latent that each is projected from, where a block has latents (DeepSeek)."""
+QUERY_ROWS = 256
+"""Queries computed at a time where nobody asks for the attention matrices: 4 heads x 256 x 4160 keys are 34 MiB."""
+
+
+def attention_input(at: Place) -> Tensor:
+    """What attention reads of the stream."""
+    return at.site("resid_pre" if at.knob("norm.order") == "post" else "ln1.out")
+
+
+def _projected_from(at: Place, part: str) -> Tensor:
+    """What queries, keys or values are projected from: a normalised latent where the block has one."""
+    latent = LATENTS[part]
+    return at.site(f"{latent}_norm.out") if at.has(f"norm.{latent}") else attention_input(at)
+
+
+def latent_of(at: Place, latent: str) -> Tensor:
+    return project(attention_input(at), at.tensor(f"attn.{latent}"), at.weight(f"attn.{latent}.bias"))
+
+
+def latent_norm(at: Place, latent: str) -> Tensor:
+    """The norm of a latent: of as many components as it has weights, because keys' shared part stands behind them."""
+    weight = at.tensor(f"norm.{latent}")
+    x = at.site(latent)[..., : len(weight)]
+    if at.knob("qk_norm.present") == MISSING:
+        return x
+    return norms.norm(
+        x, weight, None, kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"),
+        offset=at.knob("qk_norm.offset"), eps_place=at.knob("qk_norm.eps_place"),
+    )  # fmt: skip
+
+
+def projected(at: Place, part: str) -> Tensor:
+    bias = at.knob(f"attention.{part}_bias")
+    if bias is True:
+        at.tensor(f"attn.{part}.bias")
+    made = project(
+        _projected_from(at, part) if part != "o" else joined(at.site("z")), at.tensor(f"attn.{part}"),
+        None if bias is False else at.weight(f"attn.{part}.bias"),
+    )  # fmt: skip
+    if part == "o":
+        return made
+    return heads(made, at.dim("n_heads") if part == "q" else at.knob("n_kv_heads") or at.dim("n_kv_heads"))
+
+
+def _has_latents(at: Place) -> bool:
+    return at.has("norm.kv_latent")
+
+
+def _rotated_part(at: Place, part: str) -> Tensor:
+    """What turns where keys come from a latent: the end of each query, and the end of the latent, which all keys share."""
+    if part == "q":
+        return latents.end_of_queries(at.site("q"), at.dim("d_rope"))
+    return latents.end_of_keys(at.site("kv_latent"), at.dim("d_rope"), at.dim("n_heads"))
+
+
+def _multiplied(at: Place, part: str) -> Tensor:
+    """The queries or keys of the scores, `[batch pos head d_head]`: what is rotated, behind what is not in latent attention."""
+    rotated = at.site(f"rot_{part}")
+    if not _has_latents(at):
+        return rotated
+    return (latents.whole_queries if part == "q" else latents.whole_keys)(at.site(part), rotated)
+
+
+def head_norm(at: Place, part: str) -> Tensor:
+    return _normed_heads(at, part, at.site(part))
+
+
+def _normed_heads(at: Place, part: str, x: Tensor) -> Tensor:
+    if at.knob("qk_norm.present") == MISSING:
+        return x
+    return norms.norm_of_heads(
+        x, at.weight(f"norm.{part}"), at.weight(f"norm.{part}.bias"), axis=at.knob("qk_norm.axis"),
+        kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"), offset=at.knob("qk_norm.offset"),
+        eps_place=at.knob("qk_norm.eps_place"),
+    )  # fmt: skip
+
+
+def normed_late(at: Place, part: str) -> bool:
+    """Whether queries and keys are normalised behind the rotation: attention then reads what the norm makes."""
+    if at.knob("qk_norm.weighted") is False:
+        return True  # a rotation keeps the length of a head, so that a norm without weights is the same before and behind it
+    return at.has(f"norm.{part}") and at.knob("qk_norm.order") == norms.AFTER_ROTATION
+
+
+def _before_rotation(at: Place, part: str) -> Tensor:
+    if _has_latents(at):
+        return _rotated_part(at, part)
+    return at.site(part if not at.has(f"norm.{part}") or normed_late(at, part) else f"{part}_norm.out")
+
+
+def read_by_scores(at: Place, part: str) -> Tensor:
+    made = _rotated(at, part)
+    return _normed_heads(at, part, made) if normed_late(at, part) else made
+
+
+def _rotated(at: Place, part: str) -> Tensor:
+    x, theta = _before_rotation(at, part), at.knob("rope.theta")
+    if part == "q":
+        x = _grown(at, x)
+    if theta is None:
+        return x
+    scaling, rounding = at.knob("rope.scaling"), at.knob("rope.table_dtype")
+    positions = at.batch.positions + at.knob("rope.offset")
+    frequencies = inverse_frequencies(
+        theta, scaling, int(at.knob("rope.partial") or x.shape[-1]), int(positions.max()) + 1,
+        torch.float64 if rounding == rotary.FULL else torch.float32,
+    )  # fmt: skip
+    cos, sin = rotary.angles(positions, frequencies, x.dtype, rounding=rounding)
+    return rotary.rotate(x, cos, sin, pairing=at.knob("rope.pairing"), factor=attention_factor(scaling))
+
+
+def _grown(at: Place, q: Tensor) -> Tensor:
+    """Queries times what grows with their positions, or with their places in the row, padding counted, where a model has that."""
+    said = at.knob("attention.temperature_by_position")
+    if said is None:
+        return q
+    places = torch.arange(q.shape[1], device=q.device).expand_as(at.batch.positions)
+    counted = places if said.get("counts") == PLACES else at.batch.positions
+    return q * rearrange(growth(counted, said["scale"], said["step"]), "batch pos -> batch pos 1 1").to(q)
+
+
+def scores_of(at: Place, rows: Tensor | None = None) -> Tensor:
+    """Scores of the queries at `rows`, of all by default."""
+    q, k = _multiplied(at, "q"), _multiplied(at, "k")
+    chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
+    scale = at.knob("attention.scale")
+    seen = visible(
+        at.batch.mask,
+        chosen,
+        window=at.knob("attention.window"),
+        chunk=at.knob("attention.chunk"),
+        kind=at.knob("attention.mask"),
+    )
+    return attention.scores(
+        q if rows is None else q[:, rows], k, seen,
+        scale=at.dim("d_head") ** 0.5 if scale is None else scale, softcap=at.knob("attention.softcap"),
+        slopes=_slopes(at), key_positions=at.batch.positions,
+    )  # fmt: skip
+
+
+def _slopes(at: Place) -> Tensor | None:
+    """ALiBi's slope per head: given, or the usual ones times a number."""
+    said = at.knob("attention.alibi")
+    if said is None or said is False:
+        return None
+    if isinstance(said, list):
+        return torch.tensor(said, dtype=torch.float64)
+    return torch.tensor(standard_slopes(at.dim("n_heads")), dtype=torch.float64) * float(said)
+
+
+def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
+    s = at.site("attn_scores") if scores is None else scores
+    sinks = at.tensor("attn.sinks").flatten() if at.knob("attention.sinks") else None
+    return attention.softmax(s * at.knob("attention.temperature"), sinks)
+
+
+def z_of(at: Place) -> Tensor:
+    v = at.site("v")
+    if at.is_given("pattern") or at.is_given("attn_scores"):
+        return attention.weighted_values(at.site("pattern"), v)
+    queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries
+    parts = torch.split(queries, QUERY_ROWS)
+    return torch.cat([attention.weighted_values(pattern_of(at, scores_of(at, rows)), v) for rows in parts], 1)
