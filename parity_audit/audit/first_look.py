@@ -17,7 +17,7 @@ from parity_audit.compare.processing import Allowance
 from parity_audit.compare.verdict import first_divergence
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
-from parity_audit.diagnose.identities import hook_warnings
+from parity_audit.diagnose.identities import hook_warnings, stored_factors
 from parity_audit.diagnose.returned import returned_findings
 from parity_audit.formulas.stored import CheckpointTensors, role_tensor
 from parity_audit.specs.view import dims, effective_values, roles, spec_values
@@ -41,7 +41,7 @@ def first_look(
     warnings += [] if allowed is None else [allowed.words()]
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
-    warnings += hook_warnings(capture, session.label, plan.dtype)
+    warnings += hook_warnings(capture, session.label, plan.dtype, stored_factors(plan))
     first = first_divergence(comparison)
     return Candidate(
         backend=plan.ref.name, package=about.package, version=about.version, settings=about.settings,

@@ -1,6 +1,7 @@
 """Dotted paths into live objects: `model.layers[*].self_attn.scaling`, `blocks[3].attn.W_Q`, `cfg.attn_scale`.
 
-`[3]` indexes, `[*]` means every element. A dictionary is entered with `[key]`.
+`[3]` indexes, `[*]` means every element. A dictionary is entered with `[key]`. `k_norm?` is left out where an object has no
+such attribute, as blocks of one model may differ.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from parity_audit.backends import offload
 
+MAY_BE_MISSING = "?"
 _STEP = re.compile(r"([^.\[\]]+)|\[(\*|[^\]]+)\]")
 
 
@@ -57,6 +59,10 @@ def _walk(value: Any, rest: list[str | int], done: str) -> Iterator[tuple[str, A
         yield done, value
         return
     step, *tail = rest
+    if isinstance(step, str) and step.endswith(MAY_BE_MISSING):
+        step = step.removesuffix(MAY_BE_MISSING)
+        if not hasattr(value, step):
+            return
     if step == "*":
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _walk(item, tail, f"{done}[{key}]")

@@ -146,7 +146,8 @@ def tokens_per_step(llm: Any, most: int | None) -> Iterator[None]:
 
 def typed(overrides: dict[str, Any], config: Any) -> dict[str, Any]:
     """Whole numbers as the config has them: transformers refuses 256.0 for an int and 50 for a float."""
-    return {key: _like(value, getattr(config, key, None)) for key, value in overrides.items()}
+    known = config.to_dict()
+    return {key: _like(value, known.get(key)) for key, value in overrides.items()}
 
 
 def _like(value: Any, old: Any) -> Any:
@@ -158,12 +159,18 @@ def _like(value: Any, old: Any) -> Any:
 
 def cache_bytes(config: Any, length: int, dtype: str, rows: int = ROWS, block: int = BLOCK) -> int:
     """Bytes of a key-value cache that holds one sequence of `length` tokens and a batch of `rows` short ones."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    own = getattr(config, "per_layer_config", None)
+    layers = [own[layer] if own else config for layer in range(config.num_hidden_layers)]
     size = getattr(torch, dtype, torch.float32).itemsize
     short = -(-BLOCK // block) * rows
     blocks = -(-length // block) + short
-    return int(2 * config.num_hidden_layers * heads * width * size * blocks * block)
+    return int(2 * sum(map(_key_width, layers)) * size * blocks * block)
+
+
+def _key_width(config: Any) -> int:
+    """Numbers of one token's keys in a layer."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads))
 
 
 def check_settings(settings: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_valu
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.fitting import fit_side
 from parity_audit.diagnose.identify.attention import family as attention
-from parity_audit.diagnose.identities import hook_warnings
+from parity_audit.diagnose.identities import hook_warnings, stored_factors
 from parity_audit.diagnose.numerics import reduced_products
 from parity_audit.specs.resolve import ResolvedModel, read_config
 from parity_audit.specs.unread import unread_keys
@@ -38,7 +38,7 @@ def reference_notes(
     notes += [COARSE] if reduced_products(about, plan.device, plan.dtype) else []
     notes += [finding.message for finding in departing]
     notes += _unread(plan)
-    notes += hook_warnings(capture, "reference", plan.dtype)
+    notes += hook_warnings(capture, "reference", plan.dtype, stored_factors(plan))
     if judge is None:
         return notes
     try:

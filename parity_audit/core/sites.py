@@ -13,7 +13,7 @@ BLOCK_ORDER = (
     "resid_pre", "ln1.out", "q_latent", "q_latent_norm.out", "kv_latent", "kv_latent_norm.out", "q", "k", "v", "q_norm.out",
     "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z", "attn_proj", "ln1_post.out", "attn_out", "resid_mid",
     "ln2.out", "mlp.router_logits", "mlp.router_weights", "mlp.pre", "mlp.pre_linear", "mlp.post", "mlp_proj", "ln2_post.out",
-    "mlp_out", "resid_post",
+    "mlp_out", "per_layer.out", "resid_post",
 )  # fmt: skip
 
 

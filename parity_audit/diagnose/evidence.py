@@ -18,7 +18,7 @@ from torch import Tensor
 from parity_audit.core.types import KnobValue, NotTested, Probe
 from parity_audit.formulas.knobs import said_by
 from parity_audit.formulas.stored import CheckpointTensors, role_tensor
-from parity_audit.specs.view import dims, knob_values, roles
+from parity_audit.specs.view import config_names, dims, dims_of_layer, knob_values, roles
 
 if TYPE_CHECKING:
     from parity_audit.capture.session import SidePlan
@@ -180,6 +180,7 @@ def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) ->
     checkpoint weights are read when asked for. `plan` is the reference's: its spec, config and checkpoint.
     """
     sizes, knobs = dims(plan.spec, plan.config), knob_values(plan.spec, plan.config)
+    said = config_names(plan.config, **sizes)
     probes = {probe.name: probe for capture in reversed(captures) for probe in capture.probes}
     stored = CheckpointTensors(Path(plan.checkpoint.path))
     tied = bool(plan.config.get("tie_word_embeddings", True))
@@ -196,7 +197,8 @@ def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) ->
             return role_tensor(stored, names, role, tied=tied)
 
         return Evidence(
-            side=side, layer=layer, dims=sizes, knobs=knobs, probes=tuple(probes.values()), tensor=tensor, weight=weight
+            side=side, layer=layer, dims=dims_of_layer(plan.spec, said, sizes, layer), knobs=knobs,
+            probes=tuple(probes.values()), tensor=tensor, weight=weight,
         )  # fmt: skip
 
     return {layer: of(layer) for layer in (None, *range(sizes["n_layers"]))}

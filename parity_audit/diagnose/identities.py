@@ -4,6 +4,9 @@
     resid_post = resid_mid + mlp_out
     resid_post = resid_pre + attn_out + mlp_out        where a block has no resid_mid (parallel blocks)
 
+What a block adds for its own embeddings of tokens (`per_layer.out`) is a term too, and a number that the checkpoint stores for
+the block multiplies its last sum.
+
 A sum is rounded once, so the two sides may be apart by a few eps of the largest term and no more. What is beyond that
 is a hook that shows something else (before a post-norm, before a multiplier) or a port that adds something else:
 a matter of meaning, which by itself says nothing about the logits.
@@ -11,20 +14,25 @@ a matter of meaning, which by itself says nothing about the logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from parity_audit.capture.session import SidePlan
 from parity_audit.compare.floor import dtype_eps
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe
+from parity_audit.formulas.stored import CheckpointTensors, role_tensor
+from parity_audit.specs.view import dims, roles
 
 ROUNDINGS = 2.0
 Sums = tuple[tuple[str, tuple[str, ...]], ...]
 SEQUENTIAL: Sums = (("resid_mid", ("resid_pre", "attn_out")), ("resid_post", ("resid_mid", "mlp_out")))
+LAST, OWN, SCALAR = "resid_post", "per_layer.out", "residual.scalar"
 WHOLE: Sums = (("resid_post", ("resid_pre", "attn_out", "mlp_out")),)
 
 
@@ -41,6 +49,8 @@ def identities(sites: set[str]) -> Iterator[Identity]:
     """The sums that a capture of these sites can check."""
     for layer in sorted({layer for site in sites if (layer := layer_of(site)) is not None}):
         for total, terms in SEQUENTIAL if _has(sites, layer, "resid_mid") else WHOLE:
+            if total == LAST and _has(sites, layer, OWN):
+                terms = (*terms, OWN)
             if _has(sites, layer, total, *terms):
                 yield Identity(layer=layer, total=total, terms=terms)
 
@@ -50,26 +60,39 @@ def _has(sites: set[str], layer: int, *names: str) -> bool:
 
 
 @one_thread()
-def hook_warnings(capture: TensorSource, side: str, dtype: str) -> list[str]:
-    """One line per sum that does not add up, with its layers and by how much."""
+def hook_warnings(
+    capture: TensorSource, side: str, dtype: str, factors: Mapping[int, float] | None = None
+) -> list[str]:
+    """One line per sum that does not add up, with its layers and by how much; `factors` as from `stored_factors`."""
     broken: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
     for probe in capture.probes:
         if probe.sites != "all":
             continue
         for identity in identities(capture.sites(probe.name)):
-            share = violation(capture, probe, identity)
+            share = violation(capture, probe, identity, (factors or {}).get(identity.layer, 1.0))
             if share > ROUNDINGS * dtype_eps(dtype):
                 layers = broken.setdefault((identity.total, identity.terms), {})
                 layers[identity.layer] = max(share, layers.get(identity.layer, 0.0))
     return [_line(side, total, terms, layers) for (total, terms), layers in broken.items()]
 
 
-def violation(capture: TensorSource, probe: Probe, identity: Identity) -> float:
-    """rms(total - sum of terms) at real positions, over the rms of the largest of them."""
+def stored_factors(plan: SidePlan) -> dict[int, float]:
+    """The number that the checkpoint stores for a block, by layer; empty where the architecture has none."""
+    stored, layers = CheckpointTensors(Path(plan.checkpoint.path)), range(dims(plan.spec, plan.config)["n_layers"])
+    if SCALAR not in plan.spec.content.roles:
+        return {}
+    found = {layer: role_tensor(stored, roles(plan.spec, plan.config, layer), SCALAR, tied=False) for layer in layers}
+    return {layer: float(number) for layer, number in found.items() if number is not None}
+
+
+def violation(capture: TensorSource, probe: Probe, identity: Identity, factor: float = 1.0) -> float:
+    """rms(total / factor - sum of terms) at real positions, over the rms of the largest of them; a block's last sum alone has
+    a factor."""
     keep = torch.tensor(probe.mask, dtype=torch.bool)
     names = [f"blocks.{identity.layer}.{name}" for name in (identity.total, *identity.terms)]
     rows = min(capture.shape(probe.name, name)[1] for name in names)
     total, *terms = [capture.rows(probe.name, name, 0, rows)[keep[:, :rows]].double() for name in names]
+    total = total / factor if identity.total == LAST else total
     largest = max(float(tensor.square().mean().sqrt()) for tensor in (total, *terms))
     apart = float((total - torch.stack(terms).sum(0)).square().mean().sqrt())
     return apart / largest if largest > 0 else 0.0

@@ -52,6 +52,7 @@ COMPONENT_OF = {
     "mlp.post": "mlp",
     "mlp_proj": "mlp",
     "mlp_out": "mlp_out",
+    "per_layer.out": "per_layer",
     "ln_final.out": "final_norm",
     "logits": "logits",
 }

@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
-from parity_audit.formulas import embedding, experts, norms
+from parity_audit.formulas import embedding, experts, norms, per_layer
 from parity_audit.formulas.in_attention import (
     LATENTS,
     head_norm,
@@ -24,6 +24,7 @@ from parity_audit.formulas.in_attention import (
     pattern_of,
     projected,
     read_by_scores,
+    reads_of,
     scores_of,
     z_of,
 )
@@ -175,7 +176,30 @@ def _mlp_out(at: Place) -> Tensor:
 def _resid_post(at: Place) -> Tensor:
     if _parallel(at):
         return added(at.site("resid_pre"), at.site("attn_out"), at.site("mlp_out"))
-    return added(at.site("resid_mid"), at.site("mlp_out"))
+    made = added(at.site("resid_mid"), at.site("mlp_out"))
+    made = added(made, at.site("per_layer.out")) if _has_own_embeddings(at) else made
+    scalar = at.weight("residual.scalar") if at.knob("residual.scalar") is not False else None
+    return made if scalar is None else made * scalar
+
+
+def _has_own_embeddings(at: Place) -> bool:
+    return at.has("per_layer.gate")
+
+
+def _per_layer(at: Place) -> Tensor:
+    """What a block adds for its own embedding of each token."""
+    gate = at.tensor("per_layer.gate")
+    width = len(gate)
+    first = (at.layer or 0) * width
+    x = project(at.site("embed"), at.stored("per_layer.project")[first : first + width].to(at.decoder.dtype))
+    own = per_layer.embedded(
+        at.batch.tokens, at.stored("per_layer.table")[:, first : first + width],
+        _norm(at, x * float(at.knob("per_layer.project_scale")), "norm.per_layer"),
+        table_scale=at.knob("per_layer.table_scale"), scale=at.knob("per_layer.scale"), dtype=at.decoder.dtype,
+    )  # fmt: skip
+    stream = added(at.site("resid_mid"), at.site("mlp_out"))
+    made = per_layer.gated(stream, own, gate, at.tensor("per_layer.up"), lambda y: _hidden(at, y, None))
+    return _norm(at, made, "norm.per_layer_post")
 
 
 def _logits(at: Place) -> Tensor:
@@ -218,6 +242,7 @@ IN_BLOCK: dict[str, Make] = {
     "mlp_proj": _mlp_proj,
     "ln2_post.out": lambda at: _norm(at, at.site("mlp_proj"), "norm.ln2_post"),
     "mlp_out": _mlp_out,
+    "per_layer.out": _per_layer,
     "resid_post": _resid_post,
 }
 """The sites of a block, by their names in it."""
@@ -230,6 +255,8 @@ def sites_of(at: Place) -> list[str]:
                        "k_norm.out": "norm.k", "q_latent": "norm.q_latent", "q_latent_norm.out": "norm.q_latent",
                        "kv_latent": "norm.kv_latent", "kv_latent_norm.out": "norm.kv_latent"}.items():  # fmt: skip
         gone |= {site} if not at.has(role) else set()
+    gone |= set() if _has_own_embeddings(at) else {"per_layer.out"}
+    gone |= set() if reads_of(at, "v") == "v" else {"k", "v", "k_norm.out", "rot_k"}
     moe = at.has("moe.router")
     gone |= {f"{part}_norm.out" for part in "qk" if normed_late(at, part)}
     gone |= {"mlp.pre", "mlp.pre_linear", "mlp.post"} if moe else {"mlp.router_logits", "mlp.router_weights"}

@@ -5,7 +5,7 @@ wavelengths below `original / high_freq_factor` alone, divides those above `orig
 `factor`, and blends in between; YaRN (arXiv 2309.00071), which does the same along the index of the pair and
 stretches cos and sin; LongRoPE (arXiv 2402.13753), which has a factor per pair, one list up to the original
 context and one beyond; dynamic NTK, which raises theta with the length beyond the original context, or, in
-Hunyuan, once by `alpha`.
+Hunyuan, once by `alpha`; `proportional` (Gemma 4), which rotates the first pairs alone, at the frequencies of a whole head.
 
 A table is a definition, and programs compute it in float32. So the dtype is a parameter, and the order of operations is
 that of transformers: in float32 the result is then the same to the last bit.
@@ -74,6 +74,10 @@ def inverse_frequencies(
         return 1.0 / _powers(theta, d_rot, dtype)
     if kind == "linear":
         return 1.0 / _powers(theta, d_rot, dtype) / float(scaling["factor"])
+    if kind == "proportional":
+        turned = int(float(scaling["partial_rotary_factor"]) * d_rot // 2)
+        table = 1.0 / _powers(theta, d_rot, dtype)
+        return torch.where(torch.arange(len(table)) < turned, table, torch.zeros_like(table))
     if kind == "llama3":
         return _llama3(1.0 / _powers(theta, d_rot, dtype), scaling)
     if kind == "yarn":

@@ -34,6 +34,11 @@ def _projected_from(at: Place, part: str) -> Tensor:
     return at.site(f"{latent}_norm.out") if at.has(f"norm.{latent}") else attention_input(at)
 
 
+def _width_of_queries(at: Place, layer: int) -> int:
+    found = at.decoder.weights(layer, "attn.q")
+    return 0 if found is None else len(found)
+
+
 def latent_of(at: Place, latent: str) -> Tensor:
     return project(attention_input(at), at.tensor(f"attn.{latent}"), at.weight(f"attn.{latent}.bias"))
 
@@ -60,7 +65,24 @@ def projected(at: Place, part: str) -> Tensor:
     )  # fmt: skip
     if part == "o":
         return made
-    return heads(made, at.dim("n_heads") if part == "q" else at.knob("n_kv_heads") or at.dim("n_kv_heads"))
+    made = heads(made, at.dim("n_heads") if part == "q" else at.knob("n_kv_heads") or at.dim("n_kv_heads"))
+    if part != "v" or not at.knob("attention.v_norm"):
+        return made
+    return norms.norm(made, None, kind=norms.RMS, eps=at.knob("qk_norm.eps"))
+
+
+def reads_of(at: Place, site: str) -> str:
+    """The site of keys or values that a block attends to: its own, or that of the last block before the shared ones whose heads
+    are as large."""
+    if "attention.shared_layers" not in at.decoder.values or at.layer is None:
+        return site
+    own = at.dim("n_layers") - at.knob("attention.shared_layers")
+    if at.layer < own:
+        return site
+    alike = [n for n in range(own) if _width_of_queries(at, n) == _width_of_queries(at, at.layer)]
+    if not alike:
+        raise ValueError("no block before the shared ones has heads of this size")
+    return f"blocks.{alike[-1]}.{site}"
 
 
 def _has_latents(at: Place) -> bool:
@@ -76,7 +98,7 @@ def _rotated_part(at: Place, part: str) -> Tensor:
 
 def _multiplied(at: Place, part: str) -> Tensor:
     """The queries or keys of the scores, `[batch pos head d_head]`: what is rotated, behind what is not in latent attention."""
-    rotated = at.site(f"rot_{part}")
+    rotated = at.site("rot_q" if part == "q" else reads_of(at, "rot_k"))
     if not _has_latents(at):
         return rotated
     return (latents.whole_queries if part == "q" else latents.whole_keys)(at.site(part), rotated)
@@ -176,7 +198,7 @@ def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
 
 
 def z_of(at: Place) -> Tensor:
-    v = at.site("v")
+    v = at.site(reads_of(at, "v"))
     if at.is_given("pattern") or at.is_given("attn_scores"):
         return attention.weighted_values(at.site("pattern"), v)
     queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries

@@ -85,6 +85,8 @@ PLACES = "places"
 """What a temperature by position may count instead of positions: places in a row, padding with them."""
 POSITIONS_PER_STEP = (4, 16, 64, 256, 1024, 4096, 8192)
 """Steps of a temperature by position that are tried; released models have 4096 and 8192."""
+ROTATED_PARTS = (0.25, 0.5, 0.75)
+"""Shares of a head that are rotated where the rest has frequency 0, which are tried; Gemma 4 has 0.25."""
 
 
 ROWS: tuple[Knob, ...] = (
@@ -107,6 +109,11 @@ ROWS: tuple[Knob, ...] = (
          (True, False)),
     Knob("qk_norm.order", CHOICE, "qk_norm", "Queries and keys are normalised before or after the rotation.", "before rotation",
          ("before rotation", "after rotation"), judged=True),
+    Knob("attention.v_norm", FLAG, "qkv", "Whether values are normalised, by an RMS norm per head without weights.", False,
+         (True, False)),
+    Knob("attention.shared_layers", COUNT, "scores",
+         "How many of the last layers attend to the keys and values of a layer before them: the last whose heads are as large.", 0,
+         span=(0, 1024)),
     Knob("n_kv_heads", COUNT, "qkv", "Heads of keys and values; consecutive query heads share one.", span=(1, 1024)),
     _bias("q", "of queries", "qkv"),
     _bias("k", "of keys", "qkv"),
@@ -115,7 +122,9 @@ ROWS: tuple[Knob, ...] = (
     Knob("rope.theta", REAL, "rope", "Base of the rotary frequencies; absent where nothing is rotated.", span=(10.0, 1e9),
          optional=True, confused_with=("rope.scaling", "rope.partial")),
     Knob("rope.scaling", STRUCTURE, "rope", "How the rotary frequencies are changed for long contexts.", optional=True,
-         starts=({"rope_type": "linear", "factor": 4.0},), confused_with=("rope.theta",)),
+         starts=({"rope_type": "linear", "factor": 4.0},
+                 *({"rope_type": "proportional", "partial_rotary_factor": part} for part in ROTATED_PARTS)),
+         confused_with=("rope.theta",)),
     Knob("rope.pairing", CHOICE, "rope", "Which components of a head turn together, and where they are written.", "half",
          PAIRINGS),
     Knob("rope.partial", COUNT, "rope", "How many components of a head are rotated; all of them where absent.", span=(2, 1024),
@@ -149,7 +158,8 @@ ROWS: tuple[Knob, ...] = (
     Knob("attention.temperature_by_position", STRUCTURE, "rope",
          "Growth of the queries with the position p (or, where it `counts: places`, with the place in the row): "
          "1 + scale log(1 + floor((p + 1) / step)).", optional=True, judged=True,
-         starts=tuple({"scale": 0.1, "step": step} for step in POSITIONS_PER_STEP), confused_with=("attention.temperature",)),
+         starts=tuple({"scale": 0.1, "step": step, **what} for what in ({}, {"counts": PLACES}) for step in POSITIONS_PER_STEP),
+         confused_with=("attention.temperature",)),
     Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", "softmax", judged=True, formula=False),
     Knob("attention.softmax_dtype", CHOICE, "pattern", "A narrow dtype inside the softmax.", FULL, judged=True, formula=False),
     Knob("cache.keys", CHOICE, "scores", "Keys that a cache loses, shows or moves.", "every key", judged=True, formula=False),
@@ -180,6 +190,13 @@ ROWS: tuple[Knob, ...] = (
     Knob("residual.parallel", FLAG, "residual", "Attention and MLP read the same stream, and both are added to it.", "sequential",
          (True, False), judged=True),
     Knob("residual.scale", REAL, "residual", "Factor on what each sublayer adds to the stream.", 1.0, span=FACTOR, judged=True),
+    Knob("residual.scalar", FLAG, "residual",
+         "Whether the stream behind a block is multiplied by the block's stored number; where a spec is silent, if there is one.",
+         None, (True, False)),
+    Knob("per_layer.table_scale", REAL, "per_layer", "Factor on a block's own embeddings of tokens.", 1.0, span=FACTOR),
+    Knob("per_layer.project_scale", REAL, "per_layer", "Factor on what token embeddings are projected to for a block.", 1.0,
+         span=FACTOR),
+    Knob("per_layer.scale", REAL, "per_layer", "Factor on the sum of both.", 1.0, span=FACTOR),
     Knob("residual.attn_out", REAL, "residual", "Factor on what attention adds.", 1.0, judged=True, formula=False),
     Knob("residual.mlp_out", REAL, "residual", "Factor on what the MLP adds.", 1.0, judged=True, formula=False),
     Knob("logits.scale", REAL, "logits", "Factor on the logits.", 1.0, span=FACTOR, judged=True),

@@ -26,6 +26,8 @@ OLDER_NAMES = {
 """Names that transformers reads without an `attribute_map` entry of the configuration class."""
 OTHER_KINDS = {"su": "longrope"}
 """Names of RoPE scalings that transformers renamed."""
+OF_LAYERS = "per_layer_config"
+"""What a layer has otherwise than the model; transformers writes it by the number of the layer, here every layer has a place."""
 NEED_LENGTHS = ("yarn", "dynamic", "longrope")
 """Scalings whose table depends on the context that the model was trained for."""
 
@@ -96,6 +98,8 @@ def _translated(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
     merged = {**usual, **found}
     found["rope_scaling"] = _scaling(found.get("rope_scaling"), merged)
     layers, every = merged.get("num_hidden_layers"), found.get("sliding_window_pattern")
+    if isinstance(own := merged.get(OF_LAYERS), dict) and isinstance(layers, int):
+        found[OF_LAYERS] = [own.get(str(layer), {}) for layer in range(layers)]
     if not isinstance(found.get("layer_types"), list) and isinstance(layers, int) and isinstance(every, int) and every:
         found["layer_types"] = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(layers)]
     return found

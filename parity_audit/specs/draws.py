@@ -20,6 +20,8 @@ from parity_audit.formulas.frequencies import default_table
 
 SLOW_ENOUGH = 0.02  # radians per position
 
+FACTOR = "factor"
+"""The kind of numbers that multiply: they are drawn around 1, with the scale as their spread."""
 DEFAULT_SCALES = {
     "embed": 0.05,        # rms of a token's embedding before its own factor
     "embed_spread": 0.3,  # log-normal spread of token norms, so that eps shows as a bend and not as a scale
@@ -82,6 +84,8 @@ def draw(
         return noise * factors * scales["embed"]
     if kind in ("pos_embed", "sinks"):
         return noise * scales[kind]
+    if kind == FACTOR:
+        return 1.0 + noise * scales[kind]
     if name.endswith("bias"):
         return noise * scales["bias"]
     return noise * (scales[kind] / sqrt(fan_in))

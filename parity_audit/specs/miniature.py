@@ -44,6 +44,8 @@ MARKER = "parity_audit_synthetic.json"
 RECIPE = 6
 SHARD_BYTES = "1GB"
 """Writing a shard takes its size in memory once more."""
+HEAD_NORMS = "qk_norm_mean"
+"""The mean of the weights of norms of queries and keys, where a spec says another than for the other norms."""
 REPEATED = "attention_types"
 """GPT-Neo's kinds of layers: `[[[kind, ...], how often]]`."""
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -178,7 +180,7 @@ def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
     for name, parameter, owner in _drawn(model, recipe.model.spec):
         value = draw(
             name, tuple(parameter.shape), seed=recipe.seed, scales=recipe.scales, kinds=recipe.kinds,
-            norm=_norm_scale(name, owner, recipe.model), offset=offset,
+            norm=_norm_scale(name, owner, recipe), offset=offset,
             fan_in=inputs_of(tuple(parameter.shape), transposed=_stored_transposed(owner, parameter)),
         )  # fmt: skip
         if rotary is not None and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -222,13 +224,15 @@ def _stored_transposed(owner: nn.Module, parameter: Tensor) -> bool:
     return type(owner).__name__ == "Conv1D" or (parameter.ndim == 3 and bool(getattr(owner, "is_transposed", False)))
 
 
-def _norm_scale(name: str, owner: nn.Module, model: ResolvedModel) -> str | None:
+def _norm_scale(name: str, owner: nn.Module, recipe: _Recipe) -> str | None:
     """Which scale holds the mean of a norm's weights, None for what is not a norm."""
     if "norm" not in type(owner).__name__.lower():
         return None
-    roles = _roles_of(name, model.spec)
+    roles = _roles_of(name, recipe.model.spec)
     if "norm.final" in roles:
         return "final_norm_mean"
+    if HEAD_NORMS in recipe.scales and roles & {"norm.q", "norm.k"}:
+        return HEAD_NORMS
     return "post_norm_mean" if roles & {"norm.ln1_post", "norm.ln2_post"} else "norm_mean"
 
 

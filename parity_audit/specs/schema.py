@@ -142,6 +142,7 @@ class SpecFile(_Strict):
     extends: str | None = None
     sources: list[str] = []
     dims: dict[str, str] = {}
+    layer_dims: dict[str, str] = {}
     models: dict[str, ModelEntry] = {}
     miniature: dict[str, dict[str, int]] = {}
     weight_scales: dict[str, float] = {}

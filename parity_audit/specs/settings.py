@@ -11,7 +11,7 @@ from parity_audit.formulas.alibi import times_usual
 from parity_audit.formulas.frequencies import attention_factor, kind_of, rope_table
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.schema import ResolvedKnob, Spec
-from parity_audit.specs.view import config_names, dims, joined, knob_values, roles, section
+from parity_audit.specs.view import config_names, dims, dims_of_layer, joined, knob_values, roles, section
 
 
 def edits(
@@ -34,14 +34,16 @@ def edits(
         return None
     targets = {**{name: item.value for name, item in knob_values(spec, config).items()}, **known, knob: value}
     own = knob_values(spec, config).get(knob)
-    names = config_names(
-        config, **dims(spec, config), value=value, now=own.value if now is None and own is not None else now
-    )  # fmt: skip
+    sizes, before = dims(spec, config), own.value if now is None and own is not None else now
+    names = config_names(config, **sizes, value=value, now=before)
 
     def rotaries(layers: Iterable[int] | None = None) -> list[dict[str, Any]]:
         dealt = {name: _dealt(spec, config, name, given) for name, given in targets.items() if name.startswith("rope.")}
         return [
-            _rotary({name: given[layer] for name, given in dealt.items()}, names["d_head"])
+            _rotary(
+                {name: given[layer] for name, given in dealt.items()},
+                dims_of_layer(spec, names, sizes, layer)["d_head"],
+            )
             for layer in (range(names["n_layers"]) if layers is None else layers)
         ]
 

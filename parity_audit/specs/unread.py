@@ -21,7 +21,7 @@ NO_FUNCTION = re.compile(
     r"|tie_word_embeddings|quantization_config|pretraining_tp|id2label|label2id|problem_type|task_specific_params)$"
 )
 """Names of tokens, of files, of training, and of what the weights or the probes show by themselves."""
-CONSTANTS = ("dims", "knobs")
+CONSTANTS = ("dims", "layer_dims", "knobs")
 """The parts of a spec that say what is computed."""
 TOKENS = 32
 MOST = 8

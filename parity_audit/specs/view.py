@@ -19,6 +19,14 @@ def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
     return {name: int(evaluate(text, config_names(config))) for name, text in spec.content.dims.items()}
 
 
+def dims_of_layer(spec: Spec, names: Mapping[str, Any], sizes: dict[str, int], layer: int | None) -> dict[str, int]:
+    """The sizes of one block: those of the model where the architecture does not say otherwise; `names` as in expressions."""
+    if layer is None or not spec.content.layer_dims:
+        return sizes
+    own = {name: int(evaluate(text, {**names, "l": layer})) for name, text in spec.content.layer_dims.items()}
+    return {**sizes, **own}
+
+
 def config_names(config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """What an expression may name: the keys of the canonical config, and as `config` itself those that may be absent."""
     config = canonical(config)
@@ -89,8 +97,9 @@ def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) 
     for site, entry in section(spec, backend_key, version).sites.items():
         assert entry is not None
         for name, layer in _per_layer(site, sizes["n_layers"]):
-            own = _entry_of(entry, at := {**names, "l": layer})
-            out += [] if own is None else [_tap(name, own, at, sizes, layer)]
+            here = dims_of_layer(spec, names, sizes, layer)
+            own = _entry_of(entry, at := {**names, **here, "l": layer})
+            out += [] if own is None else [_tap(name, own, at, here, layer)]
     return tuple(out)
 
 
@@ -161,9 +170,10 @@ def weight_taps(
     for name, entry in own.weights.items():
         assert entry is not None
         for full, layer in _per_layer(name, sizes["n_layers"]):
-            own_entry = _entry_of(entry, at := {**names, "l": layer})
+            here = dims_of_layer(spec, names, sizes, layer)
+            own_entry = _entry_of(entry, at := {**names, **here, "l": layer})
             if own_entry is not None:
-                out += [_weight(one, item, at, sizes, layer) for one, item in _per_expert(full, own_entry, sizes)]
+                out += [_weight(one, item, at, here, layer) for one, item in _per_expert(full, own_entry, here)]
     known = {tap.name for tap in out} | _left_out(spec, backend_key, sizes["n_layers"])
     others = [name for name in stored if own.other_weights and name not in known]
     return (*out, *(WeightTap(name=name, path=own.other_weights.replace("{name}", name)) for name in others))
@@ -203,13 +213,16 @@ def roles(spec: Spec, config: Mapping[str, Any], layer: int | None) -> dict[str,
     `path` is the tensor's name in the checkpoint; a part of a fused tensor says how to cut it out.
     """
     sizes = dims(spec, config)
-    names = config_names(config, **sizes, l=layer)
-    known = {role: _held(entry, names) for role, entry in spec.content.roles.items() if entry is not None}
-    found = {
+    names = config_names(config, **sizes)
+    sizes = dims_of_layer(spec, names, sizes, layer)
+    names = {**names, **sizes, "l": layer}
+    here = {
         role: entry
-        for role, entry in known.items()
+        for role, entry in spec.content.roles.items()
         if entry is not None and (layer is not None or "{l}" not in role_tensor(entry))
     }
+    held = {role: _held(entry, names) for role, entry in here.items()}
+    found = {role: entry for role, entry in held.items() if entry is not None}
     experts = range(sizes.get("n_experts", 0))
     one = {role: _role(role, entry, names, sizes, layer) for role, entry in found.items() if not of_experts(entry)}
     each = {

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from parity_audit.diagnose.findings import USUAL
 from parity_audit.formulas import components, in_attention
 from parity_audit.formulas.activations import CLAMPED, NAMED
 from parity_audit.formulas.experts import SCORES
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROWS
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROWS, said_by
 from parity_audit.formulas.page import page
 from parity_audit.specs.load import list_specs
 
@@ -50,3 +52,16 @@ def test_judged_rows_are_what_findings_compare_without_a_spec():
 
 def test_the_manual_has_this_table():
     assert (ROOT / "docs" / "knobs.md").read_text() == page()
+
+
+@pytest.mark.parametrize(
+    ("knob", "known", "name"),
+    [
+        ("qk_norm.eps", {"norm.eps"}, "norm.eps"),
+        ("qk_norm.eps", {"norm.eps", "qk_norm.eps"}, "qk_norm.eps"),
+        ("qk_norm.order", {"norm.order"}, None),
+        ("rope.theta", {"norm.eps"}, None),
+    ],
+)
+def test_what_is_said_of_norms_holds_for_norms_of_heads_but_not_where_they_stand(knob, known, name):
+    assert said_by(knob, known) == name

@@ -3,6 +3,7 @@
 import pytest
 import transformers
 from architectures import VERSION, Architecture, apart, moved
+from safetensors.torch import load_file
 
 from parity_audit.checks.preflight import config_warnings
 from parity_audit.specs import settings, view
@@ -31,6 +32,7 @@ def test_every_site_is_live(architecture):
 
 def test_the_residual_stream_adds_up(architecture):
     sites = architecture.native.sites
+    stored = load_file(f"{architecture.checkpoint.path}/model.safetensors")
     for layer in range(architecture.n_layers):
         block = {name: sites.get(f"blocks.{layer}.{name}") for name in ("resid_pre", "resid_mid", "resid_post")}
         attn, mlp = (sites[f"blocks.{layer}.{name}"] for name in ("attn_out", "mlp_out"))
@@ -38,7 +40,9 @@ def test_the_residual_stream_adds_up(architecture):
             assert apart(block["resid_pre"] + attn + mlp, block["resid_post"]) < ROUNDING
         else:
             assert apart(block["resid_pre"] + attn, block["resid_mid"]) < ROUNDING
-            assert apart(block["resid_mid"] + mlp, block["resid_post"]) < ROUNDING
+            own = sites.get(f"blocks.{layer}.per_layer.out")
+            total = block["resid_mid"] + mlp + (0.0 if own is None else own)
+            assert apart(total * stored.get(f"model.layers.{layer}.layer_scalar", 1.0), block["resid_post"]) < ROUNDING
 
 
 def test_the_judge_differs_from_float32_by_rounding(architecture):

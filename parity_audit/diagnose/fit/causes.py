@@ -35,7 +35,7 @@ from parity_audit.formulas.knobs import KNOBS, REAL
 STEPS_OF_ROUNDING = 50.0
 """Steps of the dtype that rounding may leave of a component whose reference departs as well, so that it is no measure: sums over
 a hundred terms leave up to two steps, and the size of what is left grows with the root of their number."""
-OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale")
+OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale", "mlp.activation")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
 ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel")
 """Knobs that say what several components of a block read: one of these orders leaves rounding of all of them, or it is another."""

@@ -26,7 +26,7 @@ GRID, NARROWINGS, FEW = 13, 12, 256
 """Points of a grid, how often it is narrowed, and how many whole numbers are enumerated rather than searched: heads and the
 components of a head are at most so many, and what a wrong number of rotated components leaves has no slope towards the right one."""
 
-FIXED = ("step",)
+FIXED = ("step", "partial_rotary_factor")
 """Parts that only take the values of their starts: what they make does not change smoothly with them."""
 LOG_END = 50.0
 """The largest logarithm that a step may lead to: e^50 is beyond every constant."""
@@ -77,7 +77,7 @@ def fitted(
         begun = [*([] if start is None else [start]), *({**said, **one} for one in row.starts)]
         if said:
             tried.append(_at(difference, {key: part for key, part in start.items() if key not in said}))
-        tried += [_part(difference, one, path) for one in begun for path in number_paths(one) if path[0] not in FIXED]
+        tried += [found for one in begun for found in _by_part(difference, one)]
     elif row.kind == COUNT and limit > FEW:
         tried.append(_narrowed(difference, 1, limit, enough))
     elif row.span is not None and row.kind != COUNT:
@@ -225,6 +225,12 @@ def number_at(value: dict[str, Any], path: tuple[str, int | None]) -> float:
     """One number of a dictionary."""
     key, place = path
     return float(value[key] if place is None else value[key][place])
+
+
+def _by_part(difference: Difference, start: dict[str, Any]) -> list[Fitted]:
+    """A dictionary with each of its numbers searched, the others as they are; itself where none of them can be searched."""
+    paths = [path for path in number_paths(start) if path[0] not in FIXED]
+    return [_part(difference, start, path) for path in paths] or [_at(difference, start)]
 
 
 def _part(difference: Difference, start: dict[str, Any], path: tuple[str, int | None]) -> Fitted:

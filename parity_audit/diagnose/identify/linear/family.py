@@ -72,8 +72,8 @@ def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
     plain = projection.role == "mlp.gate" and evidence.weight("mlp.gate") is None
     role = "mlp.up" if plain else projection.role
     weight = evidence.weight(role)
-    if weight is None or weight.ndim != 2:
-        return None
+    if weight is None or weight.ndim != 2 or (role == "attn.v" and evidence.spec_value("attention.v_norm")):
+        return None  # what is seen of values behind a norm is no product
     bias = evidence.weight(f"{role}.bias")
     normed = evidence.weight("norm.ln1") is not None  # else every projection reads the stream itself (OLMo 2)
     for name in projection.inputs if normed else (*projection.inputs, *projection.unnormed):
