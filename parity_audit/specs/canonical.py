@@ -99,7 +99,8 @@ def _translated(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
     found["rope_scaling"] = _scaling(found.get("rope_scaling"), merged)
     layers, every = merged.get("num_hidden_layers"), found.get("sliding_window_pattern")
     if isinstance(own := merged.get(OF_LAYERS), dict) and isinstance(layers, int):
-        found[OF_LAYERS] = [own.get(str(layer), {}) for layer in range(layers)]
+        numbered = {int(layer): said for layer, said in own.items()}  # "4" or, of more than ten layers, "04"
+        found[OF_LAYERS] = [numbered.get(layer, {}) for layer in range(layers)]
     if not isinstance(found.get("layer_types"), list) and isinstance(layers, int) and isinstance(every, int) and every:
         found["layer_types"] = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(layers)]
     return found

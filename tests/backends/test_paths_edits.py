@@ -104,3 +104,11 @@ def test_outputs_are_multiplied_and_the_read_back_says_so():
     live.bring_to(root, ())
 
     assert torch.equal(run(root), before)
+
+
+def test_a_part_that_an_element_need_not_have_is_left_out():
+    root = SimpleNamespace(layers=[SimpleNamespace(k_norm=SimpleNamespace(eps=1e-6)), SimpleNamespace()])
+
+    assert [path for path, _ in matches(root, "layers[*].k_norm?.eps")] == ["layers[0].k_norm.eps"]
+    with pytest.raises(NoSuchPath):
+        list(matches(root, "layers[*].k_norm.eps"))

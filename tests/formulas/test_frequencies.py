@@ -65,3 +65,13 @@ def test_dynamic_theta(length: int):
 def test_an_unknown_type_is_refused():
     with pytest.raises(ValueError, match="unknown rope scaling `spiral`"):
         rope_table(10000.0, {"rope_type": "spiral"}, 8)
+
+
+def test_a_proportional_table_turns_the_first_pairs_of_a_whole_head():
+    """Against transformers: the frequencies are those of all pairs, and the rest stand still."""
+    scaling = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+
+    own = rope_table(150000.0, scaling, 2 * PAIRS)
+
+    assert own == of_transformers(scaling)[0]
+    assert own[6:] == [0.0] * (PAIRS - 6)

@@ -124,3 +124,13 @@ def test_a_scaling_has_one_form(scaling, expected):
 )
 def test_what_cannot_be_read_is_left_to_the_check_of_the_config(config):
     assert canonical(config).get("hidden_size") == config.get("hidden_size")
+
+
+def test_what_layers_have_for_themselves_has_a_place_for_every_layer():
+    """transformers writes the number of a layer with as many digits as the last one has."""
+    config = {"model_type": "gemma4_text", "num_hidden_layers": 12, "head_dim": 32, "global_head_dim": 64}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 4
+
+    own = canonical({**config, "layer_types": kinds})["per_layer_config"]
+
+    assert [layer.get("head_dim") for layer in own] == [None, None, 64] * 4

@@ -184,3 +184,27 @@ def test_llama_4_rotates_three_of_four_layers_and_lets_queries_grow_in_the_fourt
     assert known["qk_norm.present"].at(3) == "missing"
     assert known["qk_norm.present"].at(2) == "present"
     assert "qk_norm.present" not in values("llama-4-maverick")
+
+
+def test_gemma_4_has_sizes_by_layer():
+    """The layers that see the whole context have heads twice as large, and fewer keys; their values are their keys."""
+    model = resolve_model("google/gemma-4-31B")
+    found = {tap.name: tap for tap in weight_taps(model.spec, "vllm", model.config, "0.32.0")}
+    cut = {layer: found[f"model.layers.{layer}.self_attn.k_proj.weight"].slice for layer in (4, 5)}
+
+    assert dims(model.spec, model.config)["d_head"] == 256
+    assert cut == {4: (32 * 256, 48 * 256), 5: (32 * 512, 36 * 512)}
+    assert [roles(model.spec, model.config, layer)["attn.v"].path.split(".")[-2] for layer in (4, 5)] == [
+        "v_proj",
+        "k_proj",
+    ]
+
+
+def test_gemma_4_rotates_a_quarter_of_a_large_head_as_transformers_does():
+    model = resolve_model("google/gemma-4-E2B")
+    made = edits(model.spec, "hf", "rope.theta", 5e5, model.config, "5.19.0", {})
+    of_full = next(edit.value for edit in made if edit.path.endswith("full_attention_inv_freq"))
+
+    assert len(of_full) == 256
+    assert of_full[:64] == pytest.approx([5e5 ** (-2 * pair / 512) for pair in range(64)], rel=1e-12)
+    assert set(of_full[64:]) == {0.0}
