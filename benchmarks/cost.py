@@ -2,6 +2,7 @@
 largest backend alone, and both beside TransformerLens's own benchmark suite on the same checkpoint.
 
     python benchmarks/cost.py --size mini small --model meta-llama/Llama-3.2-1B
+    python benchmarks/cost.py --size small --model gemma-2-2b-it --all-probes
     python benchmarks/cost.py --quick --size full --dtype bfloat16 --model gemma-2-2b-it --out benchmarks/real_sizes
 
 The second form asks what `--quick` costs beside loading each backend bare and running one short probe for its logits, and writes
@@ -41,8 +42,8 @@ PACKAGES = ("torch", "transformers", "transformer_lens", "transformer-lens", "vl
 PROBES = ("short", "repeated", "ragged", "left_padded")
 
 
-def bare(backend: str, model: str, size: str, dtype: str, probes: Sequence[str], device: str) -> None:
-    """Load one backend and run every probe for its logits alone: what anybody would have to pay."""
+def bare(backend: str, model: str, size: str, dtype: str, probes: Sequence[str] | None, device: str) -> None:
+    """Load one backend and run every probe for its logits alone: what anybody would have to pay; None for the default probes."""
     plan = plan_audit(
         model, synthetic=size, seed=0, weights=None, probes=probes, dtype=dtype, device=device, cache=cache_root()
     )
@@ -156,22 +157,22 @@ def main() -> None:
     parser.add_argument("--bare")
     parser.add_argument("--suite", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--all-probes", action="store_true", help="the default probes, long and decoded ones too")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--candidate", nargs="+", default=["transformer_lens"])
     parser.add_argument("--out", type=Path, default=Path("real_sizes"))
     args = parser.parse_args()
     if args.bare:
-        return bare(
-            args.bare, args.model, args.size[0], args.dtype, QUICK_PROBES if args.quick else PROBES, args.device
-        )
+        probes = None if args.all_probes else QUICK_PROBES if args.quick else PROBES
+        return bare(args.bare, args.model, args.size[0], args.dtype, probes, args.device)
     if args.suite:
         return suite(args.model, args.size[0])
     if args.quick:
         for size in args.size:
             quick(args.model, size, args.dtype, args.candidate, args.out)
         return None
-    print(json.dumps({size: _measure_size(args.model, size) for size in args.size}, indent=1))
+    print(json.dumps({size: _measure_size(args.model, size, args.all_probes) for size in args.size}, indent=1))
     return None
 
 
@@ -225,10 +226,11 @@ def _table(known: dict[str, dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def _measure_size(model: str, size: str) -> dict[str, object]:
-    own = [sys.executable, __file__, "--model", model, "--size", size]
+def _measure_size(model: str, size: str, every_probe: bool) -> dict[str, object]:
+    own = [sys.executable, __file__, "--model", model, "--size", size, *(["--all-probes"] if every_probe else [])]
+    few = [] if every_probe else [word for probe in PROBES for word in ("--probe", probe)]
     alone = {backend: measured([*own, "--bare", backend]) for backend in BACKENDS}
-    whole, lens = _audit(model, size), _audit(model, size, "--candidate", "transformer_lens")
+    whole, lens = _audit(model, size, *few), _audit(model, size, *few, "--candidate", "transformer_lens")
     theirs = measured([*own, "--suite"])
     return {
         "bare": {backend: asdict(cost) for backend, cost in alone.items()},
@@ -244,9 +246,8 @@ def _measure_size(model: str, size: str) -> dict[str, object]:
 
 
 def _audit(model: str, size: str, *more: str) -> Cost:
-    """An audit without repair, on the probes that the bare runs use."""
+    """An audit without repair."""
     command = [sys.executable, "-m", "parity_audit", model, "--synthetic", size, "--no-repair", "--quiet", *more]
-    command += [flag for probe in PROBES for flag in ("--probe", probe)]
     with tempfile.TemporaryDirectory() as out:
         return measured([*command, "--out", out])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +21,7 @@ from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms.attended import attended, neighbours
-from parity_audit.diagnose.forms.described import described
+from parity_audit.diagnose.forms.described import described, descriptions
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.identify.attention.rows import are_the_pattern
 from parity_audit.diagnose.identify.linear.sample import NOT_STORED
@@ -89,24 +89,55 @@ def _follows_from(finding: Finding, behind: set[tuple[str, int]]) -> bool:
 
 
 def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
-    groups: list[tuple[Form, str, list[int | None]]] = []
-    left: list[int] = []
     sites = _introducing(finding, sides)
-    for layer in finding.layers or sorted({layer_of(site) for site in sites}, key=lambda x: x or 0):
-        found = _forms(sites, layer, sides)
-        left += [] if found or layer is None else [layer]
-        for site, form in found:
-            home = next(
-                (group for group in groups if _alike(group[0], form) and local_name(group[1]) == local_name(site)), None
-            )
-            if home is None:
-                groups.append((form, site, [layer]))
-            else:
-                home[2].append(layer)
+    layers = finding.layers or sorted({layer_of(site) for site in sites}, key=lambda x: x or 0)
+    found = {layer: _forms(sites, layer, sides) for layer in layers}
+    left = tuple(layer for layer in layers if layer is not None and not found[layer])
+    groups = _shared(
+        [_Group(form=form, name=local_name(site), sites=[site]) for layer in layers for site, form in found[layer]],
+        sides,
+    )
     if not groups:
         return [finding]
-    described_ones = [_finding(finding, *group) for group in groups]
-    return [*described_ones, *([dataclasses.replace(finding, layers=tuple(left))] if left else [])]
+    return [
+        *(_finding(finding, group) for group in groups),
+        *([dataclasses.replace(finding, layers=left)] if left else []),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """One description, and the sites of one name, in one layer each, that it holds of."""
+
+    form: Form
+    name: str
+    sites: list[str]
+
+
+def _shared(found: Sequence[_Group], sides: Replayed) -> list[_Group]:
+    """Sites of one name with the same description together. Where they differ, that of most layers stands for every layer where
+    it fits as well: activations of which one key or one token has nearly all fit several descriptions."""
+    groups: list[_Group] = []
+    for one in found:
+        home = next((group for group in groups if group.name == one.name and _alike(group.form, one.form)), None)
+        if home is None:
+            groups.append(one)
+        else:
+            home.sites.extend(one.sites)
+    for wide in sorted(groups, key=lambda group: -len(group.sites)):
+        for other in [other for other in groups if other is not wide and other.name == wide.name]:
+            for site in [*other.sites] if len(wide.sites) > len(other.sites) else ():
+                if any(_alike(wide.form, form) for form in _every_form(site, sides)):
+                    other.sites.remove(site)
+                    wide.sites.append(site)
+    return [dataclasses.replace(group, sites=sorted(group.sites, key=site_order)) for group in groups if group.sites]
+
+
+def _every_form(site: str, sides: Replayed) -> Iterator[Form]:
+    """Every description that fits the values of a site, or those that its attention averaged."""
+    pair, values = _pairs(site, sides)
+    yield from () if pair is None else descriptions(pair)
+    yield from () if values is None else map(_of_values, descriptions(values))
 
 
 def _forms(sites: Iterable[str], layer: int | None, sides: Replayed) -> list[tuple[str, Form]]:
@@ -129,12 +160,21 @@ def _form(site: str, sides: Replayed) -> Form | None:
         return Form(kind="source", value=COPIED, usual="as computed", left=0.0)
     if site.endswith(".pattern") and _is_uniform(site, sides.own):
         return Form(kind="source", value=UNIFORM, usual="as computed", left=0.0)
-    pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
+    pair, values = _pairs(site, sides)
     form = None if pair is None else described(pair)
-    values = attended(site, sides.own, sides.true, sides.d_head) if local_name(site) == "z" else None
     if values is not None and (behind := described(values)) is not None:
-        form = nearer(form, dataclasses.replace(behind, kind=f"values.{behind.kind}"))
+        form = nearer(form, _of_values(behind))
     return form
+
+
+def _pairs(site: str, sides: Replayed) -> tuple[Pair | None, Pair | None]:
+    """What a site holds beside what it should hold; and of z the values that were attended to beside those of `v`."""
+    pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
+    return pair, attended(site, sides.own, sides.true, sides.d_head) if local_name(site) == "z" else None
+
+
+def _of_values(form: Form) -> Form:
+    return dataclasses.replace(form, kind=f"values.{form.kind}")
 
 
 def nearer(form: Form | None, behind: Form) -> Form:
@@ -212,9 +252,9 @@ def _alike(a: Form, b: Form) -> bool:
     return a.value == b.value
 
 
-def _finding(unexplained: Finding, form: Form, site: str, layers: list[int | None]) -> Finding:
-    numbers = tuple(layer for layer in layers if layer is not None)
-    name = local_name(site)
+def _finding(unexplained: Finding, group: _Group) -> Finding:
+    numbers = tuple(layer for site in group.sites if (layer := layer_of(site)) is not None)
+    form, site, name = group.form, group.sites[0], group.name
     said = f"{shown(form.value)}{f' ({form.where})' if form.where else ''}"
     return dataclasses.replace(
         unexplained, knob=f"{name}.{form.kind}", kind="variant", layers=numbers or None, site=site,

@@ -58,3 +58,22 @@ def test_each_projection_that_departs_is_described_and_what_follows_from_one_is_
     assert {item.knob: item.candidate_value[1] for item in told} == {
         f"{name}.clamp": pytest.approx(bounds[name]) for name in names
     }
+
+
+def test_layers_that_fit_several_descriptions_have_that_of_most_layers():
+    """Queries are normalised in four layers; in one of them all are longer by the same factor, so that a factor would do."""
+    sites = [f"blocks.{layer}.q" for layer in range(4)]
+    true = {site: torch.randn(1, 64, 2, 8, generator=DRAW) for site in sites}
+    own = {site: x / x.square().mean(-1, keepdim=True).sqrt() for site, x in true.items()}
+    true["blocks.2.q"] = own["blocks.2.q"] * 3.0
+    sides = Replayed(own=Whole(own), true=Whole(true), ratios={("short", site): 1e5 for site in own}, d_head=8)
+    nothing_known = Finding(
+        knob="qkv", kind="unexplained", layers=(0, 1, 2, 3), site=sites[0], reference_value=None, candidate_value=None,
+        evidence={"component": "qkv", "sites": sites},
+    )  # fmt: skip
+
+    told, _ = with_descriptions([nothing_known], sides)
+
+    assert [(item.knob, item.candidate_value, item.layers) for item in told] == [
+        ("q.norm", "each head normalised to rms 1", (0, 1, 2, 3))
+    ]

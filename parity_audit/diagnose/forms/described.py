@@ -21,6 +21,7 @@ than `LEFT` of the difference; otherwise the component stays unexplained.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -35,18 +36,22 @@ FEW = 24
 
 def described(pair: Pair) -> Form | None:
     """The first description that fits, None where none does. Tensors that do not differ have none."""
+    return next(descriptions(pair), None)
+
+
+def descriptions(pair: Pair) -> Iterator[Form]:
+    """Every description that fits, the shortest first."""
     scale = max(float(pair.true.norm()), float(pair.own.norm()))
     if pair.apart <= SAME * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
-        return None
+        return
     moved = ordered(pair)  # before channels that stay where they were are left out
     if moved is not None and moved.left < LEFT:
-        return moved
+        yield moved
     part, channels, tokens = _where_it_differs(pair)
     for maker in MAKERS:
         form = maker(part)
         if form is not None and form.left < LEFT:
-            return dataclasses.replace(form, channels=channels, tokens=tokens)
-    return None
+            yield dataclasses.replace(form, channels=channels, tokens=tokens)
 
 
 def _where_it_differs(pair: Pair) -> tuple[Pair, str, str]:
