@@ -146,8 +146,14 @@ def tokens_per_step(llm: Any, most: int | None) -> Iterator[None]:
 
 def typed(overrides: dict[str, Any], config: Any) -> dict[str, Any]:
     """Whole numbers as the config has them: transformers refuses 256.0 for an int and 50 for a float."""
-    known = config.to_dict()
-    return {key: _like(value, known.get(key)) for key, value in overrides.items()}
+    first = layer_configs(config)[0]  # what layers do not share has no value in the config of the model
+    return {key: _like(value, getattr(first, key, None)) for key, value in overrides.items()}
+
+
+def layer_configs(config: Any) -> list[Any]:
+    """The config of each layer: the model's where layers share all of it."""
+    own = getattr(config, "per_layer_config", None)
+    return [own[layer] if own else config for layer in range(config.num_hidden_layers)]
 
 
 def _like(value: Any, old: Any) -> Any:
@@ -159,12 +165,10 @@ def _like(value: Any, old: Any) -> Any:
 
 def cache_bytes(config: Any, length: int, dtype: str, rows: int = ROWS, block: int = BLOCK) -> int:
     """Bytes of a key-value cache that holds one sequence of `length` tokens and a batch of `rows` short ones."""
-    own = getattr(config, "per_layer_config", None)
-    layers = [own[layer] if own else config for layer in range(config.num_hidden_layers)]
     size = getattr(torch, dtype, torch.float32).itemsize
     short = -(-BLOCK // block) * rows
     blocks = -(-length // block) + short
-    return int(2 * sum(map(_key_width, layers)) * size * blocks * block)
+    return int(2 * sum(map(_key_width, layer_configs(config))) * size * blocks * block)
 
 
 def _key_width(config: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from parity_audit.backends.taps import Recorder
@@ -104,3 +105,13 @@ def test_whole_numbers_take_the_type_that_the_config_has():
 def test_the_cache_holds_the_long_probe_and_a_batch():
     per_token = 2 * 4 * 2 * 256 * 4
     assert cache_bytes(Config(), 4161, "float32") == per_token * (33 + 16) * 128
+
+
+def test_layers_with_heads_of_two_sizes_have_caches_of_two_sizes():
+    config = transformers.CONFIG_MAPPING["gemma4_text"](
+        num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=32, global_head_dim=64,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+
+    assert cache_bytes(config, 128, "float32", rows=0) == 2 * 4 * 2 * (4 * 32 + 2 * 64) * 128
+    assert typed({"head_dim": 32.0}, config) == {"head_dim": 32}
