@@ -78,9 +78,9 @@ def hook_warnings(
 
 def stored_factors(plan: SidePlan) -> dict[int, float]:
     """The number that the checkpoint stores for a block, by layer; empty where the architecture has none."""
-    stored, layers = CheckpointTensors(Path(plan.checkpoint.path)), range(dims(plan.spec, plan.config)["n_layers"])
     if SCALAR not in plan.spec.content.roles:
         return {}
+    stored, layers = CheckpointTensors(Path(plan.checkpoint.path)), range(dims(plan.spec, plan.config)["n_layers"])
     found = {layer: role_tensor(stored, roles(plan.spec, plan.config, layer), SCALAR, tied=False) for layer in layers}
     return {layer: float(number) for layer, number in found.items() if number is not None}
 

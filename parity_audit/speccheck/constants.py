@@ -8,12 +8,12 @@ rounding is contradicted, with its value. Where none does, what the fits of an a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, with_value
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, value_under, with_value
 from parity_audit.diagnose.fit.search import ROUNDING, Fitted, fitted
 from parity_audit.formulas.knobs import KNOBS, default
 from parity_audit.speccheck.read import read_off
@@ -81,7 +81,7 @@ def _explained(residuals: Residuals, component: Component, values: Values, left:
         return _read(residuals, component, values, left)
     return Contradiction(
         knob=best[0], layers=() if layer is None else (layer,), site=component.site,
-        said=said(residuals, values, best[0], layer), fitted=best[1].value, left=best[1].left,
+        said=value_under(residuals, values, best[0], layer), fitted=best[1].value, left=best[1].left,
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def _read(residuals: Residuals, component: Component, values: Values, left: floa
     fit, layers = read_off(residuals, component, values), () if component.layer is None else (component.layer,)
     if fit is None:
         return Contradiction(knob=UNEXPLAINED, layers=layers, site=component.site, said=None, fitted=None, left=left)
-    before = said(residuals, values, fit.knob, component.layer) if fit.knob in KNOBS else None
+    before = value_under(residuals, values, fit.knob, component.layer) if fit.knob in KNOBS else None
     return Contradiction(
         knob=fit.knob, layers=layers, site=component.site, said=before, fitted=fit.value, left=fit.residual
     )  # fmt: skip
@@ -108,7 +108,7 @@ def _order(component: Component) -> list[str]:
 
 
 def _searched(residuals: Residuals, component: Component, values: Values, name: str) -> Fitted:
-    start = said(residuals, values, name, component.layer)
+    start = value_under(residuals, values, name, component.layer)
 
     def difference(value: Any) -> torch.Tensor | None:
         return residuals.difference(component, with_value(residuals, values, name, value, component.layer))
@@ -116,15 +116,10 @@ def _searched(residuals: Residuals, component: Component, values: Values, name: 
     return fitted(KNOBS[name], difference, start, largest(residuals, component, name))
 
 
-def said(residuals: Residuals, values: Values, name: str, layer: int | None) -> Any:
-    """The value that a decoder with these values takes."""
-    return replace(residuals.decoder, values=values).knob(name, layer)
-
-
 def _corrected(residuals: Residuals, values: Values, one: Contradiction, component: Component) -> Values:
     """The values with the fitted one: in every layer that the spec gives the contradicted one, if it holds there."""
     count = residuals.decoder.dims["n_layers"]
-    own = [layer for layer in range(count) if said(residuals, values, one.knob, layer) == one.said]
+    own = [layer for layer in range(count) if value_under(residuals, values, one.knob, layer) == one.said]
     return changed(
         values, one.knob, one.fitted, own if component.layer is None else [component.layer], count, default(one.knob)
     )

@@ -68,6 +68,9 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
         if not _is_size(value, MOST_LAYERS if name == "n_layers" else LARGEST_SIZE):
             raise refuse(f"{name} would be {value!r:.60}")
     sizes = asked(dims)
+    for name, value in asked(_sizes_of_layers).items():
+        if not _is_size(value, LARGEST_SIZE):
+            raise refuse(f"{name} would be {value!r:.60}")
     if not _is_size(config.get("vocab_size"), LARGEST_SIZE):
         raise refuse(f"`vocab_size` is {config.get('vocab_size')!r:.60}")
     bos = config.get("bos_token_id")
@@ -93,6 +96,16 @@ def _is_number(value: Any) -> bool:
 def _sizes(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
     """The values of `dims`, not made whole numbers yet."""
     return {name: evaluate(text, config_names(config)) for name, text in spec.content.dims.items()}
+
+
+def _sizes_of_layers(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `layer_dims` in each layer, not made whole numbers yet."""
+    names = config_names(config, **dims(spec, config))
+    return {
+        f"{name} of layer {layer}": evaluate(text, {**names, "l": layer})
+        for name, text in spec.content.layer_dims.items()
+        for layer in range(names["n_layers"])
+    }
 
 
 def _is_size(value: Any, largest: int) -> bool:

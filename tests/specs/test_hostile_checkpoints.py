@@ -91,3 +91,13 @@ def test_aliases_that_would_fill_the_memory_are_refused(tmp_path):
     (tmp_path / "bomb.yaml").write_text(bomb)
     with pytest.raises(UsageError, match="too many values"):
         load_spec(tmp_path / "bomb.yaml")
+
+
+@pytest.mark.parametrize("size", [0, -4])
+def test_a_size_that_one_kind_of_layer_has_is_checked_too(size):
+    known = resolve_model("google/gemma-4-E2B")
+
+    with pytest.raises(UsageError) as raised:
+        check_config(known.spec, {**known.config, "global_head_dim": size}, Path("config.json"))
+
+    assert f"d_head of layer 4 would be {size}" in raised.value.message

@@ -8,7 +8,7 @@ import torch
 
 from parity_audit.core.sites import local_name
 from parity_audit.diagnose.evidence import POINTS, drawn_points
-from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, with_value
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, value_under, with_value
 from parity_audit.formulas.frequencies import inverse_frequencies
 from parity_audit.formulas.knobs import KNOBS
 
@@ -28,15 +28,11 @@ def picture(residuals: Residuals, part: Component, knob: str, values: Values) ->
 
 def _frequencies(residuals: Residuals, part: Component, values: Values) -> list[float]:
     """Radians per position of each pair of components; empty where nothing is rotated."""
-    theta, scaling, partial = (_value(residuals, part, values, knob) for knob in FREQUENCIES)
+    theta, scaling, partial = (value_under(residuals, values, knob, part.layer) for knob in FREQUENCIES)
     if theta is None:
         return []
     d_rot = int(partial or residuals.decoder.dims["d_head"])
     return inverse_frequencies(theta, scaling, d_rot, part.probe.shape[1], torch.float64).tolist()
-
-
-def _value(residuals: Residuals, part: Component, values: Values, knob: str) -> Any:
-    return values[knob][part.layer or 0] if knob in values else residuals.decoder.knob(knob, part.layer)
 
 
 def _score_points(residuals: Residuals, part: Component, values: Values) -> list[list[float]]:

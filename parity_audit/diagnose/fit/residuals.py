@@ -165,6 +165,11 @@ def with_value(residuals: Residuals, values: Values, knob: str, value: Any, laye
     return changed(values, knob, value, range(count) if layer is None else [layer], count, before)
 
 
+def value_under(residuals: Residuals, values: Values, knob: str, layer: int | None) -> Any:
+    """What a decoder with these values takes for a knob in a layer."""
+    return replace(residuals.decoder, values=values).knob(knob, layer)
+
+
 def largest(residuals: Residuals, component: Component, knob: str) -> int:
     """The largest whole number that a knob can be in this model."""
     dims = residuals.decoder.dims
