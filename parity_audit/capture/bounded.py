@@ -1,11 +1,13 @@
-"""Which probes fit into `--disk`, and what is kept of each: the most that can be had, chosen before anything is run.
+"""What is kept of each probe, and which probes fit into `--disk`: the most that can be had, chosen before anything is run.
 
-In this order, until what an audit writes fits:
+In this order, until what an audit writes fits, into `--disk` or where none is given into `ROOM`:
 
 1. of long probes only the positions that tell: both ends, the tokens around every window and length that the architecture
    knows, and a spread between them;
 2. of all probes but the first only the residual stream and the outputs;
-3. whole probes are left out, the dearest first, never the first one or a text of the user's own.
+3. under `--disk` alone, whole probes are left out, the dearest first, never the first one or a text of the user's own.
+
+What the first two leave out is captured when a candidate departs on that probe and nothing else explains it.
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ LONG = 512
 ENDS, EDGE, SPREAD = 16, 8, 32
 """Positions kept at either end, on either side of a window's edge, and evenly between: errors of a window begin at its edge and
 stay, errors of RoPE grow with the distance, so a hundred of thousands of positions show both."""
-REPLAYS = 2
-"""Runs of the judge on the inputs of the reference and of the candidate, of probes with every site, where a candidate departs."""
+ROOM = 2 << 30
+"""Bytes for the captures of one candidate's audit where the user gives no bound: every site and position of a model up to a few
+million parameters takes less, those of one of 2.6 billion up to 97 GB."""
+REPLAYS = 4
+"""Runs of the judge on the inputs of the reference and of the candidate, of probes with every site, where a candidate departs:
+each whole, and once more without the tensors that rest on an assumption."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +81,16 @@ class Writes:
 def fitted(
     probes: Sequence[Probe], own: Sequence[Probe], writes: Writes, config: Mapping[str, Any], bound: int | None
 ) -> Fitted:
-    """What of `probes` fits into `bound` bytes, all of them where it is None; `own` are the user's texts, of which nothing is
-    left out.
+    """What of `probes` is run and kept within `bound` bytes; `own` are the user's texts, of which nothing is left out.
+
+    Where `bound` is None every probe is run, and what is kept of it is cut down only where all of it exceeds `ROOM`.
 
     Raises:
-        UsageError: not even the first probe fits.
+        UsageError: not even the first probe fits into a bound of the user's.
     """
-    if bound is None:
-        return Fitted(probes=tuple(probes), left_out=(), needed=writes.total([*probes, *own]))
     gaps: dict[str, NotTested] = {}
     kept = list(probes)
+    room, by = (ROOM, _by_default()) if bound is None else (bound, _by(bound))
 
     def need() -> int:
         return writes.total([*kept, *own])
@@ -94,22 +100,20 @@ def fitted(
         (_narrow, "sites inside blocks on probe {name}"),
     ):
         for number, probe in enumerate(kept):
-            if need() <= bound:
+            if need() <= room:
                 break
             less, why = change(probe) if number else (probe, "")
             if less is not probe:
                 kept[number] = less
-                gaps[what.format(name=probe.name)] = NotTested(
-                    what=what.format(name=probe.name), why=f"{_by(bound)}: {why}"
-                )
-    while need() > bound and len(kept) > 1:
+                gaps[what.format(name=probe.name)] = NotTested(what=what.format(name=probe.name), why=f"{by}: {why}")
+    while bound is not None and need() > room and len(kept) > 1:
         dearest = max(kept[1:], key=writes.of)
         kept.remove(dearest)
         gaps = {what: gap for what, gap in gaps.items() if not what.endswith(f"probe {dearest.name}")}
-        gaps[dearest.name] = NotTested(what=f"probe {dearest.name}", why=f"left out by {_by(bound)}: {dearest.purpose}")
-    if need() > bound:
+        gaps[dearest.name] = NotTested(what=f"probe {dearest.name}", why=f"left out by {by}: {dearest.purpose}")
+    if bound is not None and need() > room:
         raise UsageError(
-            f"nothing fits into {_by(bound)}: probe {kept[0].name} alone writes up to {decimal(need())}", code=DISK_BOUND,
+            f"nothing fits into {by}: probe {kept[0].name} alone writes up to {decimal(need())}", code=DISK_BOUND,
             hint="`parity-audit plan MODEL` shows what each probe takes; --no-repair needs less",
         )  # fmt: skip
     return Fitted(probes=tuple(kept), left_out=tuple(gaps.values()), needed=need())
@@ -144,3 +148,7 @@ def _narrow(probe: Probe) -> tuple[Probe, str]:
 
 def _by(bound: int) -> str:
     return f"--disk {decimal(bound)}"
+
+
+def _by_default() -> str:
+    return f"all would take more than {decimal(ROOM)}, which a larger --disk allows"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parity_audit.capture.scratch import DISK_BOUND
@@ -28,7 +28,6 @@ from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_fi
 from parity_audit.diagnose.replay import Introduced, Judging, Replays, Sides, introduced
 from parity_audit.specs.view import dims
 
-CHOSEN = "it departs there, and of the positions that --disk keeps no component can be run again: give more disk"
 DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")
 
 
@@ -130,13 +129,18 @@ def diagnose(case: Case) -> Diagnosis:
 
 def _to_detail(case: Case, wide: Sequence[Probe], *, found: bool) -> list[Probe]:
     """Probes of the residual stream alone that the floor does not explain: all of them where the wide ones show nothing;
-    where those show something, only longer ones can add to it, and only a thorough diagnosis asks for that."""
+    where those show something, only longer, padded and decoded ones can add to it, and only a thorough diagnosis asks for that."""
     wrong = {
         delta.probe for delta in case.comparison.by_probe if share_of_limit(delta) > 1.0 and delta.site != RETURNED
     }
     narrow = [probe for probe in case.probes if probe.sites != "all" and probe.name in wrong]
     longest = max((probe.shape[1] for probe in wide), default=0)
-    return [probe for probe in narrow if not found or (case.thorough and probe.shape[1] > longest)]
+
+    def adds(probe: Probe) -> bool:
+        padded = any(0 in row for row in probe.mask)
+        return probe.shape[1] > longest or padded or probe.decode_from is not None
+
+    return [probe for probe in narrow if not found or (case.thorough and adds(probe))]
 
 
 def _layers_to_detail(comparison: Comparison, probe: Probe) -> set[int]:
@@ -146,12 +150,10 @@ def _layers_to_detail(comparison: Comparison, probe: Probe) -> set[int]:
 
 
 def _detail_within(case: Case, probe: Probe) -> Introduced | NotTested:
-    """As `_detail`; a gap where `--disk` leaves no room for it."""
+    """As `_detail`, in every position; a gap where `--disk` leaves no room for it."""
     what = f"causes that probe {probe.name} alone shows"
-    if probe.kept:
-        return NotTested(what=what, why=CHOSEN)
     try:
-        return _detail(case, probe, _layers_to_detail(case.comparison, probe))
+        return _detail(case, replace(probe, kept=()), _layers_to_detail(case.comparison, probe))
     except NotJudged as error:
         if error.code != DISK_BOUND:
             raise

@@ -176,12 +176,12 @@ def relative_rms(residual: Tensor, of: Tensor) -> float:
 def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) -> dict[int | None, Evidence]:
     """Evidence from captures of one side: one per block, and None for what lies outside the blocks.
 
-    A (probe, site) is read from the first capture that holds it; tensors and
-    checkpoint weights are read when asked for. `plan` is the reference's: its spec, config and checkpoint.
+    A (probe, site) is read from the first capture that holds it, of those that kept the most positions of that probe;
+    tensors and checkpoint weights are read when asked for. `plan` is the reference's: its spec, config and checkpoint.
     """
     sizes, knobs = dims(plan.spec, plan.config), knob_values(plan.spec, plan.config)
     said = config_names(plan.config, **sizes)
-    probes = {probe.name: probe for capture in reversed(captures) for probe in capture.probes}
+    probes, owners = _most_positions(captures)
     stored = CheckpointTensors(Path(plan.checkpoint.path))
     tied = bool(plan.config.get("tie_word_embeddings", True))
 
@@ -190,7 +190,7 @@ def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) ->
         names = roles(plan.spec, plan.config, layer)
 
         def tensor(probe: str, site: str) -> Tensor | None:
-            owner = next((capture for capture in captures if prefix + site in capture.sites(probe)), None)
+            owner = next((capture for capture in owners.get(probe, ()) if prefix + site in capture.sites(probe)), None)
             return None if owner is None else owner.tensor(probe, prefix + site)
 
         def weight(role: str) -> Tensor | None:
@@ -202,3 +202,17 @@ def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) ->
         )  # fmt: skip
 
     return {layer: of(layer) for layer in (None, *range(sizes["n_layers"]))}
+
+
+def _most_positions(captures: Sequence[Capture]) -> tuple[dict[str, Probe], dict[str, list[Capture]]]:
+    """Every probe with the most positions that a capture kept of it, and the captures that kept those."""
+    probes: dict[str, Probe] = {}
+    owners: dict[str, list[Capture]] = {}
+    for capture in captures:
+        for probe in capture.probes:
+            known = probes.get(probe.name)
+            if known is None or probe.shape[1] > known.shape[1]:
+                probes[probe.name], owners[probe.name] = probe, [capture]
+            elif probe.shape == known.shape:
+                owners[probe.name].append(capture)
+    return probes, owners

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
 from parity_audit.backends.taps import Recorder
-from parity_audit.capture.bounded import EDGE, ENDS, LONG, SPREAD, Writes, fitted, told_positions
+from parity_audit.capture.bounded import EDGE, ENDS, LONG, ROOM, SPREAD, Writes, fitted, told_positions
 from parity_audit.capture.estimate import planned_cost
 from parity_audit.capture.probes import plan_probes
 from parity_audit.capture.scratch import Scratch
@@ -52,6 +53,26 @@ def test_first_positions_of_the_long_probe_then_sites_then_whole_probes_are_left
     with pytest.raises(UsageError) as error:
         chosen(least - 1)
     assert (error.value.code, "probe short alone writes up to" in error.value.message) == ("disk-bound", True)
+
+
+def test_without_a_bound_captures_of_two_gibibytes_are_whole_and_larger_ones_are_cut():
+    """Twice the sites are twice the bytes: the first number of sites beyond 2 GiB is where positions are chosen."""
+    layers = (2 << 30) // WHOLE
+    below, above = (replace(WRITES, taps=[*WRITES.taps] * count) for count in (layers, layers + 1))
+    assert below.total(PROBES) <= ROOM < above.total(PROBES)
+    assert fitted(PROBES, (), below, CONFIG, None).left_out == ()
+    fit = fitted(PROBES, (), above, CONFIG, None)
+    assert [gap.what for gap in fit.left_out] == ["positions of probe long"]
+    assert "more than 2.1 GB, which a larger --disk allows" in fit.left_out[0].why
+    assert fitted(PROBES, (), above, CONFIG, above.total(PROBES)).left_out == ()
+
+
+def test_without_a_bound_no_probe_is_left_out_however_large_the_model():
+    huge = replace(WRITES, taps=[*WRITES.taps] * 10_000)
+    fit = fitted(PROBES, (), huge, CONFIG, None)
+    assert [probe.name for probe in fit.probes] == [probe.name for probe in PROBES]
+    assert {probe.sites for probe in fit.probes[1:]} == {"residual"}
+    assert fit.needed == huge.total(fit.probes) > ROOM
 
 
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.2, 0.1])

@@ -11,6 +11,7 @@ import pytest
 from interrupting import obey_ctrl_c
 
 import parity_audit
+from parity_audit.capture import bounded
 from parity_audit.capture.plan import affordable, plan_audit
 from parity_audit.capture.workspace import WORKING, kept_captures
 from parity_audit.core.report import Verdict
@@ -70,6 +71,27 @@ def test_within_a_bound_a_wrong_window_still_shows_and_the_report_says_what_was_
     assert "causes that probe long alone shows" in [gap.what for gap in wrong.not_tested]
     assert {one.position for one in wrong.worst_tokens} <= set(long["positions"]) | set(range(48))
     assert max(one.position for one in wrong.worst_tokens) >= 2048
+
+
+def test_a_window_that_only_the_cut_text_shows_is_named_from_a_capture_of_all_its_positions(monkeypatch, tmp_path):
+    """Without --disk the captures of a large model are cut as well; what departs there is captured again whole."""
+    monkeypatch.setattr(bounded, "ROOM", 1 << 20)
+    monkeypatch.setattr(bounded, "LONG", 256)
+
+    report = parity_audit.audit(
+        "EleutherAI/gpt-neo-125M",
+        candidates=["hf,window_size=128"],
+        miniature="mini",
+        repair=False,
+        out=tmp_path / "out",
+    )
+    wrong = report.candidates[0]
+    long = next(probe for probe in report.probes if probe["name"] == "long")
+
+    assert [probe["name"] for probe in report.probes] == list(USUAL)
+    assert len(long["positions"]) < long["shape"][1] == 320
+    assert {"positions of probe long", "sites inside blocks on probe ragged"} <= {gap.what for gap in report.not_tested}
+    assert [(finding.knob, finding.candidate_value) for finding in wrong.findings] == [("attention.window", 128)]
 
 
 @pytest.mark.timeout(600)
