@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def bare(backend: str, model: str, size: str, dtype: str, probes: Sequence[str] 
         every = taps(plan.model.spec, session.plan.backend_key, plan.config, version)
         logits = tuple(tap for tap in every if tap.site == "logits")
         for probe in plan.probes:
-            session.run(RunRequest(probe=probe, taps=logits, out=out))
+            session.run(RunRequest(probe=replace(probe, kept=()), taps=logits, out=out))
         session.release()
 
 

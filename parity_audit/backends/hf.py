@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -30,10 +31,12 @@ from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
-from parity_audit.core.types import Description, ReadBack, WeightPrint
+from parity_audit.core.types import Description, Probe, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, PLACES, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
 DEFAULT_ATTENTION = "eager"
+LOGITS_TO_KEEP = "logits_to_keep"
+"""Argument of models' forward since transformers 4.48: the positions whose logits are computed."""
 SHOWN = 3
 """Names of absent tensors in a message."""
 
@@ -126,6 +129,7 @@ class HfBackend:
                 attention_mask=positions.mask(request.probe, device),
                 position_ids=positions.position_ids(request.probe, device),
                 use_cache=False,
+                **_of_kept_positions(self.model, request.probe),
             )
             recorder.returns(returned)
         return recorder.reply()
@@ -155,6 +159,14 @@ class HfBackend:
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits; `attn_implementation` is a load setting."""
         return self.ranks.apply(request) if self.ranks else self.edits.bring_to(self.model, request.edits)
+
+
+def _of_kept_positions(model: nn.Module, probe: Probe) -> dict[str, Tensor]:
+    """Asks for the logits of the positions that are kept alone, where the model can be asked: of a long text and a large
+    vocabulary all of them are gigabytes, twice that for the judge."""
+    if not probe.kept or LOGITS_TO_KEEP not in inspect.signature(model.forward).parameters:
+        return {}
+    return {LOGITS_TO_KEEP: torch.tensor(probe.kept)}  # on the CPU: it indexes tensors on any device
 
 
 def _require_complete(model: nn.Module, told: dict[str, Any]) -> None:
