@@ -22,6 +22,7 @@ from parity_audit.checks.limits import measure
 from parity_audit.checks.selfcheck import departures, reference_notes
 from parity_audit.core.backend_ref import report_names
 from parity_audit.core.errors import EXIT_NOT_JUDGED, NotJudged, explained
+from parity_audit.core.progress import RUNS
 from parity_audit.core.report import Report
 from parity_audit.core.types import BackendRef, NotTested
 from parity_audit.report.files import write_report
@@ -48,6 +49,10 @@ def run_audit(
             stack.callback(owner.release)
         for side in sides:
             side.settle()
+        own = 2 if judging is session else 3
+        context.progress.update(
+            RUNS, f"{own} of the reference and its judge, {len(sides)} of candidates", total=own + len(sides)
+        )
         with context.plan.guard.watched(session.label):
             truth = _take_reference(session, judging, context)
         sides[0].prepare()

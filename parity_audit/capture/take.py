@@ -15,6 +15,7 @@ from parity_audit.capture.store import Capture, open_capture, write_manifest
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
+from parity_audit.core.progress import CAPTURE, REUSE
 from parity_audit.core.shards import RankShare
 from parity_audit.core.sites import ATTENTION_SITES, LOGITS
 from parity_audit.core.types import Checkpoint, NotTested, NotVisible, Probe, SiteTap
@@ -65,7 +66,7 @@ def take_capture(
     shares: list[RankShare] = []
     seconds: dict[str, float] = {}
     for number, probe in enumerate(probes):
-        session.progress.update("capture", f"{session.label}: {probe.name}", number, len(probes))
+        session.progress.update(CAPTURE, f"{session.label}: {probe.name}", number, len(probes))
         chosen = tuple(tap for tap in every_tap if choose(tap, probe) and whole_in_steps(tap, probe))
         cached = session.decodes and probe.decode_from is not None and precision == NATIVE and forced_by is None
         request = RunRequest(
@@ -133,7 +134,7 @@ def reusable_capture(
             taken = open_capture(folder)
             taken.verify()
             session.progress.update(
-                "reuse", f"{session.label} in {taken.manifest.dtype}, captured by an audit that did not finish"
+                REUSE, f"{session.label} in {taken.manifest.dtype}, captured by an audit that did not finish"
             )
             return taken
         except CaptureBroken as error:

@@ -9,18 +9,23 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 
+from parity_audit.cli.forecast import Forecast
 from parity_audit.core.progress import SILENT, Progress
+from parity_audit.report.numbers import seconds
 
 
 class _Live:
-    """A spinner with the current stage."""
+    """A spinner with the current stage, and during runs after the first how long they will still take."""
 
     def __init__(self, console: Console) -> None:
         self.status = console.status("starting")
+        self.forecast = Forecast()
 
     def update(self, stage: str, text: str = "", done: int | None = None, total: int | None = None) -> None:
         count = f" [{done + 1}/{total}]" if done is not None and total else ""
-        self.status.update(escape(f"{stage}{count}  {text}"))
+        left = self.forecast.seconds_left(stage, done, total)
+        rest = "" if left is None else f"  about {seconds(left)} of runs left"
+        self.status.update(escape(f"{stage}{count}  {text}{rest}"))
 
 
 class _Lines:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+RUNS, CAPTURE, REUSE = "runs", "capture", "reuse"
+"""Stages: how many runs of all probes are to come (`total`), the beginning of a probe of one, and a run that need not be made."""
+
 
 class Progress(Protocol):
     """A listener for long work."""
