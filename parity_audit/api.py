@@ -16,6 +16,7 @@ from parity_audit.audit.reference import FLOAT64_BACKENDS
 from parity_audit.audit.run import run_audit
 from parity_audit.audit.sequences import layer_findings
 from parity_audit.cache.root import cache_root as cache_root
+from parity_audit.capture.bounded import WHOLE
 from parity_audit.capture.place import JUDGE_FOLDER, place, require_replaceable
 from parity_audit.capture.plan import opened
 from parity_audit.capture.scratch import Scratch
@@ -197,7 +198,7 @@ def capture(
     require_replaceable(out)
     workspace, plan = opened(
         out, model, synthetic=miniature, seed=seed, weights=weights, probes=probes, dtype=dtype, device=device,
-        texts=prompt or (), prompts=prompts, chat=chat, progress=progress,
+        texts=prompt or (), prompts=prompts, chat=chat, disk=WHOLE, progress=progress,
     )  # fmt: skip
     context = AuditContext(
         plan=plan, workspace=workspace, install=install, tf32=tf32, target=0.0, repair=False, hooks=False,

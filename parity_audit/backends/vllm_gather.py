@@ -225,7 +225,7 @@ class Gatherer:
         return piece.row, self.columns[piece.row][piece.first + piece.stop - piece.start - 1]
 
     def finish(self, head: Head) -> None:
-        """Record what needs the engine at rest: logits at every position, in slices so that they exist only once.
+        """Record what needs the engine at rest: logits at every position that is kept, in slices so that they exist only once.
 
         `head` gives the engine's own logits `[token d_vocab]` of final-norm outputs `[token d_model]`.
 
@@ -237,8 +237,9 @@ class Gatherer:
             raise RuntimeError(
                 f"the engine did not compute {missing} of the tokens of probe `{self.request.probe.name}` (cached or preempted?)"
             )
+        kept = list(self.request.probe.kept) or slice(None)
         for tap in self.pending:
-            computed = logits(head, self.parts.pop(tap.site))
+            computed = logits(head, self.parts.pop(tap.site)[:, kept])
             self.inner.see(tap, computed)
             self._returned(computed)
 
@@ -251,9 +252,11 @@ class Gatherer:
                 NotTested(what=SAMPLER, why="the engine did not show what it gave its sampler")
             )
             return
-        value = computed.clone()
+        value, probe = computed.clone(), self.request.probe
+        places = {column: place for place, column in enumerate(probe.kept or range(probe.shape[1]))}
         for (row, column), own in self.sampled.items():
-            value[row, column] = own
+            if column in places:
+                value[row, places[column]] = own
         self.inner.not_tested.append(ELSEWHERE)
         self.inner.returns(value)
 

@@ -12,6 +12,7 @@ What the first two leave out is captured when a candidate departs on that probe 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,8 @@ stay, errors of RoPE grow with the distance, so a hundred of thousands of positi
 ROOM = 2 << 30
 """Bytes for the captures of one candidate's audit where the user gives no bound: every site and position of a model up to a few
 million parameters takes less, those of one of 2.6 billion up to 97 GB."""
+WHOLE = sys.maxsize
+"""A bound for those who need every position and site, whatever that takes."""
 REPLAYS = 4
 """Runs of the judge on the inputs of the reference and of the candidate, of probes with every site, where a candidate departs:
 each whole, and once more without the tensors that rest on an assumption."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.cache.root import cache_root
+from parity_audit.capture.bounded import WHOLE
 from parity_audit.capture.plan import AuditPlan, plan_audit, side_plan
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
@@ -49,6 +50,7 @@ def judged_components(spec: Spec, seed: int, progress: Progress) -> Iterator[tup
             dtype="float32",
             device="cpu",
             cache=cache_root(),
+            disk=WHOLE,
         )
         probes = tuple(probe for probe in plan.probes if probe.name in PROBES)
         taken = _taken(plan, probes, Path(folder), progress)

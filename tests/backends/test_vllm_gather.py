@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
@@ -9,7 +11,7 @@ from safetensors.torch import load_file
 
 from parity_audit.backends.taps import Recorder
 from parity_audit.backends.vllm_engine import cache_bytes, typed
-from parity_audit.backends.vllm_gather import Gatherer, place, real_rows
+from parity_audit.backends.vllm_gather import COMPUTE_LOGITS, Gatherer, place, real_rows
 from parity_audit.capture.probes import plan_probes
 from parity_audit.core.types import Probe, SiteTap
 from parity_audit.core.wire import RunRequest
@@ -49,6 +51,30 @@ def test_every_token_comes_back_to_its_place(probe, budget, backwards, tmp_path)
     expected = 1000.0 * torch.tensor(probe.token_ids) + positions
     seen = load_file(tmp_path / probe.name / "x.safetensors")["x"]
     assert torch.equal(seen[real], expected[real][:, None].expand(-1, 3))
+
+
+def test_logits_are_computed_of_the_kept_positions_and_what_was_sampled_from_stands_in_its_place(tmp_path):
+    """A head that doubles; the step of 40 tokens ends at 39, which is not kept, the last one at 47, which is."""
+    probe = replace(PROBES["short"], kept=(0, 5, 30, 47))
+    request = RunRequest(probe=probe, taps=(), out=str(tmp_path), returned=True)
+    recorder = Recorder(request)
+    gatherer = Gatherer(request, recorder)
+    asked = []
+
+    def head(hidden):
+        asked.append(len(hidden))
+        return 2 * hidden
+
+    for ids, positions in steps(gatherer.rows, 40, False):
+        gatherer.before_step(torch.nn.Identity(), (torch.tensor(ids), torch.tensor(positions)), {})
+        hidden = torch.tensor(positions, dtype=torch.float32)[:, None].expand(-1, 3)
+        gatherer.see(SiteTap(site="logits", module="", take=COMPUTE_LOGITS), hidden)
+        gatherer.sampled_from(2 * hidden[-1:] + 0.5)
+    gatherer.finish(head)
+
+    shown = {entry.site: load_file(tmp_path / entry.file)["x"][0, :, 0].tolist() for entry in recorder.reply().entries}
+    assert asked == [4]
+    assert shown == {"logits": [0.0, 10.0, 60.0, 94.0], "returned": [0.0, 10.0, 60.0, 94.5]}
 
 
 def test_tokens_that_never_ran_are_an_error(tmp_path):
