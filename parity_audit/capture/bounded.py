@@ -7,7 +7,8 @@ In this order, until what an audit writes fits, into `--disk` or where none is g
 2. of all probes but the first only the residual stream and the outputs;
 3. under `--disk` alone, whole probes are left out, the dearest first, never the first one or a text of the user's own.
 
-What the first two leave out is captured when a candidate departs on that probe and nothing else explains it.
+Where a candidate departs on a probe that was cut down and nothing else explains it, the stream and the attention's inputs and
+outputs are captured there in every position (see `diagnose.diagnosis`).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def fitted(
     """
     gaps: dict[str, NotTested] = {}
     kept = list(probes)
-    room, by = (ROOM, _by_default()) if bound is None else (bound, _by(bound))
+    room, by = (ROOM if bound is None else bound), _by(bound)
 
     def need() -> int:
         return writes.total([*kept, *own])
@@ -149,9 +150,7 @@ def _narrow(probe: Probe) -> tuple[Probe, str]:
     return replace(probe, sites="residual"), "the residual stream and the outputs are kept"
 
 
-def _by(bound: int) -> str:
+def _by(bound: int | None) -> str:
+    if bound is None:
+        return f"all would take more than {decimal(ROOM)}, which a larger --disk allows"
     return f"--disk {decimal(bound)}"
-
-
-def _by_default() -> str:
-    return f"all would take more than {decimal(ROOM)}, which a larger --disk allows"

@@ -73,11 +73,12 @@ def diagnose(case: Case) -> Diagnosis:
     """Localise, then identify. Where TF32 alone explains the size of the difference, nothing else is searched for:
     the repair switches it off and looks again.
 
-    Probes with every site are replayed as they are. A probe that captures the residual stream alone is long, so it is
-    dear to run once more with the attention's inputs and outputs. That is done when the other probes show nothing: what
-    they explain is repaired first, and what only length shows is left for the next round. Decoded tokens likewise are
-    fitted by themselves only for components that are right in whole runs. Where a cause cannot be repaired there is no
-    next round that is free of it; a `thorough` diagnosis looks at long probes and decoded tokens all the same.
+    Probes with every site are replayed as they are. A probe that captures the residual stream alone is long, or was cut
+    down for a large model, so it is dear to run once more with the attention's inputs and outputs. That is done when the
+    other probes show nothing: what they explain is repaired first, and what only length shows is left for the next round.
+    Decoded tokens likewise are fitted by themselves only for components that are right in whole runs. Where a cause cannot
+    be repaired there is no next round that is free of it; a `thorough` diagnosis looks at long, padded and decoded probes
+    all the same.
     """
     coarse = tf32_finding(
         case.candidate.description(), case.reference.description(), case.comparison.sites,
