@@ -18,6 +18,7 @@ from parity_audit.compare.verdict import first_divergence
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.identities import hook_warnings, stored_factors
+from parity_audit.diagnose.numerics import dtype_finding
 from parity_audit.diagnose.returned import returned_findings
 from parity_audit.formulas.stored import CheckpointTensors, role_tensor
 from parity_audit.specs.view import dims, effective_values, roles, spec_values
@@ -31,17 +32,19 @@ def first_look(
     plan, about = session.plan, session.description()
     warnings, gaps = token_findings(reference.session.description(), about, bos=plan.config.get("bos_token_id"))
     gaps = [*gaps, *about.not_run, *_not_decoded(reference)]
-    weights, unseen = _weights(reference, capture, plan.dtype, allowed)
+    narrow = dtype_finding(capture, reference.capture, plan.dtype)
+    dtype = plan.dtype if narrow is None else str(narrow.candidate_value)
+    weights, unseen = _weights(reference, capture, dtype, allowed)
     cut = sharding_findings(sharded(session, capture, reference))
     said_of = {name for finding in cut for name in finding.evidence.get("tensors", ())}
-    weights = [*cut, *(finding for finding in weights if finding.site not in said_of)]
+    weights = [*([narrow] if narrow else []), *cut, *(finding for finding in weights if finding.site not in said_of)]
     gaps.append(length_gap(capture, about))
-    outputs, said = returned_findings(capture, comparison, plan.dtype)
+    outputs, said = returned_findings(capture, comparison, dtype)
     weights, warnings = [*weights, *outputs], [*warnings, *said]
     warnings += [] if allowed is None else [allowed.words()]
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
-    warnings += hook_warnings(capture, session.label, plan.dtype, stored_factors(plan))
+    warnings += hook_warnings(capture, session.label, dtype, stored_factors(plan))
     first = first_divergence(comparison)
     return Candidate(
         backend=plan.ref.name, package=about.package, version=about.version, settings=about.settings,

@@ -17,7 +17,7 @@ from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.agreement import SIGMAS, is_number, same
 from parity_audit.diagnose.evidence import Evidence, gap
 from parity_audit.diagnose.extent import DECODED
-from parity_audit.diagnose.findings import stderr_of
+from parity_audit.diagnose.findings import places_of, stderr_of
 from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, identify
 from parity_audit.diagnose.identify.attention import cached as cached_attention
 from parity_audit.diagnose.identify.rotary import cached as cached_rotation
@@ -87,8 +87,9 @@ def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding
     Where whole runs have another value of the same knob, only the decoded tokens have this one.
     """
     new = [
-        item for item in decoded if not any(says_the_same(item, known) or _same_window(item, known) for known in whole)
-    ]
+        item for item in decoded
+        if not any(says_the_same(item, known) or _same_window(item, known) or _rounds(known, item) for known in whole)
+    ]  # fmt: skip
     knobs = {item.knob for item in whole}
     return [
         replace(item, evidence={**item.evidence, "extent": DECODED}) if item.knob in knobs else item for item in new
@@ -104,6 +105,13 @@ def _same_window(decoded: Finding, whole: Finding) -> bool:
         and decoded.candidate_value == cached_attention.last_keys(whole.candidate_value)
         and _share_layers(decoded, whole)
     )
+
+
+def _rounds(whole: Finding, decoded: Finding) -> bool:
+    """Whether whole runs have a narrow dtype where a constant was read off decoded tokens: over a few tokens its rounding is as
+    likely to look like another constant."""
+    same_place = places_of(whole) & places_of(decoded)
+    return whole.knob.endswith(".dtype") and decoded.kind == "constant" and bool(same_place)
 
 
 def says_the_same(a: Finding, b: Finding) -> bool:

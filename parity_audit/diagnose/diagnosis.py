@@ -24,7 +24,7 @@ from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import causes_of_whole_runs
 from parity_audit.diagnose.localise import origins, suspects
 from parity_audit.diagnose.misreported import misreported, without
-from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
+from parity_audit.diagnose.numerics import hidden_by_dtype, hidden_by_tf32, narrow_dtype, of_that_size, tf32_finding
 from parity_audit.diagnose.replay import Introduced, Judging, Replays, Sides, introduced
 from parity_audit.specs.view import dims
 
@@ -86,7 +86,9 @@ def diagnose(case: Case) -> Diagnosis:
     )  # fmt: skip
     if coarse is not None and of_that_size(case.comparison.sites):
         return Diagnosis(findings=(coarse,), introduced={}, not_tested=(hidden_by_tf32(),))
-    gaps: list[NotTested] = []
+    narrow = narrow_dtype(case.candidate_capture, case.reference_capture)
+    gaps = [] if narrow is None else [hidden_by_dtype(narrow)]
+    case = replace(case, dtype=narrow or case.dtype)
     wide = tuple(probe for probe in case.probes if probe.sites == "all")
     own = Sides(
         candidate=case.candidate_capture, reference=case.reference_capture, definition=case.definition

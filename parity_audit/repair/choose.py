@@ -12,12 +12,16 @@ from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import stderr_of
+from parity_audit.diagnose.numerics import DTYPE
 from parity_audit.diagnose.returned import NO_PATCH
 from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.settings import edit_note, edits, live_path
 from parity_audit.specs.view import dims, knob_values, roles
 
-NO_SETTING = {**NO_PATCH, STATE: CHANGED}
+NO_SETTING = {
+    **NO_PATCH, STATE: CHANGED,
+    DTYPE: "load the port in the dtype that was asked for, or ask for the port's own with --dtype to see what else is wrong",
+}  # fmt: skip
 NO_PATCH_KINDS = ("unexplained", "weights", "hook")
 A_PATCH = "a patch for "
 REWRITTEN = (

@@ -23,7 +23,8 @@ from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import FLOAT64, NATIVE
 from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import shown
-from parity_audit.repair.choose import ENGINE_EDITS, NO_PATCH_KINDS, each_once, nearest
+from parity_audit.diagnose.numerics import SETTINGS
+from parity_audit.repair.choose import NO_PATCH_KINDS, each_once, nearest
 from parity_audit.repair.impose import SetAside, Way, imposed_value, places, set_aside, ways_of
 
 GOOD = (Verdict.EXACT, Verdict.PARITY)
@@ -58,7 +59,7 @@ def prove(trial: Trial, findings: Sequence[Finding], unpatched: Sequence[str]) -
     set aside (see `impose`), and the proof says which and why. `unpatched` are the knobs for which the candidate has no
     setting. The reference is as before in the end.
     """
-    ways = ways_of([item for item in findings if item.knob not in ENGINE_EDITS], trial.reference)
+    ways = ways_of([item for item in findings if item.knob not in SETTINGS], trial.reference)
     missing = {way.finding.knob for way in ways if way.why}
     capture, on_candidate = trial.shipped, frozenset[str]()
     if missing and trial.patched is not None and missing <= trial.patched_knobs:
@@ -85,7 +86,7 @@ def accepted(way: Way, reference: Session) -> Way:
 
 def _causes(findings: Sequence[Finding]) -> list[Finding]:
     """Findings that a value can be given for; a setting of the arithmetic has its own proof, by switching it off."""
-    return [item for item in findings if item.kind not in NO_PATCH_KINDS and item.knob not in ENGINE_EDITS]
+    return [item for item in findings if item.kind not in NO_PATCH_KINDS and item.knob not in SETTINGS]
 
 
 def _proof(trial: Trial, capture: Capture, ways: Sequence[Way], unpatched: Sequence[str]) -> Proof:

@@ -152,6 +152,16 @@ def test_a_constant_read_off_a_few_tokens_is_the_same_within_its_error():
     assert len(not_in([eps(1e-3, 1e-6)], [eps(1.2e-3, 1e-5)])) == 1
 
 
+def test_a_constant_read_off_decoded_tokens_of_a_narrow_component_is_its_rounding():
+    narrow = replace(cause("norm.dtype", "bfloat16 out"), kind="variant", site="blocks.1.ln1.out")
+    read = [{"layer": 1, "read_from": "ln1.out"}]
+    narrow, eps = (replace(item, evidence={"candidate": read}) for item in (narrow, cause("norm.eps", 0.06)))
+    elsewhere = replace(eps, evidence={"candidate": [{"layer": 1, "read_from": "ln2.out"}]})
+
+    assert not_in([narrow], [eps]) == []
+    assert not_in([narrow], [elsewhere]) == [elsewhere]
+
+
 def test_decoded_attention_that_nothing_explains_is_listed_although_whole_runs_have_a_cause():
     evidence, clean = (attention(probes=(DECODED,), mask=causal, hide=HIDDEN)[0] for _ in range(2))
 

@@ -9,7 +9,7 @@ import torch
 from tiny_port import probe
 
 from parity_audit.diagnose.describe import nearer
-from parity_audit.diagnose.forms.attended import attended, solved
+from parity_audit.diagnose.forms.attended import attended, rounded_values, solved
 from parity_audit.diagnose.forms.described import described
 from parity_audit.diagnose.forms.pair import Form
 
@@ -102,3 +102,29 @@ def test_what_was_done_to_values_is_said_where_it_leaves_clearly_less():
     assert nearer(outputs, values) is values
     assert nearer(None, outputs) is outputs
     assert nearer(replace(outputs, left=2e-6), values).kind == "norm"
+
+
+def with_a_sink(values: torch.Tensor, noise: float = 0.0) -> Held:
+    """Attention of which nearly all goes to the first token: its pattern cannot be inverted without magnifying rounding."""
+    scores = SCORES.clone()
+    scores[..., 0] += 14.0
+    pattern = scores.softmax(-1)
+    z = torch.einsum("bhqk,bkhd->bqhd", pattern, values.repeat_interleave(HEADS // KV, 2))
+    return Held({"v": V, "z": z + noise * drawn(*z.shape, seed=5), "pattern": pattern})
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
+def test_rounded_values_behind_an_attention_sink(dtype: torch.dtype):
+    own, true = with_a_sink(V.to(dtype).float()), with_a_sink(V)
+    values = attended("blocks.0.z", own, true, WIDTH)
+    found = rounded_values("blocks.0.z", own, true)
+
+    assert values is None or described(values) is None, (
+        "the inverse of the pattern would do, and nothing else is needed"
+    )
+    assert (found.kind, found.value, found.usual) == ("rounded", str(dtype).removeprefix("torch."), "full")
+
+
+@pytest.mark.parametrize("own", [with_a_sink(V), with_a_sink(V, noise=1e-2), with_a_sink(1.02 * V)])
+def test_what_is_no_rounding_of_the_values_is_not_called_so(own: Held):
+    assert rounded_values("blocks.0.z", own, with_a_sink(V)) is None

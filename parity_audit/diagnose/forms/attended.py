@@ -7,7 +7,8 @@ of P^-1; tokens of which it would grow too far are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from einops import rearrange
@@ -17,7 +18,8 @@ from parity_audit.capture.store import Capture
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
-from parity_audit.diagnose.forms.pair import Pair
+from parity_audit.diagnose.forms.kinds import LEFT, NARROW
+from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.identify.rotary.turns import PAIRINGS, Layout, paired
 
 ROUNDING = 3e-7
@@ -39,8 +41,42 @@ def attended(site: str, own: Capture, true: Capture, d_head: int) -> Pair | None
     return Pair(own=parts.pop("attended"), true=parts.pop("v"), d_head=d_head, others=parts)
 
 
+def rounded_values(site: str, own: Capture, true: Capture) -> Form | None:
+    """The narrow dtype of the values that attention averaged, where the pattern times the rounded values of the `v` site is z.
+
+    The inverse of a pattern magnifies float32's own rounding, which a narrow dtype's is then lost in; the product does not.
+    """
+    block = site.removesuffix("z")
+    rows = [row for probe in true.probes for row in _tokens(probe, block, own, true)]
+    if sum(len(pattern[0]) for pattern, _ in rows) < FEWEST:
+        return None
+
+    def apart(cast: Callable[[Tensor], Tensor]) -> float:
+        averaged = ((pattern, row["z"], _for_heads(cast(row["v"]), len(pattern))) for pattern, row in rows)
+        return math.sqrt(sum(float((z - torch.einsum("hqk,khd->qhd", p, v)).square().sum()) for p, z, v in averaged))
+
+    whole, largest = apart(lambda v: v), max(float(row["v"].abs().max()) for _, row in rows)
+    fits = {name: dtype for name, dtype in NARROW.items() if largest <= torch.finfo(dtype).max}
+    tries = {name: apart(lambda v, dtype=dtype: v.to(dtype).to(v)) for name, dtype in fits.items()}  # type: ignore[misc]
+    best = min(tries, key=lambda name: tries[name])
+    return (
+        Form(kind="rounded", value=best, usual="full", left=tries[best] / whole) if tries[best] < LEFT * whole else None
+    )
+
+
 def _rows(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[dict[str, Tensor]]:
     """Real tokens of each row of a probe of which the attended values are known well."""
+    for pattern, row in _tokens(probe, block, own, true):
+        values, sure = solved(pattern, row.pop("z"), row["v"])
+        per_head = {name: _for_heads(x, values.shape[1]) for name, x in {**row, **_moved(row["v"])}.items()}
+        yield {
+            name: rearrange(x[sure], "token head d_head -> token (head d_head)")
+            for name, x in {"attended": values, **per_head, **_turned(per_head)}.items()
+        }
+
+
+def _tokens(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """The pattern `[head query key]` and the attention's tensors `[token head d_head]` of the real tokens of each row."""
     sources = own.sites(probe.name), true.sites(probe.name)
     pattern = next((side for side, sites in zip((own, true), sources, strict=True) if block + "pattern" in sites), None)
     if pattern is None or not {block + "z", block + "v"} <= sources[0]:
@@ -51,13 +87,7 @@ def _rows(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[dic
     patterns = f64(pattern.tensor(probe.name, block + "pattern"))
     for batch, mask in enumerate(real(probe)):
         kept = mask.nonzero()[:, 0]
-        row = {name: x[batch, kept] for name, x in tensors.items()}
-        values, sure = solved(patterns[batch][:, kept][:, :, kept], row.pop("z"), row["v"])
-        per_head = {name: _for_heads(x, values.shape[1]) for name, x in {**row, **_moved(row["v"])}.items()}
-        yield {
-            name: rearrange(x[sure], "token head d_head -> token (head d_head)")
-            for name, x in {"attended": values, **per_head, **_turned(per_head)}.items()
-        }
+        yield patterns[batch][:, kept][:, :, kept], {name: x[batch, kept] for name, x in tensors.items()}
 
 
 def solved(pattern: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

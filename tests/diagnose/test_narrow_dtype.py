@@ -1,0 +1,65 @@
+"""A whole model in a narrow dtype: told from its residual stream, and from a model that merely holds narrow weights."""
+
+import pytest
+import torch
+from held import Held, probe
+
+from parity_audit.core.report import Finding
+from parity_audit.diagnose.numerics import DTYPE, dtype_finding, narrow_dtype
+from parity_audit.repair.choose import NO_SETTING
+from parity_audit.repair.prove import wants_proof
+
+SITES = ("embed", "blocks.0.resid_post", "blocks.1.resid_post")
+
+
+def stream(*dtypes: torch.dtype, seed: int = 0) -> Held:
+    """One tensor per site of `SITES`, rounded to its dtype."""
+    draw = torch.Generator().manual_seed(seed)
+    drawn = (torch.randn(2, 5, 64, generator=draw).to(dtype).float() for dtype in dtypes)
+    return Held(probe(batch=2, length=5), dict(zip(SITES, drawn, strict=True)))
+
+
+FULL = stream(*[torch.float32] * 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_stream_that_a_narrow_dtype_holds_is_named_and_asks_for_no_proof(dtype: torch.dtype):
+    name = str(dtype).removeprefix("torch.")
+    finding = dtype_finding(stream(*[dtype] * 3), FULL, "float32")
+
+    assert isinstance(finding, Finding)
+    assert (finding.knob, finding.candidate_value, finding.reference_value) == (DTYPE, name, "float32")
+    assert (finding.kind, finding.departs_from_spec) == ("settings", "candidate")
+    assert "--dtype" in NO_SETTING[DTYPE]
+    assert not wants_proof([finding], None)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        stream(torch.bfloat16, torch.float32, torch.float32),  # embeddings of a checkpoint in bfloat16
+        stream(torch.bfloat16, torch.bfloat16, torch.float32),  # one block alone
+        FULL,
+    ],
+)
+def test_a_part_of_the_stream_is_not_the_whole_model(candidate: Held):
+    assert narrow_dtype(candidate, FULL) is None
+
+
+def test_an_audit_in_that_dtype_has_nothing_to_say():
+    both = [stream(*[torch.bfloat16] * 3, seed=seed) for seed in (0, 1)]
+
+    assert narrow_dtype(both[0], both[1]) is None
+    assert dtype_finding(both[0], FULL, "bfloat16") is None
+
+
+def test_a_candidate_that_shows_no_stream_is_not_accused():
+    silent = Held(probe(batch=2, length=5), {"embed": torch.zeros(2, 5, 64)})
+
+    assert narrow_dtype(silent, FULL) is None
+
+
+def test_a_stream_of_zeros_on_both_sides_says_nothing():
+    zeros = Held(probe(batch=2, length=5), {site: torch.zeros(2, 5, 64) for site in SITES})
+
+    assert narrow_dtype(zeros, zeros) is None
