@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from parity_audit.audit.candidate import audit_candidate
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.finite import with_finite_numbers
+from parity_audit.audit.judged import keep_result, kept_result, question_of
 from parity_audit.audit.outcome import failed_candidate
 from parity_audit.audit.reference import Reference
 from parity_audit.audit.right_reference import RightReferences
@@ -18,9 +18,10 @@ from parity_audit.audit.token_text import with_text
 from parity_audit.capture.checkpoint import CHANGED
 from parity_audit.capture.side import Side
 from parity_audit.capture.store import Capture
-from parity_audit.capture.take import reusable_capture
+from parity_audit.capture.take import plan_key, reusable_capture
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import explained
+from parity_audit.core.progress import REUSE
 from parity_audit.core.report import Candidate
 
 
@@ -30,14 +31,15 @@ def judge_all(
     """Every candidate in turn; one that fails, in whatever way, is reported, and the others go on."""
     results: list[Candidate] = []
     captures = [truth.capture]
+    question = question_of(truth, context)
     for side, following in zip(sides, [*sides[1:], None], strict=True):
-        results.append(_judge_one(side, following, truth, context, captures, rights))
+        results.append(_judge_one(side, following, truth, context, captures, rights, question))
     return results, captures
 
 
 def _judge_one(
     side: Side, following: Side | None, truth: Reference, context: AuditContext, captures: list[Capture],
-    rights: RightReferences,
+    rights: RightReferences, question: str,
 ) -> Candidate:  # fmt: skip
     workspace, guard = context.workspace, context.plan.guard
     try:
@@ -46,6 +48,13 @@ def _judge_one(
             truth.release()
         if following is not None:
             following.prepare()
+        before = kept_result(workspace.captures / plan_key(session, truth.probes), question)
+        if before is not None:
+            session.progress.update(
+                REUSE, f"{session.label} in {context.plan.dtype}, judged by an audit that did not finish"
+            )
+            captures.append(before[1])
+            return before[0]
         with guard.watched(session.label):
             taken = reusable_capture(session, truth.probes, workspace.captures, with_weights=True)
         captures.append(taken)
@@ -55,7 +64,10 @@ def _judge_one(
                 session, taken, truth, target=context.target, repair=repair, hooks=context.hooks, out=out,
                 rights=None if context.match_reference else rights,
             )  # fmt: skip
-        return with_text(with_finite_numbers(result), context.plan.checkpoint)
+        result = with_text(with_finite_numbers(result), context.plan.checkpoint)
+        with contextlib.suppress(OSError):  # without room for it, the capture stays
+            keep_result(result, taken, question)
+        return result
     except Exception as error:
         known = explained(error, str(_logged(error, workspace, side)))
         if known.code == CHANGED:
@@ -64,16 +76,9 @@ def _judge_one(
         return failed_candidate(side.ref, known, context.plan.dtype, context.plan.device)
     finally:
         side.release()
-        if context.scratch is not None:
-            _make_room(workspace, side, truth, captures[1:])
-
-
-def _make_room(workspace: Workspace, side: Side, truth: Reference, captures: Sequence[Capture]) -> None:
-    """Under a bound, delete the captures of candidates whose turn is over, and what only this one's diagnosis asked for."""
-    workspace.scratch(side.role)
-    truth.replays.clear()  # they lay there
-    for capture in captures:
-        shutil.rmtree(capture.folder, ignore_errors=True)
+        if context.scratch is not None or not truth.replays:
+            workspace.scratch(side.role)  # what only this candidate's diagnosis asked for
+            truth.replays.clear()  # they lay there
 
 
 def _logged(error: Exception, workspace: Workspace, side: Side) -> Path:

@@ -142,7 +142,7 @@ def reusable_capture(
     return take_capture(session, probes, folder, precision=precision, with_weights=with_weights)
 
 
-def plan_key(session: Session, probes: Sequence[Probe], precision: str) -> str:
+def plan_key(session: Session, probes: Sequence[Probe], precision: str = NATIVE) -> str:
     """A name for everything that decides a capture's numbers: equal keys, equal captures."""
     plan = session.plan
     parts = {

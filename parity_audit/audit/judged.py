@@ -1,0 +1,67 @@
+"""Results of candidates whose turn is over, for an audit that is interrupted later and begins again.
+
+A result takes the place of its capture's tensors, which nobody asks for any more; the manifest stays, because a report names its
+versions. What an audit that judged everything leaves is deleted with its captures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import parity_audit
+from parity_audit.audit.context import AuditContext
+from parity_audit.audit.reference import Reference
+from parity_audit.capture.store import Capture, open_capture
+from parity_audit.core.errors import CaptureBroken
+from parity_audit.core.jsonio import dumps, from_plain
+from parity_audit.core.report import Candidate
+
+RESULT = "judged.json"
+
+
+def question_of(truth: Reference, context: AuditContext) -> str:
+    """A name for everything beside its own capture that decides a candidate's result: this program, too."""
+    sides = [capture.folder.name for capture in (truth.capture, truth.judge, truth.definition) if capture is not None]
+    asked = [
+        context.target, context.repair, context.hooks, context.match_reference, context.limits, context.quick,
+        [probe.name for probe in truth.probes],
+    ]  # fmt: skip
+    return hashlib.sha256(dumps([sides, asked, _program()]).encode()).hexdigest()
+
+
+def keep_result(result: Candidate, capture: Capture, question: str) -> None:
+    """Write a result into its capture's folder and delete the tensors there."""
+    part = capture.folder / f"{RESULT}.part"
+    part.write_text(dumps({"question": question, "result": result}))
+    os.replace(part, capture.folder / RESULT)
+    for path in capture.folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+
+
+def kept_result(folder: Path, question: str) -> tuple[Candidate, Capture] | None:
+    """The result in a capture's folder and what is left of the capture; None where there is none.
+
+    One that was found for another question, or cannot be read, is deleted with its folder: its tensors are gone already.
+    """
+    if not (folder / RESULT).exists():
+        return None
+    try:
+        held = json.loads((folder / RESULT).read_text())
+        if held["question"] == question:
+            return from_plain(Candidate, held["result"]), open_capture(folder)
+    except (OSError, ValueError, TypeError, KeyError, CaptureBroken):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _program() -> list[list[object]]:
+    """The files of this package, by size and time of change: a result is that of the program which found it."""
+    root = Path(parity_audit.__file__).parent
+    found = sorted(root.rglob("*.py"))
+    return [[str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns] for path in found]
