@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 from parity_audit.audit.reference import Reference
@@ -37,6 +38,8 @@ def read_by_name(session: Session, capture: Capture, reference: Reference, out: 
         return named_hooks(sides)
     except NotJudged as error:
         return not_read(f"the run with every hook set failed: {error.message}")
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
 
 
 def not_read(why: str) -> NamedHooks:
