@@ -297,3 +297,17 @@ def test_a_factor_is_told_from_a_bias_where_a_strong_sink_makes_tokens_alike():
     said = {knob: finding.candidate_value for knob, finding in differ(attended(0.8), attended(1.0)).items()}
 
     assert said == {"weights.attn.o.scale": pytest.approx(0.8, rel=1e-5)}
+
+
+@pytest.mark.parametrize(("share", "claimed"), [(0.03, True), (0.3, False)])
+def test_a_cause_that_leaves_much_of_the_output_is_not_claimed(share, claimed):
+    """Factors for rows take away more than four fifths of the difference in both cases."""
+    exact = X @ (WEIGHTS["attn.o"] * torch.linspace(0.05, 0.2, D)[:, None]).T
+    noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(9))
+    made = exact + share * exact.square().mean().sqrt() * noise
+    candidate = loose(
+        {"z": X.unflatten(-1, (HEADS, WIDTH)), "attn_proj": made}, weights={**WEIGHTS, **BIAS}, probes=SHORT[:1]
+    )
+    said = str(found(candidate)["weights.attn.o"])
+
+    assert said.startswith("rows ") if claimed else said == "not the checkpoint's"

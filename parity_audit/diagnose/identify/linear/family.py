@@ -36,6 +36,7 @@ from parity_audit.diagnose.identify.linear.sample import (
     CLEAN,
     EXPLAINS,
     LOW,
+    NEARLY,
     NOT_STORED,
     Answer,
     Projection,
@@ -101,7 +102,7 @@ def _explained(sample: Sample, projection: Projection, evidence: Evidence) -> An
         answer = cause(sample, projection, evidence)
         if answer is not None and answer.left <= CLEAN:
             return answer
-        if nearly is None and answer is not None and answer.left <= EXPLAINS * left:
+        if nearly is None and answer is not None and answer.left <= min(EXPLAINS * left, NEARLY):
             nearly = answer
     if nearly is not None:
         return nearly
