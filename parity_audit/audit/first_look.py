@@ -18,7 +18,7 @@ from parity_audit.compare.verdict import first_divergence
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.identities import hook_warnings, stored_factors
-from parity_audit.diagnose.numerics import dtype_finding
+from parity_audit.diagnose.narrow import dtype_finding
 from parity_audit.diagnose.returned import returned_findings
 from parity_audit.formulas.stored import CheckpointTensors, role_tensor
 from parity_audit.specs.view import dims, effective_values, roles, spec_values
@@ -33,8 +33,9 @@ def first_look(
     warnings, gaps = token_findings(reference.session.description(), about, bos=plan.config.get("bos_token_id"))
     gaps = [*gaps, *about.not_run, *_not_decoded(reference)]
     narrow = dtype_finding(capture, reference.capture, plan.dtype)
-    dtype = plan.dtype if narrow is None else str(narrow.candidate_value)
-    weights, unseen = _weights(reference, capture, dtype, allowed)
+    dtype = plan.dtype if narrow is None else str(narrow.evidence["dtype"])
+    cast = narrow is not None and narrow.evidence["throughout"]
+    weights, unseen = _weights(reference, capture, dtype if cast else plan.dtype, allowed)
     cut = sharding_findings(sharded(session, capture, reference))
     said_of = {name for finding in cut for name in finding.evidence.get("tensors", ())}
     weights = [*([narrow] if narrow else []), *cut, *(finding for finding in weights if finding.site not in said_of)]

@@ -24,7 +24,8 @@ from parity_audit.diagnose.findings import unexplained
 from parity_audit.diagnose.fitting import causes_of_whole_runs
 from parity_audit.diagnose.localise import origins, suspects
 from parity_audit.diagnose.misreported import misreported, without
-from parity_audit.diagnose.numerics import hidden_by_dtype, hidden_by_tf32, narrow_dtype, of_that_size, tf32_finding
+from parity_audit.diagnose.narrow import follows_from, hidden_by_dtype, narrow_dtype
+from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
 from parity_audit.diagnose.replay import Introduced, Judging, Replays, Sides, introduced
 from parity_audit.specs.view import dims
 
@@ -87,8 +88,8 @@ def diagnose(case: Case) -> Diagnosis:
     if coarse is not None and of_that_size(case.comparison.sites):
         return Diagnosis(findings=(coarse,), introduced={}, not_tested=(hidden_by_tf32(),))
     narrow = narrow_dtype(case.candidate_capture, case.reference_capture)
-    gaps = [] if narrow is None else [hidden_by_dtype(narrow)]
-    case = replace(case, dtype=narrow or case.dtype)
+    gaps = [] if narrow is None else [hidden_by_dtype(narrow.dtype)]
+    case = case if narrow is None else replace(case, dtype=narrow.dtype)
     wide = tuple(probe for probe in case.probes if probe.sites == "all")
     own = Sides(
         candidate=case.candidate_capture, reference=case.reference_capture, definition=case.definition
@@ -124,7 +125,7 @@ def diagnose(case: Case) -> Diagnosis:
     )  # fmt: skip
     told, undescribed = with_descriptions([*findings, *unexplained(origins(ratios), findings)], sides)
     placed, unplaced = with_extents(told, held, case.dtype)
-    findings = [*([coarse] if coarse else []), *hooks, *placed]
+    findings = [*([coarse] if coarse else []), *hooks, *(item for item in placed if not follows_from(narrow, item))]
     return Diagnosis(
         findings=tuple(findings), introduced=ratios, not_tested=(*gaps, *undescribed, *unplaced)
     )  # fmt: skip

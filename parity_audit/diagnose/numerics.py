@@ -1,7 +1,4 @@
-"""Arithmetic that is coarser than what was asked for, named as a cause, so that nobody hunts for a bug.
-
-A whole model in a narrow dtype: every number of its residual stream is one that the dtype holds. Its other components are then
-held to the rounding of that dtype, as in an audit in it, so that only what is larger is another cause.
+"""Arithmetic that was asked to be coarse: TF32 products named as a cause, so that nobody hunts for a bug.
 
 TF32 keeps 10 bits of mantissa of each factor of a product: a factor moves by up to 2^-11 of itself, a product of
 random signs by about that share of its size, and products in a row add up as a random walk. So where TF32 is on,
@@ -17,17 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from parity_audit.compare.source import TensorSource
 from parity_audit.core.limits import OUTER
 from parity_audit.core.report import Finding, SiteDelta
 from parity_audit.core.types import Description, NotTested
-from parity_audit.diagnose.identify.rounding import NARROW, representable
 
 KNOB = "numerics.tf32"
-DTYPE = "numerics.dtype"
-SETTINGS = (KNOB, DTYPE)
-"""Findings that hold of a whole run and of no constant: nothing that a reference could be given."""
-STREAM = ".resid_post"
 TF32_ROUNDING = 2.0**-11
 PRODUCTS_PER_BLOCK = 7
 SLACK = 4.0
@@ -80,32 +71,3 @@ def hidden_by_tf32() -> NotTested:
     """What no identifier can see while TF32 is on."""
     why = "products in TF32 leave errors of this size by themselves; run again with TF32 off to see smaller causes"
     return NotTested(what="other causes below TF32's rounding", why=why)
-
-
-def hidden_by_dtype(narrow: str) -> NotTested:
-    """What no identifier can see while the whole model rounds to a narrow dtype."""
-    why = f"the candidate computes in {narrow}, whose rounding hides them; run it in the dtype that was asked for to see them"
-    return NotTested(what=f"other causes below {narrow}'s rounding", why=why)
-
-
-def narrow_dtype(candidate: TensorSource, reference: TensorSource) -> str | None:
-    """The narrow dtype that holds the candidate's residual stream behind every block exactly, and not the reference's."""
-    probe, (_, tokens) = candidate.probes[0].name, candidate.probes[0].shape
-    shared = sorted(site for site in candidate.sites(probe) & reference.sites(probe) if site.endswith(STREAM))
-
-    def held(capture: TensorSource, name: str) -> bool:
-        return all(representable(capture.rows(probe, site, 0, tokens), NARROW[name]) for site in shared)
-
-    return next((name for name in NARROW if shared and held(candidate, name) and not held(reference, name)), None)
-
-
-def dtype_finding(candidate: TensorSource, reference: TensorSource, dtype: str) -> Finding | None:
-    """A whole model in a narrow dtype as a cause, where another `dtype` was asked for; else None."""
-    narrow = narrow_dtype(candidate, reference)
-    if narrow is None or narrow == dtype:
-        return None
-    return Finding(
-        knob=DTYPE, kind="settings", layers=None, site="blocks.0.resid_post", reference_value=dtype, candidate_value=narrow,
-        spec_value=dtype, confidence=0.99, departs_from_spec="candidate", evidence={"held_exactly": STREAM[1:]},
-        message=f"the candidate computes in {narrow} and not in {dtype}: every number of its residual stream is one of {narrow}'s",
-    )  # fmt: skip

@@ -12,7 +12,7 @@ from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import stderr_of
-from parity_audit.diagnose.numerics import DTYPE
+from parity_audit.diagnose.narrow import DTYPE
 from parity_audit.diagnose.returned import NO_PATCH
 from parity_audit.repair.layers import RELATIVE, on_layers
 from parity_audit.specs.settings import edit_note, edits, live_path

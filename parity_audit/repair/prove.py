@@ -23,7 +23,7 @@ from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import FLOAT64, NATIVE
 from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import shown
-from parity_audit.diagnose.numerics import SETTINGS
+from parity_audit.diagnose.narrow import SETTINGS
 from parity_audit.repair.choose import NO_PATCH_KINDS, each_once, nearest
 from parity_audit.repair.impose import SetAside, Way, imposed_value, places, set_aside, ways_of
 

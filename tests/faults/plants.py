@@ -543,6 +543,19 @@ def cast_everything(model: nn.Module, plant: Plant) -> None:
     model.get_output_embeddings().register_forward_hook(lambda _, args, out: out.to(before))  # type: ignore[operator]
 
 
+def autocast(model: nn.Module, plant: Plant) -> None:
+    """Products of matrices in a low dtype, as with mixed precision; logits come back as they were asked for."""
+    forward, before = model.forward, next(model.parameters()).dtype
+
+    @functools.wraps(forward)
+    def run(*args: Any, **more: Any) -> Any:
+        with torch.autocast("cpu", dtype=DTYPES[plant["dtype"]]):
+            return forward(*args, **more)
+
+    model.forward = run  # type: ignore[method-assign]
+    model.get_output_embeddings().register_forward_hook(lambda _, args, out: out.to(before))  # type: ignore[operator]
+
+
 def use_einsum(model: nn.Module, plant: Plant) -> None:
     """Every matrix product by another kernel: the same function, rounded otherwise."""
     for module in model.modules():
@@ -599,5 +612,6 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "router": change_router,
     "low_head": low_head,
     "cast": cast_everything,
+    "autocast": autocast,
     "einsum": use_einsum,
 }

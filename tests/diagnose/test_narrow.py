@@ -5,7 +5,7 @@ import torch
 from held import Held, probe
 
 from parity_audit.core.report import Finding
-from parity_audit.diagnose.numerics import DTYPE, dtype_finding, narrow_dtype
+from parity_audit.diagnose.narrow import DTYPE, PRODUCTS, Narrow, dtype_finding, follows_from, narrow_dtype
 from parity_audit.repair.choose import NO_SETTING
 from parity_audit.repair.prove import wants_proof
 
@@ -63,3 +63,56 @@ def test_a_stream_of_zeros_on_both_sides_says_nothing():
     zeros = Held(probe(batch=2, length=5), {site: torch.zeros(2, 5, 64) for site in SITES})
 
     assert narrow_dtype(zeros, zeros) is None
+
+
+def products(*narrow: str, names: tuple[str, ...] = PRODUCTS, seed: int = 0) -> Held:
+    """Projections and the stream of two blocks, those of these names rounded to bfloat16."""
+    draw = torch.Generator().manual_seed(seed)
+    sites = {}
+    for layer in (0, 1):
+        for name in (*names, "resid_post"):
+            value = torch.randn(2, 5, 64, generator=draw)
+            sites[f"blocks.{layer}.{name}"] = value.bfloat16().float() if name in narrow else value
+    return Held(probe(batch=2, length=5), sites)
+
+
+def test_products_in_a_narrow_dtype_are_autocast():
+    found = narrow_dtype(products(*PRODUCTS), products())
+
+    assert found == Narrow(dtype="bfloat16", throughout=False)
+    finding = dtype_finding(products(*PRODUCTS), products(), "float32")
+    assert finding is not None
+    assert (finding.candidate_value, finding.evidence["throughout"]) == ("bfloat16 in products", False)
+
+
+@pytest.mark.parametrize("narrow", [PRODUCTS[:3], PRODUCTS[3:], ("v",)])
+def test_some_projections_are_rounded_by_a_fault_of_their_own(narrow: tuple[str, ...]):
+    assert narrow_dtype(products(*narrow), products()) is None
+
+
+def test_two_projections_in_sight_are_too_few():
+    few = ("attn_proj", "mlp.pre")
+
+    assert narrow_dtype(products(*few, names=few), products(names=few)) is None
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "follows"),
+    [
+        ("attention.softmax_dtype", "bfloat16 scores", True),
+        ("mlp.post.rounded", "bfloat16", True),
+        ("weights.attn.q", "the checkpoint's rounded to bfloat16", True),
+        ("attention.softmax_dtype", "float16 scores", False),
+        ("weights.attn.q", "the checkpoint's rounded to int8 by row", False),
+        ("attention.scale", 9.5, False),
+    ],
+)
+def test_a_component_that_rounds_as_the_whole_model_does_is_no_cause_of_its_own(
+    knob: str, value: object, follows: bool
+):
+    finding = Finding(
+        knob=knob, kind="variant", layers=None, site="logits", reference_value="full", candidate_value=value
+    )
+
+    assert follows_from(Narrow(dtype="bfloat16", throughout=False), finding) is follows
+    assert not follows_from(None, finding)

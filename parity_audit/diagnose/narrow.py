@@ -1,0 +1,83 @@
+"""A whole run in a narrower dtype than was asked for, named as one cause.
+
+In a model that was loaded in bfloat16 every number of the residual stream is one that bfloat16 holds; under autocast every number
+that its projections return. Its components are then held to the rounding of that dtype, as in an audit in it, so that only what
+is larger is another cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parity_audit.compare.source import TensorSource
+from parity_audit.core.report import Finding
+from parity_audit.core.sites import layer_of, local_name
+from parity_audit.core.types import NotTested
+from parity_audit.diagnose import numerics
+from parity_audit.diagnose.identify.rounding import NARROW, representable
+
+DTYPE = "numerics.dtype"
+SETTINGS = (numerics.KNOB, DTYPE)
+"""Findings that hold of a whole run and of no constant: nothing that a reference could be given."""
+STREAM = ("resid_post",)
+PRODUCTS = ("q", "k", "v", "attn_proj", "mlp.pre", "mlp.pre_linear", "mlp_proj")
+FEWEST = 3
+"""Projections that have to be in sight: one or two may be rounded by a fault of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Narrow:
+    """A narrow dtype, and whether it holds the whole residual stream or only what products of matrices return."""
+
+    dtype: str
+    throughout: bool
+
+
+def narrow_dtype(candidate: TensorSource, reference: TensorSource) -> Narrow | None:
+    """The narrow dtype that holds the candidate's residual stream behind every block exactly, or the outputs of every
+    projection (as under autocast), and not the reference's."""
+    probe, (_, tokens) = candidate.probes[0].name, candidate.probes[0].shape
+    shared = sorted(site for site in candidate.sites(probe) & reference.sites(probe) if layer_of(site) is not None)
+
+    def held(side: TensorSource, sites: Sequence[str], name: str) -> bool:
+        tensors = (side.rows(probe, site, 0, tokens) for site in sites)
+        return all(representable(x, NARROW[name]) and bool(x.any()) for x in tensors)
+
+    for throughout, names in ((True, STREAM), (False, PRODUCTS)):
+        sites = [site for site in shared if local_name(site) in names]
+        if len({local_name(site) for site in sites}) < min(FEWEST, len(names)):
+            continue
+        for name in NARROW:
+            if held(candidate, sites, name) and not held(reference, sites, name):
+                return Narrow(dtype=name, throughout=throughout)
+    return None
+
+
+def follows_from(narrow: Narrow | None, finding: Finding) -> bool:
+    """Whether a finding says no more than that one component rounds to the dtype that the whole model computes in."""
+    if narrow is None:
+        return False
+    value, rounds = str(finding.candidate_value), finding.knob.endswith(("dtype", ".rounded"))
+    return (rounds and value.startswith(narrow.dtype)) or value.endswith(f"rounded to {narrow.dtype}")
+
+
+def dtype_finding(candidate: TensorSource, reference: TensorSource, dtype: str) -> Finding | None:
+    """A whole model, or its products of matrices, in a narrow dtype as a cause, where another `dtype` was asked for; else None."""
+    narrow = narrow_dtype(candidate, reference)
+    if narrow is None or narrow.dtype == dtype:
+        return None
+    value = narrow.dtype if narrow.throughout else f"{narrow.dtype} in products"
+    what = "of its residual stream" if narrow.throughout else "that its projections return, as under autocast,"
+    return Finding(
+        knob=DTYPE, kind="settings", layers=None, site="blocks.0.resid_post", reference_value=dtype, candidate_value=value,
+        spec_value=dtype, confidence=0.99, departs_from_spec="candidate",
+        evidence={"dtype": narrow.dtype, "throughout": narrow.throughout},
+        message=f"the candidate computes in {value} and not in {dtype}: every number {what} is one of {narrow.dtype}'s",
+    )  # fmt: skip
+
+
+def hidden_by_dtype(narrow: str) -> NotTested:
+    """What no identifier can see while the whole model rounds to a narrow dtype."""
+    why = f"the candidate computes in {narrow}, whose rounding hides them; run it in the dtype that was asked for to see them"
+    return NotTested(what=f"other causes below {narrow}'s rounding", why=why)
