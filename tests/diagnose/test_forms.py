@@ -216,3 +216,9 @@ def test_tokens_that_are_late_are_said_so_also_where_a_site_holds_the_same(true)
 
 def test_what_is_gone_is_zero_and_not_late(true):
     assert form(torch.zeros_like(true), true).value == "zero"
+
+
+@pytest.mark.parametrize("name", ["log_softmax", "softmax"])
+def test_probabilities_in_the_place_of_logits(true, name):
+    found = form(noisy(getattr(4.0 * true, name)(-1)), 4.0 * true)
+    assert (found.kind, found.value) == ("curve", name)

@@ -7,7 +7,7 @@ The judge replays the candidate's own inputs, so `true` is what a site should ho
     constant, rounded                         own = c, or one vector,  own = round(true) in a narrow dtype
     scale, shift                              own = a true,  own = true + b
     clamp, softcap                            own = min(max(true, lo), hi),  own = c tanh(true / c)
-    curve                                     own = f(true), f a usual activation
+    curve                                     own = f(true), f a usual activation, or a softmax over a token
     position                                  own_t = true_(t - 1), or of another token near by
     order                                     own = true with its channels permuted
     gain, bias                                own = g_d true,  own = true + b_d     (per channel)

@@ -28,6 +28,10 @@ CURVES = {
     "square": torch.square,
     "abs": torch.abs,
 }
+OF_A_TOKEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "softmax": lambda x: x.softmax(-1),
+}
 
 
 def _zero(pair: Pair) -> Form | None:
@@ -210,8 +214,8 @@ def _biased(pair: Pair) -> Form | None:
 
 
 def _curved(pair: Pair) -> Form | None:
-    """Each number is one function of what it should be."""
-    left, name = min((pair.left(curve(pair.true)), name) for name, curve in CURVES.items())
+    """Each number is one function of what it should be, or of all that a token should hold."""
+    left, name = min((pair.left(curve(pair.true)), name) for name, curve in (CURVES | OF_A_TOKEN).items())
     return Form(kind="curve", value=name, usual="as computed", left=left)
 
 
