@@ -59,9 +59,26 @@ class _State:
         torch.set_float32_matmul_precision(self.tf32[2])
 
 
-@contextmanager
-def same_random_numbers() -> Iterator[None]:
-    """The generators of this process are afterwards where they were."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    with torch.random.fork_rng(devices=list(devices)):
-        yield
+class RandomNumbers:
+    """What an audited model draws: its numbers go on from run to run, as they do in a process of its own, so that two runs of a
+    model that draws any differ; the generators of this process stay where they were."""
+
+    def __init__(self) -> None:
+        self.devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+        self._save()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Draw from these numbers within the block."""
+        with torch.random.fork_rng(devices=self.devices):
+            torch.set_rng_state(self.cpu)
+            for device, state in zip(self.devices, self.cuda, strict=True):
+                torch.cuda.set_rng_state(state, device)
+            try:
+                yield
+            finally:
+                self._save()
+
+    def _save(self) -> None:
+        self.cpu = torch.get_rng_state()
+        self.cuda = [torch.cuda.get_rng_state(device) for device in self.devices]

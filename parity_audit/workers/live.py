@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from parity_audit.backends.live import LENT, LiveModel, same_random_numbers
+from parity_audit.backends.live import LENT, LiveModel, RandomNumbers
 from parity_audit.backends.serve import Server, explained
 from parity_audit.backends.wrappers import unwrapped
 from parity_audit.core.backend_ref import LIVE
@@ -72,6 +72,7 @@ class LiveWorker(Asking):
     def __init__(self, label: str, log: Path) -> None:
         self.label, self.log = label, log
         self._server = Server(KEY, replies=None)
+        self._numbers = RandomNumbers()
 
     def prepare(self, request: LoadRequest) -> None:
         """Nothing: the model is there."""
@@ -88,7 +89,7 @@ class LiveWorker(Asking):
                 on_progress(text=text, done=done, total=total)
 
         try:
-            with same_random_numbers():
+            with self._numbers.apart():
                 result = self._server.do(op, json.loads(dumps(to_plain(args))), tell)
             return json.loads(dumps(to_plain(result)))
         except Exception as error:

@@ -131,6 +131,13 @@ def cause(knob, value, layers=None):
     )
 
 
+def test_a_window_that_is_nearly_long_enough_is_not_the_one():
+    tries = [("the last 15", 5e-4), ("the last 16", 1.2e-7), ("the last 17", 1e-7), ("keys moved by +1", 1e-7)]
+
+    assert cached_attention.said_of(tries) == ("the last 16", 1.2e-7)
+    assert cached_attention.said_of(tries[:1]) == tries[0]
+
+
 def test_what_whole_runs_say_already_is_not_said_again_of_decoded_tokens():
     whole = [cause("attention.scale", 9.5), cause("norm.eps", 1e-3, layers=(1, 2))]
     decoded = [

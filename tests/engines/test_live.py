@@ -91,6 +91,15 @@ def test_a_bridge_and_a_compiled_model(llama, tmp_path):
     assert audit(compiled, llama, tmp_path / "compiled").exit_code == 0
 
 
+def test_a_model_that_draws_random_numbers_says_so_and_leaves_the_generator_alone(model, llama, tmp_path):
+    model.lm_head.register_forward_hook(lambda module, given, out: out + 0.01 * torch.randn_like(out))
+    before = state(model)
+    report = audit(model, llama, tmp_path)
+
+    assert [finding.knob for finding in report.candidates[0].findings] == ["determinism"]
+    assert state(model) == before
+
+
 def test_a_model_that_raises_is_an_error_of_the_candidate_and_is_left_as_it_was(model, llama, tmp_path):
     def refuse(*_):
         raise RuntimeError("this layer was taken out")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -50,24 +49,31 @@ def fit(evidence: Evidence) -> list[Outcome]:
         return [gap(evidence, KEYS, "no law explains the prompt before the decoded tokens")]
     queries = torch.arange(first, row.length)
     tries = ((what, unexplained(parts, bend.law)) for what, parts in _held(row, heads, queries, width))
-    every, whole = next(tries)
+    _, whole = next(tries)
     # Where the prompt's law leaves more than rounding, decoded tokens that it explains as well are like the prompt.
     enough = max(CLOSE, bend.residual) if whole > AS_WELL * bend.residual else whole
-    # Moved keys and values may be the same fault: of what explains z, the first is said.
-    held, left = next((item for item in chain([(every, whole)], tries) if item[1] <= enough), (None, 0.0))
-    if held is not None and held != EVERY:
-        return [_told(evidence, KEYS, held, left, len(queries))]
-    rounded = _rounding(evidence, row, heads, queries, width, bend.law)
-    if held == EVERY:
+    if whole <= enough:
         # What is wrong with the prompt's law whole runs are asked about; the reference's is there to compare with.
         law = law_knobs(evidence, bend) if evidence.side == "reference" else []
-        return [_told(evidence, KEYS, EVERY, left, len(queries)), rounded, *law]
+        rounded = _rounding(evidence, row, heads, queries, width, bend.law)
+        return [_told(evidence, KEYS, EVERY, whole, len(queries)), rounded, *law]
+    explain = [(held, left) for held, left in tries if left <= enough]
+    if explain:
+        return [_told(evidence, KEYS, *said_of(explain), len(queries))]
+    rounded = _rounding(evidence, row, heads, queries, width, bend.law)
     if rounded.value != FULL:
         return [rounded]
     own = best_bend(evidence, [row], heads, [queries], width)
     if own is None or own.residual > EXPLAINED:
         return [gap(evidence, KEYS, NO_LAW)]
     return law_knobs(evidence, own)
+
+
+def said_of(explain: Sequence[tuple[str, float]]) -> tuple[str, float]:
+    """The first of what explains z about as well as anything does: moved keys and moved values may be the same fault, but a window
+    one key too short explains nearly all of it where that key has hardly any weight."""
+    least = min(left for _, left in explain)
+    return next(item for item in explain if item[1] <= AS_WELL * least)
 
 
 def last_keys(count: int) -> str:
