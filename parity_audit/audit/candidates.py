@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from parity_audit.audit.right_reference import RightReferences
 from parity_audit.audit.token_text import with_text
 from parity_audit.capture.checkpoint import CHANGED
 from parity_audit.capture.side import Side
-from parity_audit.capture.store import Capture
+from parity_audit.capture.store import SPENT, Capture
 from parity_audit.capture.take import plan_key, reusable_capture
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import explained
@@ -79,6 +80,15 @@ def _judge_one(
         if context.scratch is not None or not truth.replays:
             workspace.scratch(side.role)  # what only this candidate's diagnosis asked for
             truth.replays.clear()  # they lay there
+        if context.scratch is not None:
+            _without_tensors_of_failed(captures[1:])
+
+
+def _without_tensors_of_failed(captures: Sequence[Capture]) -> None:
+    """Under a bound the next candidate needs the room that one without a result left taken."""
+    for capture in captures:
+        if not (capture.folder / SPENT).exists():
+            shutil.rmtree(capture.folder, ignore_errors=True)
 
 
 def _logged(error: Exception, workspace: Workspace, side: Side) -> Path:

@@ -14,12 +14,10 @@ from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.reference import Reference
-from parity_audit.capture.store import Capture, open_capture
+from parity_audit.capture.store import SPENT, Capture, open_capture
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps, from_plain
 from parity_audit.core.report import Candidate
-
-RESULT = "judged.json"
 
 
 def question_of(truth: Reference, context: AuditContext) -> str:
@@ -34,28 +32,27 @@ def question_of(truth: Reference, context: AuditContext) -> str:
 
 def keep_result(result: Candidate, capture: Capture, question: str) -> None:
     """Write a result into its capture's folder and delete the tensors there."""
-    part = capture.folder / f"{RESULT}.part"
+    part = capture.folder / f"{SPENT}.part"
     part.write_text(dumps({"question": question, "result": result}))
-    os.replace(part, capture.folder / RESULT)
+    os.replace(part, capture.folder / SPENT)
     for path in capture.folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
 
 
 def kept_result(folder: Path, question: str) -> tuple[Candidate, Capture] | None:
-    """The result in a capture's folder and what is left of the capture; None where there is none.
+    """The result in a capture's folder, and what is left of the capture.
 
-    One that was found for another question, or cannot be read, is deleted with its folder: its tensors are gone already.
+    One that was found for another question, or cannot be read, is none.
     """
-    if not (folder / RESULT).exists():
+    if not (folder / SPENT).exists():
         return None
     try:
-        held = json.loads((folder / RESULT).read_text())
+        held = json.loads((folder / SPENT).read_text())
         if held["question"] == question:
             return from_plain(Candidate, held["result"]), open_capture(folder)
     except (OSError, ValueError, TypeError, KeyError, CaptureBroken):
-        pass
-    shutil.rmtree(folder, ignore_errors=True)
+        return None
     return None
 
 

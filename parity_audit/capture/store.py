@@ -21,6 +21,8 @@ from parity_audit.core.types import Probe
 
 TENSOR = "x"
 MANIFEST_HASH = "manifest.sha256"
+SPENT = "judged.json"
+"""In a capture's directory: what was found with its tensors, which are gone since."""
 RETAKE = "take the capture again; this one cannot be trusted"
 
 

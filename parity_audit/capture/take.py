@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from parity_audit.cache.aside import set_aside
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.sizes import FLOAT64_BYTES, STORED_BYTES, numbers_of
-from parity_audit.capture.store import Capture, open_capture, write_manifest
+from parity_audit.capture.store import SPENT, Capture, open_capture, write_manifest
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
@@ -124,11 +125,13 @@ def reusable_capture(
 ) -> Capture:
     """Take a capture below `root`, or open the one that an audit which did not finish left there.
 
-    Its files are read once and compared with their hashes. A capture that is damaged is set aside, with a message, and taken
-    again.
+    Its files are read once and compared with their hashes. One whose tensors were deleted is taken again; so is one that is
+    damaged, which is set aside with a message.
     """
     session.description()
     folder = root / plan_key(session, probes, precision)
+    if (folder / SPENT).exists():
+        shutil.rmtree(folder)
     if folder.exists():
         try:
             taken = open_capture(folder)

@@ -90,10 +90,11 @@ def test_some_projections_are_rounded_by_a_fault_of_their_own(narrow: tuple[str,
     assert narrow_dtype(products(*narrow), products()) is None
 
 
-def test_two_projections_in_sight_are_too_few():
-    few = ("attn_proj", "mlp.pre")
-
-    assert narrow_dtype(products(*few, names=few), products(names=few)) is None
+@pytest.mark.parametrize(
+    ("names", "enough"), [(("attn_proj", "mlp.pre"), False), (("v", "attn_proj", "mlp.pre"), True)]
+)
+def test_three_projections_in_sight_are_enough_and_two_are_not(names: tuple[str, ...], enough: bool):
+    assert (narrow_dtype(products(*names, names=names), products(names=names)) is not None) is enough
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from interrupting import obey_ctrl_c
 
-from parity_audit.audit.judged import RESULT
+from parity_audit.capture.store import SPENT
 from parity_audit.capture.workspace import kept_captures
 
 CANDIDATES = ("hf,attn_implementation=sdpa", "transformer_lens")
@@ -38,20 +39,24 @@ def test_a_judged_candidate_is_reported_from_what_was_kept_of_it(tmp_path):
     first.stderr.read()
     assert first.wait(60) == 130
     assert kept_captures(cache)[0] == 3, "reference, judge and the judged candidate"
-    (kept,) = (cache / "captures").glob(f"*/{RESULT}")
+    (kept,) = (cache / "captures").glob(f"*/{SPENT}")
     assert not [*kept.parent.glob("*/*.safetensors")], "nobody asks for its tensors any more"
 
-    def goes_on(out: str, *more: str) -> list[str]:
+    other = tmp_path / "other"
+    shutil.copytree(cache / "captures", other / "captures")
+
+    def goes_on(out: str, *more: str, cache: Path = cache) -> list[str]:
         run = subprocess.run(
-            [*command, *more, "--out", str(tmp_path / out)], capture_output=True, text=True, check=True, env=own
+            [*command, *more, "--out", str(tmp_path / out)], capture_output=True, text=True, check=True,
+            env={**own, "PARITY_AUDIT_CACHE": str(cache)},
         )  # fmt: skip
+        assert "set aside" not in run.stderr
         return [line for line in run.stderr.splitlines() if line.startswith("reuse")]
 
-    assert goes_on("again") == [
-        "reuse: hf in float32, captured by an audit that did not finish",
-        "reuse: hf in float64, captured by an audit that did not finish",
-        f"reuse: {CANDIDATES[0]} in float32, judged by an audit that did not finish",
-    ]
+    captured = [f"reuse: hf in {dtype}, captured by an audit that did not finish" for dtype in ("float32", "float64")]
+    kept_one = f"reuse: {CANDIDATES[0]} in float32, judged by an audit that did not finish"
+    assert goes_on("again") == [*captured, kept_one]
+    assert goes_on("asked otherwise", "--target", "1e-3", cache=other) == captured
     assert kept_captures(cache) == (0, 0)
     assert goes_on("fresh") == []
     kept, fresh = judged(tmp_path / "again"), judged(tmp_path / "fresh")
