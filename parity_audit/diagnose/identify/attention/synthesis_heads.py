@@ -39,13 +39,15 @@ class Heads:
 def worth_trying(parts: Sequence[Query], law: Law) -> bool:
     """Whether, to first order, parameters of each head's own would take a good part of what a law leaves.
 
-    Rounding is not theirs to take: of n residuals three parameters explain a share of 3/n.
+    Rounding is not theirs to take: of n residuals three parameters explain a share of 3/n. A law that overflows is no start.
     """
     taken, squares = 0.0, 0.0
     for head in range(len(law.slope)):
         theta = torch.tensor([float(law.slope[head]), float(law.alibi[head]), float(law.sink[head])])
         chunks = [_chunk(_only(part, head), theta.to(torch.float64), law.w, True) for part in parts]
         r, j = torch.cat([r.flatten() for r, _ in chunks]), torch.cat([j.flatten(0, 1) for _, j in chunks])
+        if not bool(torch.isfinite(r).all() and torch.isfinite(j).all()):
+            return False
         step = torch.linalg.lstsq(j / j.norm(dim=0).clamp_min(1e-300), r[:, None]).solution
         taken += float(r.square().sum() - (r[:, None] - j / j.norm(dim=0).clamp_min(1e-300) @ step).square().sum())
         squares += float(r.square().sum())
