@@ -87,7 +87,7 @@ def diagnose(case: Case) -> Diagnosis:
     )  # fmt: skip
     if coarse is not None and of_that_size(case.comparison.sites):
         return Diagnosis(findings=(coarse,), introduced={}, not_tested=(hidden_by_tf32(),))
-    narrow = narrow_dtype(case.candidate_capture, case.reference_capture)
+    narrow = narrow_dtype(case.candidate_capture, case.reference_capture, case.dtype)
     gaps = [] if narrow is None else [hidden_by_dtype(narrow.dtype)]
     case = case if narrow is None else replace(case, dtype=narrow.dtype)
     wide = tuple(probe for probe in case.probes if probe.sites == "all")

@@ -34,9 +34,9 @@ class Narrow:
     throughout: bool
 
 
-def narrow_dtype(candidate: TensorSource, reference: TensorSource) -> Narrow | None:
+def narrow_dtype(candidate: TensorSource, reference: TensorSource, dtype: str) -> Narrow | None:
     """The narrow dtype that holds the candidate's residual stream behind every block exactly, or the outputs of every
-    projection (as under autocast), and not the reference's."""
+    projection (as under autocast), and not the reference's; None where it is the `dtype` that was asked for."""
     probe, (_, tokens) = candidate.probes[0].name, candidate.probes[0].shape
     shared = sorted(site for site in candidate.sites(probe) & reference.sites(probe) if layer_of(site) is not None)
 
@@ -50,7 +50,7 @@ def narrow_dtype(candidate: TensorSource, reference: TensorSource) -> Narrow | N
             continue
         for name in NARROW:
             if held(candidate, sites, name) and not held(reference, sites, name):
-                return Narrow(dtype=name, throughout=throughout)
+                return None if name == dtype else Narrow(dtype=name, throughout=throughout)
     return None
 
 
@@ -64,8 +64,8 @@ def follows_from(narrow: Narrow | None, finding: Finding) -> bool:
 
 def dtype_finding(candidate: TensorSource, reference: TensorSource, dtype: str) -> Finding | None:
     """A whole model, or its products of matrices, in a narrow dtype as a cause, where another `dtype` was asked for; else None."""
-    narrow = narrow_dtype(candidate, reference)
-    if narrow is None or narrow.dtype == dtype:
+    narrow = narrow_dtype(candidate, reference, dtype)
+    if narrow is None:
         return None
     value = narrow.dtype if narrow.throughout else f"{narrow.dtype} in products"
     what = "of its residual stream" if narrow.throughout else "that its projections return, as under autocast,"

@@ -43,26 +43,27 @@ def test_a_stream_that_a_narrow_dtype_holds_is_named_and_asks_for_no_proof(dtype
     ],
 )
 def test_a_part_of_the_stream_is_not_the_whole_model(candidate: Held):
-    assert narrow_dtype(candidate, FULL) is None
+    assert narrow_dtype(candidate, FULL, "float32") is None
 
 
 def test_an_audit_in_that_dtype_has_nothing_to_say():
     both = [stream(*[torch.bfloat16] * 3, seed=seed) for seed in (0, 1)]
 
-    assert narrow_dtype(both[0], both[1]) is None
+    assert narrow_dtype(both[0], both[1], "float32") is None
     assert dtype_finding(both[0], FULL, "bfloat16") is None
+    assert narrow_dtype(both[0], FULL, "bfloat16") is None
 
 
 def test_a_candidate_that_shows_no_stream_is_not_accused():
     silent = Held(probe(batch=2, length=5), {"embed": torch.zeros(2, 5, 64)})
 
-    assert narrow_dtype(silent, FULL) is None
+    assert narrow_dtype(silent, FULL, "float32") is None
 
 
 def test_a_stream_of_zeros_on_both_sides_says_nothing():
     zeros = Held(probe(batch=2, length=5), {site: torch.zeros(2, 5, 64) for site in SITES})
 
-    assert narrow_dtype(zeros, zeros) is None
+    assert narrow_dtype(zeros, zeros, "float32") is None
 
 
 def products(*narrow: str, names: tuple[str, ...] = PRODUCTS, seed: int = 0) -> Held:
@@ -77,7 +78,7 @@ def products(*narrow: str, names: tuple[str, ...] = PRODUCTS, seed: int = 0) -> 
 
 
 def test_products_in_a_narrow_dtype_are_autocast():
-    found = narrow_dtype(products(*PRODUCTS), products())
+    found = narrow_dtype(products(*PRODUCTS), products(), "float32")
 
     assert found == Narrow(dtype="bfloat16", throughout=False)
     finding = dtype_finding(products(*PRODUCTS), products(), "float32")
@@ -87,14 +88,14 @@ def test_products_in_a_narrow_dtype_are_autocast():
 
 @pytest.mark.parametrize("narrow", [PRODUCTS[:3], PRODUCTS[3:], ("v",)])
 def test_some_projections_are_rounded_by_a_fault_of_their_own(narrow: tuple[str, ...]):
-    assert narrow_dtype(products(*narrow), products()) is None
+    assert narrow_dtype(products(*narrow), products(), "float32") is None
 
 
 @pytest.mark.parametrize(
     ("names", "enough"), [(("attn_proj", "mlp.pre"), False), (("v", "attn_proj", "mlp.pre"), True)]
 )
 def test_three_projections_in_sight_are_enough_and_two_are_not(names: tuple[str, ...], enough: bool):
-    assert (narrow_dtype(products(*names, names=names), products(names=names)) is not None) is enough
+    assert (narrow_dtype(products(*names, names=names), products(names=names), "float32") is not None) is enough
 
 
 @pytest.mark.parametrize(
