@@ -127,3 +127,27 @@ def test_a_norm_that_moved_behind_the_rotation_is_told_from_one_that_is_gone():
 
 def test_a_model_without_them_is_silent():
     assert read(loose({"q": Q.float(), "rot_q": Q.float()}), "qk_norm") == {}
+
+
+def outweighed(spread: float) -> tuple[Tensor, Tensor]:
+    """Queries in bfloat16 whose first channel outweighs all others, and what a norm under autocast makes of them.
+
+    Every head has the same length then, so a norm of the whole projection with other weights explains them as well.
+    """
+    g = torch.Generator().manual_seed(1)
+    q = torch.randn(1, 48, HEADS, D, generator=g) * spread
+    q[..., 0] = 6.0 + 0.5 * torch.rand(1, 48, 1, generator=g)
+    q = q.to(torch.bfloat16)
+    out = torch.nn.functional.rms_norm(q.float(), (D,), eps=1e-5).to(torch.bfloat16) * (1 + W["head"])
+    return q.double(), out
+
+
+@pytest.mark.parametrize(("spread", "axis"), [(0.003, None), (0.01, None), (0.03, None), (0.1, "head")])
+def test_rounding_of_a_channel_that_outweighs_all_others_is_no_norm_of_another_kind(spread: float, axis: str | None):
+    q, out = outweighed(spread)
+    knobs = {knob.removeprefix("qk_norm."): fit for knob, fit in read(side("qwen3", out, q=q), "qk_norm").items()}
+
+    assert (knobs["axis"].value if "axis" in knobs else None) == axis
+    assert knobs["weight"].value == "the checkpoint's"
+    assert "eps" not in knobs
+    assert knobs.get("bias") is None or knobs["bias"].value == "the checkpoint's"

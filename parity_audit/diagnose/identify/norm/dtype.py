@@ -7,11 +7,21 @@ dtype anyway, the whole run is in it and nothing can be told.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from parity_audit.diagnose.identify.norm.shape import Norm
-from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, like_rounding, rounded
+from parity_audit.diagnose.identify.rounding import (
+    FULL,
+    NARROW,
+    any_narrow,
+    best_of,
+    like_rounding,
+    representable,
+    rounded,
+)
 from parity_audit.formulas.norms import centred, normed
 
 
@@ -30,6 +40,20 @@ def arithmetic(norm: Norm, kind: str, weight: Tensor, bias: Tensor | None, eps: 
     best, left = best_of(norm.out, variants)
     about = like_rounding(norm.out - _or_zero(bias), exact - _or_zero(bias)) if best == FULL else None
     return (f"{about} somewhere" if about else best), left
+
+
+def moved_by_rounding(
+    norm: Norm, kind: str, weight: Tensor, bias: Tensor | None, eps: float, read: Callable[[Tensor], float]
+) -> float:
+    """How far the dtype that the inputs are in moves what `read` finds in the outputs of a norm with this eps.
+
+    The largest over the places where its rounding may stand; 0 where the inputs are in no narrow dtype. Where one channel outweighs
+    all others, its rounding is the same in every token and is no noise that more tokens would average out.
+    """
+    places = [
+        _places(norm, kind, weight, bias, eps, dtype) for dtype in NARROW.values() if representable(norm.x, dtype)
+    ]
+    return max((abs(read(out) - eps) for outs in places for out in outs.values()), default=0.0)
 
 
 def _places(

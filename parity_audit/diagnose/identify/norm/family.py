@@ -9,6 +9,7 @@ the gains; `dtype` asks whether a narrower dtype was at work. Kind: the one with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
-from parity_audit.diagnose.identify.norm.dtype import arithmetic
+from parity_audit.diagnose.identify.norm.dtype import arithmetic, moved_by_rounding
 from parity_audit.diagnose.identify.norm.gain import INSIDE, USUAL_SIZE, Gain, common_error, read_gain, size_by
 from parity_audit.diagnose.identify.norm.order import ORDER, PLACES, USUAL_PLACE, elsewhere
 from parity_audit.diagnose.identify.norm.shape import Norm, Shape, best_shape, gain_of
@@ -133,7 +134,9 @@ def _gain_knobs(evidence: Evidence, norm: Norm, shape: Shape, weight: Weight) ->
     assert weight.known is not None
     x = centred(norm.x, shape.kind)
     m = x.square().mean(-1, keepdim=True)
-    gain = gain_of(norm.out - (0.0 if shape.bias is None else shape.bias), weight.known * x)
+    shift = torch.zeros(()) if shape.bias is None else shape.bias
+    weighted = weight.known * x
+    gain = gain_of(norm.out - shift, weighted)
     found = read_gain(m, gain, shape.left)
     size = size_by(x, gain, found, shape.left)
     if size != USUAL_SIZE:
@@ -142,9 +145,14 @@ def _gain_knobs(evidence: Evidence, norm: Norm, shape: Shape, weight: Weight) ->
     if found.scatter > max(EVEN, 30 * common_error(shape.left)):
         why = f"the gains of {norm.site} do not follow its inputs: {found.scatter:.2g} left"
         return _missing(evidence, norm, OF_THE_GAIN, why)
+    expected = evidence.spec_number(f"{norm.prefix}.eps", 0.0)
+    rounding = moved_by_rounding(
+        norm, shape.kind, weight.known, shift, expected,
+        lambda out: read_gain(m, gain_of(out - shift, weighted), shape.left).eps,
+    )  # fmt: skip
     outcomes = [
         _say(evidence, norm, "size", size, shape),
-        _eps(evidence, norm, found, shape),
+        _eps(evidence, norm, found, shape, rounding),
         _dtype(evidence, norm, shape, weight, found),
     ]
     if found.told:
@@ -163,14 +171,15 @@ def _names_of(gain: float, size: int) -> dict[str, str]:
     return {"as_from": near[0]} if near else {}
 
 
-def _eps(evidence: Evidence, norm: Norm, found: Gain, shape: Shape) -> Outcome:
+def _eps(evidence: Evidence, norm: Norm, found: Gain, shape: Shape, rounding: float) -> Outcome:
     knob = f"{norm.prefix}.eps"
     expected = evidence.spec_number(knob, 0.0)
-    if found.stderr > TELLS * max(abs(found.eps), expected):
-        why = f"inputs of {norm.site} are too large to show it: {found.eps:.2g} +- {found.stderr:.2g}"
+    error = math.hypot(found.stderr, rounding)
+    if error > TELLS * max(abs(found.eps), expected):
+        why = f"inputs of {norm.site} are too large to show it: {found.eps:.2g} +- {error:.2g}"
         return gap(evidence, knob, why)
     return KnobFit(
-        knob=knob, layer=evidence.layer, value=found.eps, stderr=found.stderr, residual=shape.left,
+        knob=knob, layer=evidence.layer, value=found.eps, stderr=error, residual=shape.left,
         n=norm.x.shape[0], site=norm.site, evidence={"place": found.form},
     )  # fmt: skip
 

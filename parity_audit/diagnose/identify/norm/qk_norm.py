@@ -19,6 +19,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, relative_rms
 from parity_audit.diagnose.identify.norm.family import fit_norm, tokens_of
 from parity_audit.diagnose.identify.norm.shape import CLEAR, FLOOR, Norm, Shape, best_shape
+from parity_audit.diagnose.identify.norm.weight import ANOTHER, OWN, whose_bias, whose_weight
 
 PRESENT, AXIS, ORDER = "qk_norm.present", "qk_norm.axis", "qk_norm.order"
 HEAD, WHOLE = "head", "projection"
@@ -51,12 +52,17 @@ def _fit_one(evidence: Evidence, which: str) -> list[Outcome]:
     left = axes[chosen][1][0].left
     if left > EXPLAINED:
         return _after_rotation(evidence, norm, left)
-    if axes[WHOLE][1][0].left <= CLEAR * max(left, FLOOR):
+    alike = _even(norm) <= CLEAR * max(left, FLOOR)
+    if alike:
+        chosen = HEAD if norm.w is None or bool((norm.w == norm.w[:1]).all()) else WHOLE
+    elif axes[WHOLE][1][0].left <= CLEAR * max(left, FLOOR) and _foreign(*axes[WHOLE]) <= _foreign(*axes[HEAD]):
         chosen = WHOLE  # heads apart have more freedom: they never leave more
     outcomes: list[Outcome] = [
         _word(evidence, norm, PRESENT, "present", left), _word(evidence, norm, ORDER, BEFORE, left)
     ]  # fmt: skip
-    if x.shape[1] > 1:
+    if x.shape[1] > 1 and alike:
+        outcomes.append(gap(evidence, AXIS, f"each head has the same share of the length of {which} in every token"))
+    elif x.shape[1] > 1:
         outcomes.append(_word(evidence, norm, AXIS, chosen, left))
     return outcomes + fit_norm(evidence, axes[chosen][0], {}, axes[chosen][1])
 
@@ -68,6 +74,23 @@ def axes_of(norm: Norm) -> dict[str, tuple[Norm, tuple[Shape, bool]]]:
         w=None if norm.w is None else norm.w.reshape(1, -1), b=None if norm.b is None else norm.b.reshape(1, -1),
     )  # fmt: skip
     return {axis: (own, best_shape(own)) for axis, own in ((HEAD, norm), (WHOLE, whole))}
+
+
+def _even(norm: Norm) -> float:
+    """How much the share of the length that a head has changes over the tokens; where it does not, both kinds are one function."""
+    size = norm.x.square().mean(-1).sqrt()
+    share = size / size.square().mean(1, keepdim=True).sqrt().clamp_min(1e-300)
+    return float((share.std(0) / share.mean(0).clamp_min(1e-300)).max())
+
+
+def _foreign(norm: Norm, found: tuple[Shape, bool]) -> int:
+    """How much of a shape is not the checkpoint's: its weight, its bias.
+
+    Where the length of the whole vector follows from that of each head, a norm of either kind explains the other with weights and
+    a bias of its own.
+    """
+    shape = found[0]
+    return (whose_weight(norm, shape, {}).whose == ANOTHER) + (whose_bias(norm, shape) not in (OWN, None))
 
 
 def _weight(evidence: Evidence, role: str, like: Tensor) -> Tensor | None:
