@@ -27,9 +27,8 @@ def of_hooked_transformer(model: Any) -> tuple[str, ...]:
 
 
 def _centred(weight: torch.Tensor, dim: int) -> bool:
-    size = (
-        float(torch.linalg.vector_norm(weight.detach(), 1)) / weight.numel()
-    )  # an embedding is large: no copy of its size
+    weight = weight.detach()
+    size = float(torch.linalg.vector_norm(weight, 1)) / weight.numel()  # an embedding is large: no copy of its size
     return float(weight.mean(dim).abs().mean()) <= CENTRED * size
 
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from parity_audit.formulas.frequencies import kind_of
+from parity_audit.specs.installed import configuration_class
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 OLDER_NAMES = {
@@ -42,10 +43,8 @@ def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def written_name(config: Mapping[str, Any], key: str) -> str:
     """The name under which a config holds what specs call `key`; `key` where it holds no such thing."""
-    import transformers
-
-    kind = str(config.get("model_type"))
-    known = transformers.CONFIG_MAPPING[kind].attribute_map if kind in transformers.CONFIG_MAPPING else {}
+    of_kind = configuration_class(config)
+    known = {} if of_kind is None else of_kind.attribute_map
     others = (known.get(key, key), OLDER_NAMES.get(key, key), *(old for old, new in known.items() if new == key))
     return next((name for name in (key, *others) if name in config), key)
 
@@ -71,13 +70,12 @@ def _class_says(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every key of the configuration class of this model, {} where transformers has none or refuses the values."""
     import transformers
 
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+    of_kind = configuration_class(config)
+    if of_kind is None:
         return {}
     said = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        of_kind = transformers.CONFIG_MAPPING[kind]
         made = of_kind(**copy.deepcopy({key: value for key, value in config.items() if key != "model_type"}))
         shown: dict[str, Any] = json.loads(made.to_json_string(use_diff=False))
         names = {old: shown[new] for old, new in of_kind.attribute_map.items() if new in shown}

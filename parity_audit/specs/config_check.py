@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from parity_audit.core.errors import UsageError
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate
+from parity_audit.specs.installed import instead, lacks
 from parity_audit.specs.schema import ResolvedKnob, Spec
 from parity_audit.specs.view import config_names, dims, knob_values
 
@@ -37,7 +38,7 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
     def refuse(what: str) -> UsageError:
         return UsageError(
             f"this is no config of {spec.architecture}: {what}", code="bad-config", where=str(where),
-            hint="correct the file, or get it again",
+            hint=f"{lacks(config)}: {instead(config)}" if lacks(config) else "correct the file, or get it again",
         )  # fmt: skip
 
     def asked(question: Callable[[Spec, Mapping[str, Any]], T]) -> T:

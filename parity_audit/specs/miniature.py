@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -21,12 +22,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 
 from parity_audit.core.errors import UsageError
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.canonical import written_name
 from parity_audit.specs.draws import DEFAULT_SCALES, draw, inputs_of, tapered
+from parity_audit.specs.installed import instead, lacks, release
 from parity_audit.specs.other_forms import QUANTISED
 from parity_audit.specs.resolve import ResolvedModel
 from parity_audit.specs.schema import ModelEntry, Spec
@@ -42,6 +45,8 @@ FULL = "full"
 SIZES = ("mini", "small", FULL, *AS_MINI)
 MARKER = "parity_audit_synthetic.json"
 RECIPE = 6
+TODAYS_NAMES = Version("5.0")
+"""transformers before it names the tensors of experts otherwise and stores rotary tables: its checkpoints have other bytes."""
 SHARD_BYTES = "1GB"
 """Writing a shard takes its size in memory once more."""
 HEAD_NORMS = "qk_norm_mean"
@@ -74,6 +79,7 @@ class _Recipe:
     def key(self) -> str:
         content: list[Any] = [RECIPE, self.config, self.scales, self.kinds, self.seed, self.repo_id]
         content += [self.size] if self.size in AS_MINI else []
+        content += [] if Version(release()) >= TODAYS_NAMES else [release()]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -84,7 +90,7 @@ def make(model: ResolvedModel, *, size: str = "mini", seed: int = 0, root: Path)
     name of their own.
 
     Raises:
-        UsageError: not a size, or the spec has no sizes of that name.
+        UsageError: not a size, the spec has no sizes of that name, or the transformers of this interpreter is older than the model.
     """
     recipe = _recipe(model, size, seed)
     repo = recipe.repo_id.replace("/", "--")
@@ -108,6 +114,8 @@ def built(model: ResolvedModel, *, size: str = "mini", seed: int = 0) -> nn.Modu
 
 
 def _recipe(model: ResolvedModel, size: str, seed: int) -> _Recipe:
+    if without := lacks(model.config):
+        raise UsageError(without, code="model-type-not-installed", hint=instead(model.config))
     content = model.spec.content
     return _Recipe(
         model=model, config=_config(model, size),
@@ -194,14 +202,15 @@ def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
 def _empty_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
     """Modules with memory but without the usual initialisation, which would only cost time."""
     import transformers
-    from transformers.initialization import no_init_weights
 
+    older = Version(release()) < TODAYS_NAMES
+    place = importlib.import_module(f"transformers.{'modeling_utils' if older else 'initialization'}")
     # A copy: transformers writes into the dictionaries that it is given.
     own = copy.deepcopy({key: value for key, value in config.items() if key not in ("torch_dtype", "dtype")})
     made = transformers.AutoConfig.for_model(**own)
     architecture = getattr(transformers, config["architectures"][0])
-    with no_init_weights():
-        model = architecture._from_config(made, dtype=dtype)
+    with place.no_init_weights():
+        model = architecture._from_config(made, **{"torch_dtype" if older else "dtype": dtype})
     model.tie_weights()
     return cast(nn.Module, model)
 

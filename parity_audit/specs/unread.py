@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from parity_audit.specs.installed import configuration_class
 from parity_audit.specs.miniature import built
 from parity_audit.specs.resolve import ResolvedModel
 from parity_audit.specs.schema import Spec
@@ -34,14 +35,12 @@ def unread_keys(model: ResolvedModel) -> list[tuple[str, Any, bool | None]]:
     Each key is measured: a miniature with it and one without it, drawn from the same seed, must give the same logits.
     None stands for one that could not be measured. Keys that change nothing are left out.
     """
-    import transformers
-
-    kind = str(model.config.get("model_type"))
-    if kind not in transformers.CONFIG_MAPPING:
+    of_kind = configuration_class(model.config)
+    if of_kind is None:
         return []
     read = words_of(model.spec)
     keys = [key for key in model.config if key not in read and not NO_FUNCTION.search(key)]
-    odd = [key for key in keys if _usual(transformers.CONFIG_MAPPING[kind], model.config, key) != model.config[key]]
+    odd = [key for key in keys if _usual(of_kind, model.config, key) != model.config[key]]
     measured = [(key, model.config[key], _matters(model, key) if at < MOST else None) for at, key in enumerate(odd)]
     return [item for item in measured if item[2] is not False]
 

@@ -142,9 +142,10 @@ def test_a_worked_example_names_no_directory_of_the_machine_it_ran_on(path):
     assert [found for text in texts for found in re.findall(r"/(?:home|root|work|tmp|Users|var)/\S*", text)] == []
 
 
-def test_the_notebook_was_run_whole_and_shows_a_report():
+@pytest.mark.parametrize("name", ["audit.ipynb", "live.ipynb"])
+def test_a_notebook_was_run_whole_and_shows_a_report(name):
     """Its cells are those that were run, in order and without an error, and no path of that machine is in it."""
-    text = (ROOT / "docs" / "audit.ipynb").read_text()
+    text = (ROOT / "docs" / name).read_text()
     notebook = nbformat.reads(text, 4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

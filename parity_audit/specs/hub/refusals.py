@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 from parity_audit.core.errors import NotJudged, ParityError, UsageError
+from parity_audit.specs.hub.library import exceptions
 
 WITHOUT = "give --weights DIR, or run `--miniature` (needs no download)"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -20,39 +21,33 @@ def refusal(error: Exception, repo_id: str, revision: str = "", *, beside: str =
     Args:
         beside: what else the hint says, for example that the working directory has a checkpoint of that name.
     """
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    raised = exceptions()
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     hint = WITHOUT + beside
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, raised.RevisionNotFoundError):
         return UsageError(
             f"`{repo_id}` has no revision `{revision}` on the hub", code="unknown-revision",
             hint="a branch, a tag or a full commit id goes after the @",
         )  # fmt: skip
-    if isinstance(error, GatedRepoError) or status == FORBIDDEN:
+    if isinstance(error, raised.GatedRepoError) or status == FORBIDDEN:
         return _unavailable(
             f"the hub has `{repo_id}` behind a licence, and this account may not read it",
             f"accept it on the model's page and log in (`hf auth login`, or HF_TOKEN), {hint}", code="gated-model",
         )  # fmt: skip
-    if isinstance(error, RepositoryNotFoundError) or status == UNAUTHORISED:
+    if isinstance(error, raised.RepositoryNotFoundError) or status == UNAUTHORISED:
         return _unavailable(
             f"the hub has no `{repo_id}` that it would show to this account",
             f"check the name; a private model needs a login (`hf auth login`, or HF_TOKEN); else {hint}",
         )
-    if isinstance(error, OfflineModeIsEnabled) or isinstance(error.__cause__, OfflineModeIsEnabled):
+    if isinstance(error, raised.OfflineModeIsEnabled) or isinstance(error.__cause__, raised.OfflineModeIsEnabled):
         return _unavailable(f"no weights of `{repo_id}` here, and offline mode is on (HF_HUB_OFFLINE)", hint)
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         return NotJudged(
             f"the disk is full: {error.strerror}", code="disk", where=str(error.filename or ""),
             hint="make room, or set HF_HOME to a larger disk; the files that have arrived are kept",
         )  # fmt: skip
-    if isinstance(error, LocalEntryNotFoundError) or status is None:
+    if isinstance(error, raised.LocalEntryNotFoundError) or status is None:
         return _cut(repo_id, str(error).strip().partition("\n")[0] or type(error).__name__, beside)
     return _cut(repo_id, f"it answered {status}", beside)
 
