@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parity_audit.backends.adapters import effective
 from parity_audit.backends.paths import get
 from parity_audit.core.types import WeightPrint, WeightTap
 from parity_audit.core.wire import WeightsRequest
@@ -19,7 +20,7 @@ def fingerprints(root: Any, request: WeightsRequest) -> Iterator[WeightPrint]:
     """One fingerprint per tap; a path the model does not have is left out, and the parent reports the gap."""
     for tap in request.taps:
         try:
-            value = get(root, tap.path)
+            value = effective(root, tap.path, get(root, tap.path))
         except LookupError:
             continue
         if hasattr(value, "full_tensor"):

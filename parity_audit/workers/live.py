@@ -46,7 +46,7 @@ def facts_of(model: Any) -> dict[str, str]:
     if len(devices) > 1 or devices == ["meta"]:
         raise UsageError(
             f"the model's parameters are on {' and '.join(devices)}", code="live-model",
-            hint="load it whole onto one device (without device_map, offloading or meta tensors)",
+            hint="load it whole onto one device (without device_map, offloading or meta tensors; in nnsight with dispatch=True)",
         )  # fmt: skip
     return {"dtype": str(parameters[0].dtype).removeprefix("torch."), "device": devices[0]}
 

@@ -1,0 +1,80 @@
+"""Loaded models in what wraps them: adapters of PEFT, nnsight's tracing. Both are installed beside parity-audit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from parity_audit.envs.uv import run_uv
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parents[2]
+AUDITS = """
+import copy, json, sys
+import nnsight, peft, torch, transformers
+import parity_audit
+
+path = sys.argv[1]
+said = {}
+
+def load():
+    return transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+
+def ask(what, model, weights=path):
+    report = parity_audit.audit_live(
+        model, "meta-llama/Llama-3.2-1B", weights=weights, probes="short", out=f"out-{what}", repair=False
+    )
+    candidate = report.candidates[0]
+    said[what] = [candidate.verdict.value, sorted({finding.knob for finding in candidate.findings})]
+
+adapted = peft.get_peft_model(load(), peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=4))
+torch.manual_seed(0)
+for name, parameter in adapted.named_parameters():
+    if "lora_B" in name:
+        torch.nn.init.normal_(parameter, std=0.05)
+copy.deepcopy(adapted).merge_and_unload().save_pretrained("merged")
+ask("adapters, against what they were merged into", adapted, "merged")
+ask("adapters, against the base", adapted)
+with adapted.disable_adapter():
+    ask("adapters switched off", adapted)
+language = nnsight.LanguageModel(load(), tokenizer=transformers.AutoTokenizer.from_pretrained(path))
+ask("nnsight", language)
+for layer in language._module.model.layers:
+    layer.self_attn.scaling *= 1.05
+ask("nnsight, another scale", language)
+ask("NNsight", nnsight.NNsight(load()))
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with PEFT and nnsight beside the releases that parity-audit was tested with."""
+    home = tmp_path_factory.mktemp("wrappers") / "env"
+    what = "PEFT and nnsight cannot be installed"
+    run_uv("venv", "--quiet", "--python", "3.11", str(home), what=what)
+    run_uv(
+        "pip", "install", "--quiet", "--python", str(home / "bin" / "python"), "--constraint", str(ROOT / "constraints.txt"),
+        "peft==0.21.2", "nnsight==0.8.1", "-e", str(ROOT), what=what,
+    )  # fmt: skip
+    return home / "bin" / "python"
+
+
+def test_the_model_inside_is_audited_with_its_adapters(python, llama, tmp_path):
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [python, "-c", AUDITS, llama.path]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+
+    assert said["adapters, against what they were merged into"] == ["parity", []]
+    assert said["adapters, against the base"][0] == "mismatch"
+    assert "weights" in said["adapters, against the base"][1]
+    assert said["adapters switched off"] == ["exact", []]
+    assert said["nnsight"] == ["exact", []]
+    assert said["nnsight, another scale"] == ["mismatch", ["attention.scale"]]
+    assert said["NNsight"] == ["exact", []]
