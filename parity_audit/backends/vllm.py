@@ -135,8 +135,7 @@ class VllmBackend:
         gatherer = Gatherer(self._hookable(request, recorder), recorder)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            hook = self.model.register_forward_pre_hook(gatherer.before_step, with_kwargs=True)
-            stack.callback(hook.remove)
+            stack.enter_context(gatherer.steps_seen(self.model))
             stack.enter_context(hooked(self.model, gatherer))
             stack.enter_context(gatherer.sampler_seen(self.model, forced=request.cached))
             stack.enter_context(vllm_engine.tokens_per_step(self.llm, request.chunk))

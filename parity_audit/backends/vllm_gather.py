@@ -31,6 +31,24 @@ ELSEWHERE = NotTested(
 )
 
 
+@contextmanager
+def hooks_fire(model: nn.Module) -> Iterator[None]:
+    """Let hooks of the whole model fire while the block lasts.
+
+    A class that vLLM would compile as a whole (ERNIE 4.5) calls its `forward` past them, in eager mode as well.
+    """
+    kind: Any = type(model)
+    own = kind.__call__
+    if own is nn.Module.__call__ or not getattr(model, "do_not_compile", False):
+        yield
+        return
+    kind.__call__ = nn.Module.__call__
+    try:
+        yield
+    finally:
+        kind.__call__ = own
+
+
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """Tokens `[start, stop)` of a step are tokens `[first, first + stop - start)` of a row."""
@@ -106,6 +124,16 @@ class Gatherer:
     def not_visible(self) -> list[NotVisible]:
         """Where `taps.hooked` says that a module is missing."""
         return self.inner.not_visible
+
+    @contextmanager
+    def steps_seen(self, model: nn.Module) -> Iterator[None]:
+        """Learn of every step of the whole model while the block lasts."""
+        with hooks_fire(model):
+            hook = model.register_forward_pre_hook(self.before_step, with_kwargs=True)
+            try:
+                yield
+            finally:
+                hook.remove()
 
     def before_step(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Forward pre-hook of the whole model: learn where this step's tokens belong."""

@@ -149,7 +149,7 @@ def begin(worker: Any, request: RunRequest, folder: str, sizes: dict[str, int]) 
     gatherer = RankGatherer(request, recorder)
     stack = ExitStack()
     try:
-        stack.callback(model.register_forward_pre_hook(gatherer.before_step, with_kwargs=True).remove)
+        stack.enter_context(gatherer.steps_seen(model))
         stack.enter_context(hooked(model, gatherer))
         stack.enter_context(gatherer.sampler_seen(model, forced=request.cached))
     except BaseException:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from parity_audit.compare.assumed import not_comparable, set_aside
 from parity_audit.compare.cancelling import cancelling_cause
-from parity_audit.compare.floor import LARGEST, noise_ratio
+from parity_audit.compare.floor import FEW_TOKENS, LARGEST, noise_ratio, real_tokens
 from parity_audit.compare.logits import LogitsSums
 from parity_audit.compare.moments import Moments
 from parity_audit.compare.outputs import BY_HOOKS_ALONE, decide, returns_what_is_hooked
@@ -105,7 +106,7 @@ def compare(
     Raises:
         CaptureBroken: a file is missing, truncated or altered.
     """
-    deltas: list[SiteDelta] = []
+    measured: list[tuple[str, Probe, Moments]] = []
     bad: list[str] = []
     masks: list[str] = []
     gaps: list[NotTested] = []
@@ -151,9 +152,10 @@ def compare(
             if moments.count == 0:
                 gaps.append(NotTested(what=where, why="no finite entry at a real position"))
                 continue
-            deltas.append(_delta(site, probe.name, moments, dtype))
-            if once and site == LOGITS:
-                deltas.append(dataclasses.replace(deltas[-1], site=RETURNED))
+            measured += [
+                (name, probe, moments) for name in ((LOGITS, RETURNED) if once and site == LOGITS else (site,))
+            ]
+    deltas = _deltas(measured, dtype)
     named = {probe.name: probe for probe in reference.probes}
     kept, aside = set_aside(
         deltas, assumed, lambda probe, layer: cancelling_cause(candidate, reference, named[probe], layer)
@@ -253,13 +255,27 @@ def _keep(probe: Probe, site: str, shape: torch.Size, offset: int) -> Tensor:
     return rows.reshape(*rows.shape, *[1] * (len(shape) - 2)).expand(shape)
 
 
-def _delta(site: str, probe: str, moments: Moments, dtype: str) -> SiteDelta:
+def _deltas(measured: Sequence[tuple[str, Probe, Moments]], dtype: str) -> list[SiteDelta]:
+    """One delta per site and probe; of a probe of few tokens the floor is at least what other probes show of that site."""
+    shares: dict[str, list[float]] = {}
+    for site, probe, moments in measured:
+        if moments.judged and moments.judge_square_sum and real_tokens(probe) >= FEW_TOKENS:
+            shares.setdefault(site, []).append(math.sqrt(moments.reference_judge / moments.judge_square_sum))
+    usual = {site: statistics.median(of_site) for site, of_site in shares.items()}
+    return [
+        _delta(site, probe.name, moments, dtype, usual.get(site, 0.0) if real_tokens(probe) < FEW_TOKENS else 0.0)
+        for site, probe, moments in measured
+    ]
+
+
+def _delta(site: str, probe: str, moments: Moments, dtype: str, floor_share: float) -> SiteDelta:
+    """`floor_share`: the least floor, as a share of the rms of the judge's values."""
     rms = moments.rms(moments.judge_square_sum if moments.judged else moments.reference_square_sum)
     rmse = moments.rms(moments.square_sum)
     ratio = None
     if moments.judged:
-        errors = moments.rms(moments.candidate_judge), moments.rms(moments.reference_judge)
-        ratio = LARGEST if moments.hidden_by_one_side else noise_ratio(*errors, rms, dtype)
+        own, floor = moments.rms(moments.candidate_judge), max(moments.rms(moments.reference_judge), floor_share * rms)
+        ratio = LARGEST if moments.hidden_by_one_side else noise_ratio(own, floor, rms, dtype)
     return SiteDelta(
         site=site, layer=layer_of(site), probe=probe, max_abs=moments.max_abs, rmse=rmse,
         rel=_relative(rmse, rms), noise_ratio=ratio, worst=moments.worst,

@@ -58,6 +58,58 @@ def test_a_score_that_one_side_masks_is_where_they_part():
     assert rmse_to_forced(truth, truth, PROBE, site)[0] == 0.0
 
 
+class HeldByProbe(Held):
+    """Tensors of one site by probe."""
+
+    def __init__(self, probes, site, tensors):
+        self.probes, self.site, self.by_probe, self.assumed = probes, site, tensors, ()
+
+    def sites(self, probe):
+        return {self.site}
+
+    def shape(self, probe, site):
+        return tuple(self.by_probe[probe].shape)
+
+    def rows(self, probe, site, start, stop):
+        return self.by_probe[probe][:, start:stop]
+
+
+def with_a_probe_of(tokens, error):
+    """A probe of 48 tokens on which both sides err by 1e-6, and one of fewer on which the reference does by chance by 1e-7 only."""
+    probes = [probe(length=48), probe("few", length=tokens)]
+    errors = {"short": (1e-6, 1e-6), "few": (error, 1e-7)}
+    truth = {item.name: values((1, item.shape[1], 64)).double() for item in probes}
+    drawn = torch.Generator().manual_seed(1)
+
+    def side(number):
+        return {
+            name: value * (1 + errors[name][number] * torch.randn(value.shape, generator=drawn, dtype=torch.float64))
+            for name, value in truth.items()
+        }
+
+    candidate, reference, judge = (
+        HeldByProbe(probes, "blocks.0.resid_post", held) for held in (side(0), side(1), truth)
+    )
+    return compare(candidate, reference, judge, dtype="float64")
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 7])
+def test_the_floor_of_a_few_tokens_is_not_taken_from_them_alone(tokens):
+    comparison = with_a_probe_of(tokens, 1e-6)
+    ratios = {delta.probe: delta.noise_ratio for delta in comparison.by_probe}
+
+    assert not any(map(comparison.is_beyond, comparison.by_probe))
+    assert ratios["few"] == pytest.approx(1.0, rel=0.5)
+    assert ratios["short"] == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("tokens", "error"), [(8, 1e-6), (24, 1e-6), (1, 1e-4), (2, 1e-4)])
+def test_what_is_no_rounding_is_beyond_on_a_few_tokens_as_on_many(tokens, error):
+    comparison = with_a_probe_of(tokens, error)
+
+    assert [delta.probe for delta in comparison.by_probe if comparison.is_beyond(delta)] == ["few"]
+
+
 def values(size):
     """Numbers that depend on the shape alone."""
     return torch.randn(size, generator=torch.Generator().manual_seed(0))
