@@ -24,7 +24,8 @@ def effective(root: Any, path: str, value: Any) -> Any:
     if not hasattr(holder, "get_delta_weight") or holder.disable_adapters or holder.merged:
         return value
     active = [adapter for adapter in holder.active_adapters if adapter in getattr(holder, "scaling", {})]
-    if any(adapter in getattr(holder, "lora_variant", {}) for adapter in active):
+    other = (getattr(holder, "lora_variant", {}), getattr(holder, "use_dora", {}))
+    if any(adapter_of.get(adapter) for adapter_of in other for adapter in active):
         return None  # DoRA and its like
     for adapter in active:
         value = value + holder.get_delta_weight(adapter)

@@ -39,7 +39,7 @@ from parity_audit.formulas.knobs import KNOBS, ROWS
 
 NEARER = 0.25
 MASKS = ("attention.window", "attention.mask")
-USUAL: dict[str, KnobValue] = {
+DEFAULTS: dict[str, KnobValue] = {
     **{row.name: row.default for row in ROWS if row.judged},
     **{f"weights.{item.role}": AS_STORED for item in PROJECTIONS},
     **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
@@ -154,9 +154,9 @@ def _by_layer(fits: Sequence[KnobFit]) -> dict[str, Any]:
 
 def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the usual value where the spec is silent."""
-    value = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else USUAL.get(fit.knob)
-    if isinstance(value, bool) and fit.knob in USUAL:  # the spec says that there is one, the fit which
-        value = IF_THERE.get(fit.knob, USUAL[fit.knob]) if value else USUAL[fit.knob]
+    value = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else DEFAULTS.get(fit.knob)
+    if isinstance(value, bool) and fit.knob in DEFAULTS:  # the spec says that there is one, the fit which
+        value = IF_THERE.get(fit.knob, DEFAULTS[fit.knob]) if value else DEFAULTS[fit.knob]
     if fit.knob == "attention.alibi" and is_number(value):
         return [float(value) * slope for slope in standard_slopes(fit.evidence["n_heads"])]  # type: ignore[arg-type]
     if fit.knob == "n_kv_heads" and isinstance(value, int) and isinstance(fit.value, list):
@@ -166,7 +166,7 @@ def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
 
 def departure(candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]) -> str:
     """Which side's fitted values are not the spec's: "candidate", "reference", "both", or "unknown"."""
-    if not spoken_of(knobs, candidate[0].knob) and candidate[0].knob not in USUAL:
+    if not spoken_of(knobs, candidate[0].knob) and candidate[0].knob not in DEFAULTS:
         return "unknown"
 
     def departs(fits: Sequence[KnobFit], others: Sequence[KnobFit]) -> bool:

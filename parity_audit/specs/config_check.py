@@ -35,10 +35,13 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
         UsageError: a key is missing, of another type, or of a size that no model has; the message names it.
     """
 
+    released = [entry.config.get("model_type") for entry in spec.content.models.values()]
+    too_old = lacks(config) if config.get("model_type") in released else ""
+
     def refuse(what: str) -> UsageError:
         return UsageError(
             f"this is no config of {spec.architecture}: {what}", code="bad-config", where=str(where),
-            hint=f"{lacks(config)}: {instead(config)}" if lacks(config) else "correct the file, or get it again",
+            hint=f"{too_old}: {instead(config)}" if too_old else "correct the file, or get it again",
         )  # fmt: skip
 
     def asked(question: Callable[[Spec, Mapping[str, Any]], T]) -> T:

@@ -39,6 +39,12 @@ for name, parameter in adapted.named_parameters():
 copy.deepcopy(adapted).merge_and_unload().save_pretrained("merged")
 ask("adapters, against what they were merged into", adapted, "merged")
 ask("adapters, against the base", adapted)
+dora = peft.get_peft_model(load(), peft.LoraConfig(target_modules=["q_proj"], r=4, use_dora=True))
+for name, parameter in dora.named_parameters():
+    if "lora_B" in name:
+        torch.nn.init.normal_(parameter, std=0.05)
+copy.deepcopy(dora).merge_and_unload().save_pretrained("merged-dora")
+ask("adapters that do more than add, against what they were merged into", dora, "merged-dora")
 with adapted.disable_adapter():
     ask("adapters switched off", adapted)
 language = nnsight.LanguageModel(load(), tokenizer=transformers.AutoTokenizer.from_pretrained(path))
@@ -72,6 +78,7 @@ def test_the_model_inside_is_audited_with_its_adapters(python, llama, tmp_path):
     said = json.loads(done.stdout.splitlines()[-1])
 
     assert said["adapters, against what they were merged into"] == ["parity", []]
+    assert said["adapters that do more than add, against what they were merged into"] == ["parity", []]
     assert said["adapters, against the base"][0] == "mismatch"
     assert "weights" in said["adapters, against the base"][1]
     assert said["adapters switched off"] == ["exact", []]
