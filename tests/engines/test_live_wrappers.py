@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
-
-from parity_audit.envs.uv import run_uv
+from stacks import ROOT, installed, ran
 
 pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parents[2]
 AUDITS = """
 import copy, json, sys
 import nnsight, peft, torch, transformers
@@ -61,19 +57,11 @@ print(json.dumps(said))
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with PEFT and nnsight beside the releases that parity-audit was tested with."""
     home = tmp_path_factory.mktemp("wrappers") / "env"
-    what = "PEFT and nnsight cannot be installed"
-    run_uv("venv", "--quiet", "--python", "3.11", str(home), what=what)
-    run_uv(
-        "pip", "install", "--quiet", "--python", str(home / "bin" / "python"), "--constraint", str(ROOT / "constraints.txt"),
-        "peft==0.21.2", "nnsight==0.8.1", "-e", str(ROOT), what=what,
-    )  # fmt: skip
-    return home / "bin" / "python"
+    return installed(home, ROOT / "constraints.txt", "peft==0.21.2", "nnsight==0.8.1")
 
 
 def test_the_model_inside_is_audited_with_its_adapters(python, llama, tmp_path):
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [python, "-c", AUDITS, llama.path]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    done = ran(python, tmp_path, "-c", AUDITS, llama.path)
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
 

@@ -6,19 +6,16 @@ The environment holds the releases of TransformerLens 2.3.0's day: transformers 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from stacks import ROOT, installed, ran
 
-from parity_audit.envs.uv import run_uv
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.view import dims, spec_values
 
 pytestmark = pytest.mark.engine
-ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "parity_audit" / "envs" / "locks" / "transformer-lens-2.3.0.txt"
 SAVED = ROOT / "tests" / "specs" / "saved_configs"
 CONSTANTS = """
@@ -38,19 +35,7 @@ print(json.dumps(found))
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of that environment."""
     home = tmp_path_factory.mktemp("stack-of-2024") / "env"
-    what = "the stack of 2024 cannot be installed"
-    run_uv("venv", "--quiet", "--python", "3.11", str(home), what=what)
-    wanted = ("transformer-lens==2.3.0", "torch==2.13.0", "pandas", "-e", str(ROOT))
-    run_uv(
-        "pip", "install", "--quiet", "--python", str(home / "bin/python"), "--constraint", str(LOCK), *wanted, what=what
-    )
-    return home / "bin" / "python"
-
-
-def ran(python: Path, cwd: Path, *command: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """A command of that environment; nothing of this one is in its path."""
-    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.run([python, *command], cwd=cwd, env=environ, input=given, capture_output=True, text=True)
+    return installed(home, LOCK, "transformer-lens==2.3.0", "torch==2.13.0", "pandas")
 
 
 def test_configs_are_read_as_with_the_newest_transformers(python, tmp_path):
