@@ -3,8 +3,8 @@
 
     sudo python benchmarks/larger_than_memory.py --limit-mib 1900 --out larger.json
 
-A Llama of 3.7 GiB is written, and an audit of it runs in a memory control group: its processes together, with the file pages
-that they have read, may hold no more than the limit; what would is killed. The reference and its float64 run keep their
+A Llama of 3.7 GiB is written, and an audit of it runs in a memory control group: its processes together may hold no more
+than the limit, pages of the checkpoint apart that were cached before; what would is killed. The reference and its float64 run keep their
 weights on disk (`device_map`) and bring one block at a time, the candidate is the spec's formulas, which read the checkpoint
 block by block. One candidate is right, the other has two wrong constants, whose causes are to be found and repaired.
 """
@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cost import tree_of
+from cost import measured
 
 LAYERS, D_MODEL, D_MLP, D_VOCAB = 64, 1024, 4096, 4096
 REFERENCE = 'hf,device_map=auto,max_memory={"cpu": "100MB"}'
 CANDIDATES = ("spec", "spec,rope.theta=10000,attention.scale=9")
+FINISHED = (0, 1)
+"""Exit codes of an audit that judged its candidates."""
 EXPECTED = {"rope.theta", "attention.scale"}
 CGROUPS = Path("/sys/fs/cgroup")
 MIB = 1 << 20
@@ -68,43 +68,19 @@ def limited(mib: int) -> Iterator[Path]:
         group.rmdir()
 
 
-def anonymous(pid: int) -> float:
-    """MiB of a process that cannot be read from a file again."""
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
-    return 0.0
-
-
 def audited(checkpoint: Path, out: Path, group: Path) -> dict[str, Any]:
     """What one audit of both candidates found and took."""
     asked = [part for candidate in CANDIDATES for part in ("-c", candidate)]
     command = [
-        sys.executable,
-        "-m",
-        "parity_audit",
-        str(checkpoint),
-        "-r",
-        REFERENCE,
-        *asked,
-        "--probe",
-        "short",
-        "--out",
-        str(out),
-    ]
-    inside = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command]
-    started, peak = time.perf_counter(), 0.0
-    process = subprocess.Popen(inside, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None:
-        peak = max(peak, sum(map(anonymous, tree_of(process.pid))))
-        time.sleep(0.5)
-    report = json.loads((out / "report.json").read_text())
-    if not report.get("candidates"):
-        raise SystemExit(f"exit code {process.returncode}: {report.get('error')}")
+        sys.executable, "-m", "parity_audit", str(checkpoint), "-r", REFERENCE, *asked, "--probe", "short", "--out", str(out),
+    ]  # fmt: skip
+    took = measured(["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", *command], good=FINISHED)
+    candidates = json.loads((out / "report.json").read_text())["candidates"]
     return {
-        "seconds": round(time.perf_counter() - started), "exit_code": process.returncode, "anonymous_mib": round(peak),
-        "candidates": [said(candidate) for candidate in report["candidates"]],
-    }  # fmt: skip
+        "seconds": took.seconds,
+        "peak_mib": took.peak_mib,
+        "candidates": [said(candidate) for candidate in candidates],
+    }
 
 
 def said(candidate: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from parity_audit.backends.operation_case import HeadCall
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
-from parity_audit.backends.vllm_gather import Gatherer
+from parity_audit.backends.vllm_gather import Gatherer, hooks_of_the_whole
 from parity_audit.backends.vllm_weights import parameter_count
 from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
@@ -97,8 +97,8 @@ class SglangBackend:
         gatherer = Gatherer(request, recorder)
         self.head = head = sglang_engine.Head(self.model.logits_processor, gatherer.sampler(forced=request.cached))
         with ExitStack() as stack:
-            stack.enter_context(self.engine.hooks_of_the_whole())
-            stack.callback(self.model.register_forward_pre_hook(gatherer.before_step, with_kwargs=True).remove)
+            stack.enter_context(hooks_of_the_whole(self.model))
+            stack.enter_context(gatherer.steps_seen(self.model))
             stack.enter_context(hooked(self.model, gatherer))
             stack.callback(head.processor.register_forward_hook(head.seen, with_kwargs=True).remove)
             stack.enter_context(self.engine.tokens_per_step(request.chunk))

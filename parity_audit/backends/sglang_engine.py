@@ -79,23 +79,6 @@ class Engine:
         finally:
             self.scheduler.chunked_prefill_size = before
 
-    @contextmanager
-    def hooks_of_the_whole(self) -> Iterator[None]:
-        """Let every step pass the hooks of the model as a whole: the engine calls its `forward`, which hooks do not see."""
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            del self.model.forward
-            try:
-                return self.model(*args, **kwargs)
-            finally:
-                self.model.forward = forward
-
-        self.model.forward = forward
-        try:
-            yield
-        finally:
-            del self.model.forward
-
     def settings(self, names: Sequence[str]) -> dict[str, Any]:
         """Settings in force, of those that this release has."""
         asked = {name: _plain(getattr(self.args, name)) for name in names if hasattr(self.args, name)}

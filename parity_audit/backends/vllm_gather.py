@@ -8,7 +8,7 @@ find the row and column of every one of them, whatever the scheduler does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,21 +32,24 @@ ELSEWHERE = NotTested(
 
 
 @contextmanager
-def hooks_fire(model: nn.Module) -> Iterator[None]:
-    """Let hooks of the whole model fire while the block lasts.
+def hooks_of_the_whole(model: nn.Module) -> Iterator[None]:
+    """Let every step pass the hooks of the model as a whole while the block lasts, where its `forward` is called past them.
 
-    A class that vLLM would compile as a whole (ERNIE 4.5) calls its `forward` past them, in eager mode as well.
+    SGLang calls it so; and a class that vLLM would compile as a whole (ERNIE 4.5) does, in eager mode as well.
     """
-    kind: Any = type(model)
-    own = kind.__call__
-    if own is nn.Module.__call__ or not getattr(model, "do_not_compile", False):
-        yield
-        return
-    kind.__call__ = nn.Module.__call__
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        del model.forward
+        try:
+            return nn.Module.__call__(model, *args, **kwargs)
+        finally:
+            model.forward = forward
+
+    model.forward = forward
     try:
         yield
     finally:
-        kind.__call__ = own
+        del model.forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,8 @@ class Gatherer:
     @contextmanager
     def steps_seen(self, model: nn.Module) -> Iterator[None]:
         """Learn of every step of the whole model while the block lasts."""
-        with hooks_fire(model):
+        past_hooks = type(model).__call__ is not nn.Module.__call__ and getattr(model, "do_not_compile", False)
+        with hooks_of_the_whole(model) if past_hooks else nullcontext():
             hook = model.register_forward_pre_hook(self.before_step, with_kwargs=True)
             try:
                 yield

@@ -106,7 +106,7 @@ def compare(
     Raises:
         CaptureBroken: a file is missing, truncated or altered.
     """
-    measured: list[tuple[str, Probe, Moments]] = []
+    measured: list[tuple[str, str, Moments]] = []
     bad: list[str] = []
     masks: list[str] = []
     gaps: list[NotTested] = []
@@ -152,10 +152,10 @@ def compare(
             if moments.count == 0:
                 gaps.append(NotTested(what=where, why="no finite entry at a real position"))
                 continue
-            measured += [
-                (name, probe, moments) for name in ((LOGITS, RETURNED) if once and site == LOGITS else (site,))
-            ]
-    deltas = _deltas(measured, dtype)
+            measured.append((site, probe.name, moments))
+            if once and site == LOGITS:
+                measured.append((RETURNED, probe.name, moments))
+    deltas = _deltas(measured, reference.probes, dtype)
     named = {probe.name: probe for probe in reference.probes}
     kept, aside = set_aside(
         deltas, assumed, lambda probe, layer: cancelling_cause(candidate, reference, named[probe], layer)
@@ -255,15 +255,16 @@ def _keep(probe: Probe, site: str, shape: torch.Size, offset: int) -> Tensor:
     return rows.reshape(*rows.shape, *[1] * (len(shape) - 2)).expand(shape)
 
 
-def _deltas(measured: Sequence[tuple[str, Probe, Moments]], dtype: str) -> list[SiteDelta]:
+def _deltas(measured: Sequence[tuple[str, str, Moments]], probes: Sequence[Probe], dtype: str) -> list[SiteDelta]:
     """One delta per site and probe; of a probe of few tokens the floor is at least what other probes show of that site."""
+    few = {probe.name for probe in probes if real_tokens(probe) < FEW_TOKENS}
     shares: dict[str, list[float]] = {}
     for site, probe, moments in measured:
-        if moments.judged and moments.judge_square_sum and real_tokens(probe) >= FEW_TOKENS:
+        if moments.judged and moments.judge_square_sum and probe not in few:
             shares.setdefault(site, []).append(math.sqrt(moments.reference_judge / moments.judge_square_sum))
     usual = {site: statistics.median(of_site) for site, of_site in shares.items()}
     return [
-        _delta(site, probe.name, moments, dtype, usual.get(site, 0.0) if real_tokens(probe) < FEW_TOKENS else 0.0)
+        _delta(site, probe, moments, dtype, usual.get(site, 0.0) if probe in few else 0.0)
         for site, probe, moments in measured
     ]
 

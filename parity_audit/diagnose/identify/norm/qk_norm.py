@@ -60,10 +60,9 @@ def _fit_one(evidence: Evidence, which: str) -> list[Outcome]:
     outcomes: list[Outcome] = [
         _word(evidence, norm, PRESENT, "present", left), _word(evidence, norm, ORDER, BEFORE, left)
     ]  # fmt: skip
-    if x.shape[1] > 1 and alike:
-        outcomes.append(gap(evidence, AXIS, f"each head has the same share of the length of {which} in every token"))
-    elif x.shape[1] > 1:
-        outcomes.append(_word(evidence, norm, AXIS, chosen, left))
+    if x.shape[1] > 1:
+        why = f"each head has the same share of the length of {which} in every token"
+        outcomes.append(gap(evidence, AXIS, why) if alike else _word(evidence, norm, AXIS, chosen, left))
     return outcomes + fit_norm(evidence, axes[chosen][0], {}, axes[chosen][1])
 
 
