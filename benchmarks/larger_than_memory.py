@@ -4,9 +4,9 @@
     sudo python benchmarks/larger_than_memory.py --limit-mib 1900 --out larger.json
 
 A Llama of 3.7 GiB is written, and an audit of it runs in a memory control group: its processes together may hold no more
-than the limit, pages of the checkpoint apart that were cached before; what would is killed. The reference and its float64 run keep their
-weights on disk (`device_map`) and bring one block at a time, the candidate is the spec's formulas, which read the checkpoint
-block by block. One candidate is right, the other has two wrong constants, whose causes are to be found and repaired.
+than the limit, pages of the checkpoint apart that were cached before; what would is killed. The reference and its float64
+run keep their weights on disk (`device_map`) and bring one block at a time, the candidate is the spec's formulas, which read
+the checkpoint block by block. One candidate is right, the other has two wrong constants, whose causes are to be found and repaired.
 """
 
 from __future__ import annotations
