@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from parity_audit.diagnose.findings import USUAL
+from parity_audit.diagnose.findings import DEFAULTS
 from parity_audit.formulas import components, in_attention
 from parity_audit.formulas.activations import CLAMPED, NAMED
 from parity_audit.formulas.experts import SCORES
@@ -47,7 +47,7 @@ def test_choices_are_those_of_the_formulas():
 def test_judged_rows_are_what_findings_compare_without_a_spec():
     judged = {row.name: row.default for row in ROWS if row.judged}
 
-    assert judged.items() <= USUAL.items()
+    assert judged.items() <= DEFAULTS.items()
 
 
 def test_the_manual_has_this_table():
