@@ -11,6 +11,7 @@ from parity_audit.capture.store import Capture
 from parity_audit.checks.limits import detection_limits
 from parity_audit.checks.preflight import config_warnings, length_gap, token_findings, weight_findings
 from parity_audit.checks.sharding import Sharded, sharding_findings
+from parity_audit.checks.token_ids import special_tokens
 from parity_audit.checks.weights import with_origins
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance
@@ -30,7 +31,8 @@ def first_look(
 ) -> Candidate:  # fmt: skip
     """The verdict on the outputs, with everything that can be said without another run."""
     plan, about = session.plan, session.description()
-    warnings, gaps = token_findings(reference.session.description(), about, bos=plan.config.get("bos_token_id"))
+    said_of_tokens, warnings, gaps = token_findings(reference.session.description(), about, special_tokens(plan.config))
+    why = f"{why}; {said_of_tokens}" if said_of_tokens else why
     gaps = [*gaps, *about.not_run, *_not_decoded(reference)]
     narrow = dtype_finding(capture, reference.capture, plan.dtype)
     dtype = plan.dtype if narrow is None else str(narrow.evidence["dtype"])

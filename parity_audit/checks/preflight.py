@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parity_audit.checks.token_ids import how_ids_differ
+from parity_audit.checks.token_ids import SpecialTokens, TwoRows, ways_they_differ
 from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
@@ -15,28 +15,50 @@ SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16
 
 
 def token_findings(
-    reference: Description, candidate: Description, *, bos: object = None
-) -> tuple[list[str], list[NotTested]]:
-    """Warnings where the two sides turn the same text into different ids, and texts only one side tokenized.
+    reference: Description, candidate: Description, special: SpecialTokens
+) -> tuple[str, list[str], list[NotTested]]:
+    """How many texts the two sides turn into different ids, empty for none; a warning for each way in which they differ;
+    texts that only one side tokenised.
 
     The probes are token ids, so a difference does not spoil the audit; it would spoil the user's own runs.
     """
-    warnings: list[str] = []
-    gaps: list[NotTested] = []
-    for text, ids in reference.tokenization.items():
-        other = candidate.tokenization.get(text)
-        if other is None:
-            gaps.append(NotTested(what="tokenization", why=f"{candidate.backend} shows no tokenizer here"))
-        elif other != ids:
-            warnings.append(
-                f"{candidate.backend} tokenises {text!r:.60} otherwise: {_difference(text, ids, other, bos)}; "
-                f"reference {ids[:8]}, candidate {other[:8]}"
-            )
-    return warnings, gaps
+    shared = [text for text in reference.tokenization if text in candidate.tokenization]
+    rows = [
+        TwoRows(text, reference.tokenization[text], candidate.tokenization[text], chat=text.startswith(MESSAGES))
+        for text in shared
+    ]
+    rows = [row for row in rows if row.ours != row.theirs]
+    unseen = [text for text in reference.tokenization if text not in candidate.tokenization]
+    warnings = [
+        f"{candidate.backend} tokenises {len(same)} of {len(shared)} texts otherwise: {words}; {same[0].text!r:.60} is "
+        f"{_around(same[0].ours, same[0].first)} in the reference, {_around(same[0].theirs, same[0].first)} in the candidate"
+        for words, same in ways_they_differ(rows, special)
+    ]
+    return (
+        f"its tokenizer departs in {len(rows)} of {len(shared)} texts" if rows else "",
+        warnings,
+        [_untokenized(candidate.backend, unseen, shared)] if unseen else [],
+    )
 
 
-def _difference(text: str, ids: Sequence[int], other: Sequence[int], bos: object) -> str:
-    return how_ids_differ(ids, other, bos, chat=text.startswith(MESSAGES))
+def _around(ids: Sequence[int], at: int) -> str:
+    """The token ids about a position, two in front of it and six from it on."""
+    start, end = max(0, at - 2), at + 6
+    middle = ", ".join(map(str, ids[start:end]))
+    return f"[{'..., ' if start else ''}{middle}{', ...' if end < len(ids) else ''}]"
+
+
+def _untokenized(backend: str, unseen: Sequence[str], shared: Sequence[str]) -> NotTested:
+    """What a side did not turn into token ids: everything, or some texts, chat messages without a template among them."""
+    if not shared:
+        return NotTested(what="tokenization", why=f"{backend} shows no tokenizer here")
+    chats = sum(text.startswith(MESSAGES) for text in unseen)
+    if chats == len(unseen):
+        why = f"{backend} shows none here, so that chat messages ({chats} of the prompts) were not compared"
+        return NotTested(what="chat template", why=why)
+    return NotTested(
+        what="tokenization", why=f"{backend} did not tokenise {len(unseen)} texts, {unseen[0]!r:.60} the first"
+    )
 
 
 def weight_findings(
