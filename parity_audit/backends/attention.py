@@ -4,6 +4,7 @@ Rotated queries and keys, scores and pattern are locals of the model's code. A `
 calls that consume them, inside the attention modules only:
 
 - the first product of two 4-D tensors is query @ key^T (eager attention);
+- the next product of two 4-D tensors behind the softmax makes the output of each head;
 - softmax takes the scores and returns the pattern; where a column of sinks is joined to the scores first, the
   scores are what it is joined to, and the pattern is without it;
 - `scaled_dot_product_attention` takes query and key, and hides scores and pattern.
@@ -41,12 +42,12 @@ class _Watch(TorchFunctionMode):
         self.recorder = recorder
         self.taps = taps
         self.inside: dict[str, SiteTap] | None = None
-        self.keys_seen = False
-        self.scores_seen = False
+        self.keys_seen = self.scores_seen = self.pattern_seen = False
         self.sinks = 0
 
     def enter(self, name: str) -> None:
-        self.inside, self.keys_seen, self.scores_seen, self.sinks = self.taps[name], False, False, 0
+        self.inside, self.sinks = self.taps[name], 0
+        self.keys_seen = self.scores_seen = self.pattern_seen = False
 
     def leave(self) -> None:
         if (
@@ -64,6 +65,8 @@ class _Watch(TorchFunctionMode):
         if func in MATMUL and not self.keys_seen and _are_4d(args[:2]):
             query, key = self.query_key(args[0], args[1].transpose(2, 3))
             return func(query, key.transpose(2, 3), **kwargs)
+        if func in MATMUL and self.pattern_seen and _are_4d(args[:2]):
+            return self._output(func(*args, **kwargs))
         if func in CAT and self.keys_seen and _joins_sinks(args):
             scores, sinks = args[0]
             self.sinks = sinks.shape[-1]
@@ -73,7 +76,7 @@ class _Watch(TorchFunctionMode):
         if func in SDPA:
             given = {**dict(zip(("query", "key"), args, strict=False)), **kwargs}
             query, key = self.query_key(given.pop("query"), given.pop("key"))
-            return func(query, key, *args[2:], **given)
+            return self._output(func(query, key, *args[2:], **given))
         return func(*args, **kwargs)
 
     def query_key(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,12 +130,22 @@ class _Watch(TorchFunctionMode):
         assert self.inside is not None
         scores = args[0] if self.scores_seen else self.scores(args[0])
         pattern = func(scores, *args[1:], **kwargs)
+        self.pattern_seen = self.keys_seen
         if self._fits("pattern", pattern):
             pattern = whole(pattern)
             keys, sinks = pattern.split([pattern.shape[-1] - self.sinks, self.sinks], dim=-1)
             replaced = self.recorder.see(self.inside["pattern"], keys)
             pattern = pattern if replaced is None else torch.cat([replaced, sinks], dim=-1)
         return pattern
+
+    def _output(self, output: Tensor) -> Tensor:
+        """Record (and replace) what each head makes, `[b head q d]`."""
+        self.pattern_seen = False
+        if not self._fits("output", output):
+            return output
+        assert self.inside is not None
+        replaced = self.recorder.see(self.inside["output"], output)
+        return output if replaced is None else replaced
 
     def _hidden(self, *takes: str) -> None:
         assert self.inside is not None

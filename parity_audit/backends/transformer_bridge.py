@@ -100,14 +100,15 @@ class TransformerBridgeBackend(HookedTransformerBackend):
             "attention_mask": mask, "position_ids": positions.position_ids(request.probe, device)
         }  # fmt: skip
         with torch.no_grad(), hooked(self.model, recorder), named_hooks(self.model, recorder):
-            recorder.returns(self.model(tokens, return_type="logits", **padding))
+            # With a cache, which it makes by default, hooks inside a linear attention do not fire.
+            recorder.returns(self.model(tokens, return_type="logits", use_cache=False, **padding))
         return recorder.reply()
 
     def _cached(self) -> Step:
         """The bridge goes on from a cache of transformers."""
         from transformers import DynamicCache
 
-        cache = DynamicCache()
+        cache = DynamicCache(config=self.model.original_model.config)  # layers of a hybrid have caches of their own kinds
 
         def step(tokens: Tensor) -> Any:
             return self.model(tokens, return_type="logits", past_key_values=cache)

@@ -10,10 +10,11 @@ ATTENTION_SITES = (".attn_scores", ".pattern", ".hook_attn_scores", ".hook_patte
 BEFORE_BLOCKS = ("embed", "pos_embed", "embed_ln.out")
 AFTER_BLOCKS = ("ln_final.out", LOGITS, RETURNED)
 BLOCK_ORDER = (
-    "resid_pre", "ln1.out", "q_latent", "q_latent_norm.out", "kv_latent", "kv_latent_norm.out", "q", "k", "v", "q_norm.out",
-    "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z", "attn_proj", "ln1_post.out", "attn_out", "resid_mid",
-    "ln2.out", "mlp.router_logits", "mlp.router_weights", "mlp.pre", "mlp.pre_linear", "mlp.post", "mlp_proj", "ln2_post.out",
-    "mlp_out", "per_layer.out", "resid_post",
+    "resid_pre", "ln1.out", "q_latent", "q_latent_norm.out", "kv_latent", "kv_latent_norm.out", "q", "k", "v", "attn_gate",
+    "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z", "delta.q", "delta.k", "delta.v", "delta.z",
+    "delta.b", "delta.a", "delta.out", "z_gated", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out",
+    "mlp.router_logits", "mlp.router_weights", "mlp.pre", "mlp.pre_linear", "mlp.post", "mlp_proj", "ln2_post.out", "mlp_out",
+    "per_layer.out", "resid_post",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ TAKEN_FOR_GRANTED = {
     "attention:key": "the operands of the first product of two 4-D tensors in the attention are rotated queries and keys",
     "attention:scores": "what enters a softmax in the attention are the scaled and masked scores",
     "attention:pattern": "what leaves a softmax in the attention is the pattern",
+    "attention:output": "the product of two 4-D tensors behind the softmax in the attention is the output of its heads",
 }
 """What a tap without a module of its own assumes of the way a port computes, by its `take`."""
 
@@ -144,7 +145,7 @@ class SiteTap:
     - `output_scatter:N`: element N, weights of the experts that element N+1 names, as a dense tensor over all experts
     - `input_sum:N`: the sum of positional inputs N and N+1, where the second may be None or missing
     - `compute_logits`: the engine's own logits of the module's first output, at every position (vLLM)
-    - `attention:query|key|scores|pattern`: locals of the attention's code, taken from the calls that consume them
+    - `attention:query|key|scores|pattern|output`: locals of the attention's code, taken from the calls that consume them
       (query and key after rotation). No module shows them, so such a tap rests on an assumption, see `assumes`
     - `hook`: what TransformerLens' own hook of the name `module` is given, set by name as its users do
 

@@ -45,6 +45,10 @@ COMPONENT_OF = {
     "attn_scores": "scores",
     "pattern": "pattern",
     "z": "z",
+    "attn_gate": "qkv",
+    **dict.fromkeys(("delta.q", "delta.k", "delta.v", "delta.z", "delta.b", "delta.a"), "qkv"),
+    "delta.out": "delta",
+    "z_gated": "z_gated",
     "attn_proj": "attn_proj",
     "attn_out": "attn_out",
     "mlp.pre": "mlp",
@@ -56,6 +60,10 @@ COMPONENT_OF = {
     "ln_final.out": "final_norm",
     "logits": "logits",
 }
+
+
+READ_NORM = ("q", "k", "v", "attn_gate", "delta.q", "delta.k", "delta.v", "delta.z", "delta.b", "delta.a")
+"""What is projected of the same norm: none of them stands before another."""
 
 
 def component_of(site: str) -> str:
@@ -116,7 +124,7 @@ def _hidden_before(site: str, shown: set[str]) -> list[str]:
     name = local_name(site)
     if layer_of(site) is None or name not in BLOCK_ORDER:
         return []
-    start = BLOCK_ORDER.index("q" if name in ("q", "k", "v") else name)  # all three read the same norm
+    start = BLOCK_ORDER.index("q" if name in READ_NORM else name)
     prefix, hidden = site.removesuffix(name), []
     for before in reversed(BLOCK_ORDER[:start]):
         if prefix + before in shown:

@@ -14,19 +14,24 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
-from parity_audit.formulas import embedding, experts, norms, per_layer
+from parity_audit.formulas import embedding, experts, in_delta, norms, per_layer
 from parity_audit.formulas.in_attention import (
     LATENTS,
+    gate_of,
     head_norm,
     latent_norm,
     latent_of,
     normed_late,
     pattern_of,
     projected,
+    read_by_output,
     read_by_scores,
     reads_of,
     scores_of,
     z_of,
+)
+from parity_audit.formulas.in_attention import (
+    gated as gated_attention,
 )
 from parity_audit.formulas.knobs import FLOAT32, GATE_UP
 from parity_audit.formulas.logits import logits
@@ -229,6 +234,10 @@ IN_BLOCK: dict[str, Make] = {
     "attn_scores": scores_of,
     "pattern": pattern_of,
     "z": z_of,
+    "attn_gate": gate_of,
+    **{f"delta.{part}": partial(in_delta.projected, part=part) for part in in_delta.PARTS},
+    "delta.out": in_delta.read,
+    "z_gated": lambda at: in_delta.gated(at) if in_delta.has_delta(at) else gated_attention(at),
     "attn_proj": partial(projected, part="o"),
     "ln1_post.out": lambda at: _norm(at, at.site("attn_proj"), "norm.ln1_post"),
     "attn_out": _attn_out,
@@ -248,6 +257,11 @@ IN_BLOCK: dict[str, Make] = {
 """The sites of a block, by their names in it."""
 
 
+DELTA = {*(f"delta.{part}" for part in in_delta.PARTS), "delta.out"}
+ATTENTION = {"q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z", "attn_gate"}
+"""The sites that blocks with a linear attention have, and those that the others have."""
+
+
 def sites_of(at: Place) -> list[str]:
     """The sites that a block has, in the order in which data flow: those whose tensors the checkpoint holds."""
     gone = set()
@@ -256,6 +270,9 @@ def sites_of(at: Place) -> list[str]:
                        "kv_latent": "norm.kv_latent", "kv_latent_norm.out": "norm.kv_latent"}.items():  # fmt: skip
         gone |= {site} if not at.has(role) else set()
     gone |= set() if _has_own_embeddings(at) else {"per_layer.out"}
+    gone |= ATTENTION if in_delta.has_delta(at) else DELTA
+    gone |= set() if at.has("attn.gate") else {"attn_gate"}
+    gone |= {"z_gated"} if read_by_output(at) == "z" else set()
     gone |= set() if reads_of(at, "v") == "v" else {"k", "v", "k_norm.out", "rot_k"}
     moe = at.has("moe.router")
     gone |= {f"{part}_norm.out" for part in "qk" if normed_late(at, part)}

@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.formulas import attention, latents, norms, rotary
+from parity_audit.formulas.activations import activation
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
 from parity_audit.formulas.knobs import MISSING, PLACES
@@ -60,7 +61,7 @@ def projected(at: Place, part: str) -> Tensor:
     if bias is True:
         at.tensor(f"attn.{part}.bias")
     made = project(
-        _projected_from(at, part) if part != "o" else joined(at.site("z")), at.tensor(f"attn.{part}"),
+        _projected_from(at, part) if part != "o" else joined(at.site(read_by_output(at))), at.tensor(f"attn.{part}"),
         None if bias is False else at.weight(f"attn.{part}.bias"),
     )  # fmt: skip
     if part == "o":
@@ -69,6 +70,23 @@ def projected(at: Place, part: str) -> Tensor:
     if part != "v" or not at.knob("attention.v_norm"):
         return made
     return norms.norm(made, None, kind=norms.RMS, eps=at.knob("qk_norm.eps"))
+
+
+def read_by_output(at: Place) -> str:
+    """The site that the output projection reads: what attention makes, behind its gate where a block has one."""
+    return "z_gated" if at.has("attn.gate") or at.has("delta.conv") else "z"
+
+
+def gate_of(at: Place) -> Tensor:
+    """What the gate of the attention's output is made of, `[batch pos head d_head]`."""
+    return heads(project(attention_input(at), at.tensor("attn.gate")), at.dim("n_heads"))
+
+
+def gated(at: Place) -> Tensor:
+    """What attention makes times its gate."""
+    z, gate = at.site("z"), at.site("attn_gate")
+    gate = gate if gate.shape[1] == z.shape[1] else gate[:, at.queries]
+    return z * activation(at.knob("attention.gate"))(gate)
 
 
 def reads_of(at: Place, site: str) -> str:

@@ -77,6 +77,13 @@ GATE_UP = ("gate activated", "up activated", "every other row of both", "halves 
 """The last two: a fused tensor of gate and up is cut into every other row, or cut in halves though its rows alternate."""
 WEIGHTED = ("outputs", "inputs", "nothing")
 """Where the weights of a mixture stand: on what experts make, on what they are given (Llama 4), or nowhere."""
+RULES = ("gated delta", "delta without decay", "decay without correction")
+"""What becomes of the state of a linear attention at each token."""
+DELTA, UNDECAYED, DECAYED = RULES
+GATE_ORDERS = ("behind the norm", "in front of the norm")
+"""Where a linear attention is gated."""
+TAPS = ("in order", "reversed")
+"""The order in which the weights of a convolution stand: the last one is that of the token itself, or the first one."""
 MASKS = ("causal", "not causal", "sees one key ahead", "hides the query's own key", "sees padding")
 """Masks that differ from the causal one by what they show or hide; the window comes on top."""
 PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written as halves")
@@ -164,6 +171,21 @@ ROWS: tuple[Knob, ...] = (
     Knob("attention.softmax_dtype", CHOICE, "pattern", "A narrow dtype inside the softmax.", FULL, judged=True, formula=False),
     Knob("cache.keys", CHOICE, "scores", "Keys that a cache loses, shows or moves.", "every key", judged=True, formula=False),
     Knob("cache.dtype", CHOICE, "scores", "The precision of a cache.", FULL, judged=True, formula=False),
+    Knob("attention.gate", CHOICE, "z_gated",
+         "What is made of the gate that the attention's output is multiplied with, where a model has one.", "sigmoid",
+         ("sigmoid", "silu", "tanh", "linear", "none"), judged=True),
+    Knob("delta.activation", CHOICE, "delta", "The activation behind the convolution of a linear attention.", "silu", ACTIVATIONS),
+    Knob("delta.taps", CHOICE, "delta", "The order of the convolution's weights.", TAPS[0], TAPS, judged=True),
+    Knob("delta.length_eps", REAL, "delta", "What is added to the squared length that queries and keys are divided by.", 1e-6,
+         span=EPS),
+    Knob("delta.scale", REAL, "delta", "Divisor of the queries of a linear attention; sqrt(d_key) where a spec is silent.",
+         span=FACTOR),
+    Knob("delta.rule", CHOICE, "delta", "What becomes of the state at each token.", DELTA, RULES, judged=True),
+    Knob("delta.correction", REAL, "delta", "Factor on the share of its error that a state corrects.", 1.0, span=FACTOR,
+         judged=True),
+    Knob("delta.norm_eps", REAL, "delta_norm", "The eps of the norm of what a linear attention reads.", 1e-6, span=EPS),
+    Knob("delta.gate", CHOICE, "delta_norm", "The activation of the gate of that norm.", "silu", ACTIVATIONS),
+    Knob("delta.gate_order", CHOICE, "delta_norm", "Where the gate stands.", GATE_ORDERS[0], GATE_ORDERS, judged=True),
     Knob("mlp.activation", CHOICE, "mlp", "The activation of the MLP.", "silu", ACTIVATIONS),
     Knob("mlp.gelu_root", REAL, "mlp", "The constant sqrt(2/pi) in the tanh form of GELU, as a program writes it.",
          math.sqrt(2 / math.pi), span=(0.1, 10.0)),

@@ -56,12 +56,12 @@ def mutated(spec: Spec, *, seed: int, progress: Progress) -> list[Mutation]:
 def mutations(residuals: Residuals, components: Sequence[Component]) -> Iterator[Mutation]:
     """Each constant of the spec changed, and what the check says of it."""
     for knob in residuals.decoder.values:
-        for change, values in changes(residuals, knob):
+        for change, values in changes(residuals, knob, _layers_that_ask(components, knob)):
             yield _judged(residuals, components, knob, change, values)
 
 
 def _judged(residuals: Residuals, components: Sequence[Component], knob: str, change: str, values: Values) -> Mutation:
-    asking = [component for component in components if knob in component.knobs or f"qk_{knob}" in component.knobs]
+    asking = _asking(components, knob)
     found = contradictions(residuals, asking, values, first_only=True)
     if not found:
         why = "no component asks for it" if not asking else "every component is reproduced: no probe shows it"
@@ -77,17 +77,34 @@ def _judged(residuals: Residuals, components: Sequence[Component], knob: str, ch
     )
 
 
-def changes(residuals: Residuals, knob: str) -> Iterator[tuple[str, Values]]:
-    """(in words, all values) of each way to change one constant."""
-    values, own, row = residuals.decoder.values, list(residuals.decoder.values[knob]), KNOBS[knob]
+def _asking(components: Sequence[Component], knob: str) -> list[Component]:
+    """The components whose formulas ask for a knob, also where norms of queries and keys ask for that of the others."""
+    return [component for component in components if knob in component.knobs or f"qk_{knob}" in component.knobs]
+
+
+def _layers_that_ask(components: Sequence[Component], knob: str) -> list[int] | None:
+    """The layers in which a knob's value is read; None for all, where it is read outside the blocks or nowhere."""
+    found = {component.layer for component in _asking(components, knob)}
+    return None if not found or None in found else sorted(layer for layer in found if layer is not None)
+
+
+def changes(residuals: Residuals, knob: str, asked: Sequence[int] | None = None) -> Iterator[tuple[str, Values]]:
+    """(in words, all values) of each way to change one constant. What a layer has that does not ask for it stays as it is."""
+    values, said, row = residuals.decoder.values, list(residuals.decoder.values[knob]), KNOBS[knob]
+    layers = range(len(said)) if asked is None else asked
+    own = [said[layer] for layer in layers]
+
+    def with_own(new: Sequence[Any]) -> Values:
+        given = dict(zip(layers, new, strict=True))
+        return {**values, knob: [given.get(layer, old) for layer, old in enumerate(said)]}
+
     for value in _distinct(own):
-        if knob in OF_ROTATION and not _rotates(values, [layer for layer, old in enumerate(own) if old == value]):
+        if knob in OF_ROTATION and not _rotates(values, [layer for layer in layers if said[layer] == value]):
             continue
         for change, other in _others(row, value, residuals):
-            new = [other if old == value else old for old in own]
-            yield f"{shown(value)} -> {change}", {**values, knob: new}
+            yield f"{shown(value)} -> {change}", with_own([other if old == value else old for old in own])
     if len(_distinct(own)) > 1:
-        yield "one layer later", {**values, knob: [own[-1], *own[:-1]]}
+        yield "one layer later", with_own([own[-1], *own[:-1]])
 
 
 def _rotates(values: Values, layers: Sequence[int]) -> bool:

@@ -7,8 +7,9 @@ that no site holds, and that follows from sites:
     ln.hook_normalized  that x over that scale, before weight and bias                                 [batch pos d_model]
     attn.hook_result    z of each head through its own part of W_O; exists with `use_attn_result`      [batch pos head d_model]
 
-Two names promise one of two things, and are right with either: `hook_embed` stands before or after a norm of the embedding,
-and `hook_result` before or after a multiplier of what attention adds to the residual stream.
+Three names promise one of two things, and are right with either: `hook_embed` stands before or after a norm of the embedding,
+`hook_z` before or after a gate of what attention makes, and `hook_result` before or after a multiplier of what attention adds to
+the residual stream.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def _of_site(site: str, own: SiteTap | None) -> Iterator[Hook]:
         yield _hook(block + NAMES[local], site, VALUE, own)
     if local == "embed_ln.out":
         yield _hook(NAMES["embed"], site, VALUE, own)
+    if local == "z_gated":
+        yield _hook(block + NAMES["z"], site, VALUE, own)
     if local == "z":
         yield from (_hook(f"{block}attn.hook_result", site, promise, own) for promise in (RESULT, ADDED_RESULT))
     if local in NORMS and own is not None:

@@ -51,6 +51,8 @@ SHARD_BYTES = "1GB"
 """Writing a shard takes its size in memory once more."""
 HEAD_NORMS = "qk_norm_mean"
 """The mean of the weights of norms of queries and keys, where a spec says another than for the other norms."""
+WITHOUT_OFFSET = "norm.delta"
+"""The role of norms whose stored weight is the whole weight, also where norms of the stream add something to theirs."""
 REPEATED = "attention_types"
 """GPT-Neo's kinds of layers: `[[[kind, ...], how often]]`."""
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -188,7 +190,7 @@ def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
     for name, parameter, owner in _drawn(model, recipe.model.spec):
         value = draw(
             name, tuple(parameter.shape), seed=recipe.seed, scales=recipe.scales, kinds=recipe.kinds,
-            norm=_norm_scale(name, owner, recipe), offset=offset,
+            norm=_norm_scale(name, owner, recipe), offset=0.0 if WITHOUT_OFFSET in _roles_of(name, recipe.model.spec) else offset,
             fan_in=inputs_of(tuple(parameter.shape), transposed=_stored_transposed(owner, parameter)),
         )  # fmt: skip
         if rotary is not None and name.endswith(("q_proj.weight", "k_proj.weight")):

@@ -120,7 +120,7 @@ class Residuals:
         try:
             with torch.no_grad():
                 return run.computed(component.site), run.asked
-        except (ValueError, RuntimeError, ArithmeticError, KeyError):  # values that this decoder cannot have
+        except (ValueError, TypeError, RuntimeError, ArithmeticError, KeyError):  # values that this decoder cannot have, or none
             return None, run.asked
 
     def _long_input(self, run: Run, probe: Probe, site: str, values: Values) -> Tensor | None:

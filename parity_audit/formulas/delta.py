@@ -1,0 +1,91 @@
+"""The gated delta rule: linear attention with a state per head that decays and is corrected (Qwen3-Next, Qwen3.5).
+
+    c_t = h(sum_i w_i x_{t-taps+1+i})                     a causal convolution of each channel of queries, keys and values
+    q = c_q / |c_q| / scale,  k = c_k / |c_k|             the length with an eps inside the root
+    S_t = g_t S_{t-1} + k_t b_t (v_t - (g_t S_{t-1})^T k_t)^T       the rule; b: how much of the error is corrected
+    S_t = g_t S_{t-1} + k_t b_t v_t^T                     without the correction
+    o_t = S_t^T q_t
+    g = exp(-exp(A) softplus(a + dt)),  b = sigmoid(...)  A and dt are stored, one number per head
+    y = RMS norm(o) h(z)                                  the gate stands behind the norm, or in front of it
+
+Sources: Gated Delta Networks (arXiv 2412.06464), transformers modeling_qwen3_next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from einops import einsum
+from torch import Tensor
+
+from parity_audit.formulas import norms
+from parity_audit.formulas.knobs import DECAYED, DELTA, GATE_ORDERS, TAPS, UNDECAYED
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def convolved(x: Tensor, weight: Tensor, activation: Activation, *, order: str = TAPS[0]) -> Tensor:
+    """A causal convolution of every channel on its own, `[batch pos channel]` of x of that shape.
+
+    Args:
+        weight: `[channel tap]`.
+        activation: of what the convolution makes.
+        order: one of `knobs.TAPS`.
+    """
+    taps = weight.shape[-1]
+    weight = weight.flip(-1) if order == TAPS[1] else weight
+    padded = F.pad(x, (0, 0, taps - 1, 0))
+    windows = padded.unfold(1, taps, 1)
+    return activation(einsum(windows, weight, "batch pos channel tap, channel tap -> batch pos channel"))
+
+
+def of_unit_length(x: Tensor, eps: float) -> Tensor:
+    """x over its length on the last axis; `eps` is added to the squared length."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+
+def kept_share(a: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
+    """The share of its state that a head keeps from one token to the next, `[batch pos head]`; rate and bias are `[head]`."""
+    return torch.exp(-log_rate.exp() * F.softplus(a + bias))
+
+
+def read_states(q: Tensor, k: Tensor, v: Tensor, kept: Tensor, corrected: Tensor, *, rule: str = DELTA) -> Tensor:
+    """What every token reads of the state of each head, `[batch pos head d_value]`.
+
+    Args:
+        q, k: `[batch pos head d_key]`, scaled.
+        v: `[batch pos head d_value]`.
+        kept: the share of the state that is kept, `[batch pos head]`.
+        corrected: the share of what the state gets wrong that is corrected, of that shape.
+        rule: one of `knobs.RULES`.
+    """
+    batch, length, heads, width = k.shape
+    state = k.new_zeros(batch, heads, width, v.shape[-1])
+    kept = torch.ones_like(kept) if rule == UNDECAYED else kept
+    read = []
+    for at in range(length):
+        state = state * kept[:, at, :, None, None]
+        new = v[:, at]
+        if rule != DECAYED:
+            new = new - einsum(state, k[:, at], "batch head d_key d_value, batch head d_key -> batch head d_value")
+        new = new * corrected[:, at, :, None]
+        state = state + einsum(k[:, at], new, "batch head d_key, batch head d_value -> batch head d_key d_value")
+        read.append(einsum(state, q[:, at], "batch head d_key d_value, batch head d_key -> batch head d_value"))
+    return torch.stack(read, 1)
+
+
+def shared(x: Tensor, heads: int) -> Tensor:
+    """Queries or keys `[batch pos key_head d_key]` for every head that reads them."""
+    return x.repeat_interleave(heads // x.shape[2], dim=2)
+
+
+def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, *, eps: float, order: str) -> Tensor:
+    """The norm of each head `[batch pos head d_value]` and its gate of that shape, activated already.
+
+    `order`: one of `knobs.GATE_ORDERS`.
+    """
+    if order == GATE_ORDERS[1]:
+        return norms.norm(out * gate, weight, kind=norms.RMS, eps=eps)
+    return norms.norm(out, weight, kind=norms.RMS, eps=eps) * gate

@@ -1,0 +1,67 @@
+"""What the sites of a linear attention are made of: projections, the convolution, the states of heads, the gated norm.
+
+One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from parity_audit.formulas import delta
+from parity_audit.formulas.activations import activation
+from parity_audit.formulas.in_attention import attention_input
+from parity_audit.formulas.place import Place
+from parity_audit.formulas.projections import heads, project
+
+CONVOLVED, PER_HEAD = "qkv", "ba"
+"""What goes through the convolution, and what is one number per head."""
+PARTS = (*CONVOLVED, "z", *PER_HEAD)
+"""What is projected of the stream: queries, keys, values, their gate, the logit of the correction, the time step."""
+
+
+def has_delta(at: Place) -> bool:
+    """Whether a block has a linear attention."""
+    return at.has("delta.conv")
+
+
+def projected(at: Place, part: str) -> Tensor:
+    """One of `PARTS`, `[batch pos head d]`, or `[batch pos head]`. Padding is cut off before it, as the convolution sees it."""
+    x = attention_input(at)
+    made = project(x * at.batch.mask[..., None].to(x), at.tensor(f"delta.{part}"))
+    return made if part in PER_HEAD else heads(made, at.dim("n_key_heads" if part in "qk" else "n_value_heads"))
+
+
+def read(at: Place) -> Tensor:
+    """What each head reads of its state, `[batch pos head d_value]`."""
+    q, k, v = _convolved(at)
+    eps, scale, count = at.knob("delta.length_eps"), at.knob("delta.scale"), at.dim("n_value_heads")
+    q = delta.of_unit_length(q, eps) / (q.shape[-1] ** 0.5 if scale is None else scale)
+    kept = delta.kept_share(at.site("delta.a"), at.tensor("delta.rate"), at.tensor("delta.step"))
+    corrected = torch.sigmoid(at.site("delta.b")) * at.knob("delta.correction")
+    made = delta.read_states(
+        delta.shared(q, count), delta.shared(delta.of_unit_length(k, eps), count), v, kept, corrected,
+        rule=at.knob("delta.rule"),
+    )  # fmt: skip
+    return made if at.queries is None else made[:, at.queries]
+
+
+def _convolved(at: Place) -> list[Tensor]:
+    """Queries, keys and values behind the convolution, of one stored weight for the channels of all three in this order."""
+    sites = [at.site(f"delta.{part}") for part in CONVOLVED]
+    flat = [rearrange(x, "batch pos head d -> batch pos (head d)") for x in sites]
+    weight = rearrange(at.tensor("delta.conv"), "channel 1 tap -> channel tap")
+    parts = torch.split(weight, [x.shape[-1] for x in flat])
+    curve, order = activation(at.knob("delta.activation")), at.knob("delta.taps")
+    made = [delta.convolved(x, own, curve, order=order) for x, own in zip(flat, parts, strict=True)]
+    return [heads(x, site.shape[2]) for x, site in zip(made, sites, strict=True)]
+
+
+def gated(at: Place) -> Tensor:
+    """What the output projection reads."""
+    out, z = at.site("delta.out"), at.site("delta.z")
+    gate = activation(at.knob("delta.gate"))(z if z.shape[1] == out.shape[1] else z[:, at.queries])
+    return delta.gated_norm(
+        out, gate, at.tensor("norm.delta"), eps=at.knob("delta.norm_eps"), order=at.knob("delta.gate_order")
+    )
