@@ -108,7 +108,9 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         """The bridge goes on from a cache of transformers."""
         from transformers import DynamicCache
 
-        cache = DynamicCache(config=self.model.original_model.config)  # layers of a hybrid have caches of their own kinds
+        cache = DynamicCache(
+            config=self.model.original_model.config
+        )  # layers of a hybrid have caches of their own kinds
 
         def step(tokens: Tensor) -> Any:
             return self.model(tokens, return_type="logits", past_key_values=cache)

@@ -8,6 +8,7 @@ from parity_audit.checks.token_ids import SpecialTokens, TwoRows, ways_they_diff
 from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
+from parity_audit.specs.view import joined
 
 MESSAGES = '[{"'
 """How chat messages begin as JSON, which is what they are called by here."""
@@ -122,8 +123,13 @@ def config_warnings(spec_values: dict[str, KnobValue], effective: dict[str, Knob
     return [
         f"{side}: live {knob} is {effective[knob]!r}, the spec says {spec_values[knob]!r}"
         for knob in sorted(spec_values.keys() & effective.keys())
-        if not close(spec_values[knob], effective[knob])
+        if not any(close(said, effective[knob]) for said in (spec_values[knob], where_there(spec_values[knob])))
     ]
+
+
+def where_there(said: KnobValue) -> KnobValue:
+    """A value by layer in the layers that have one: a live reading of modules that some layers lack has these alone."""
+    return joined([one for one in said if one is not None]) if isinstance(said, list) else said
 
 
 def close(a: KnobValue, b: KnobValue) -> bool:

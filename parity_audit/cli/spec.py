@@ -37,6 +37,9 @@ def check(
         bool, typer.Option(help="Change every constant, one at a time: does the reference contradict it? Runs no backend.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the miniatures.")] = 0,
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16: some backends compute an architecture in one of them alone.")
+    ] = "float32",
     no_install: Annotated[bool, typer.Option("--no-install", help="Never create an environment.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the JSON result here.")] = None,
     docs: Annotated[Path | None, typer.Option(help="Write the Markdown page of architectures here.")] = None,
@@ -62,7 +65,9 @@ def check(
     checks = []
     with progress_for(quiet=quiet) as progress:
         for one in chosen:
-            done = check_spec(one, backend, faults=faults, seed=seed, install=not no_install, progress=progress)
+            done = check_spec(
+                one, backend, faults=faults, seed=seed, dtype=dtype, install=not no_install, progress=progress
+            )
             checks.append(done)
     if out is not None:
         out.write_text(json.dumps([_plain(done) for done in checks], indent=1) + "\n")

@@ -74,13 +74,14 @@ class SpecCheck:
 
 
 def check_spec(
-    spec: Spec, backends: Sequence[str] | None, *, faults: bool, seed: int = 0, install: bool = True,
+    spec: Spec, backends: Sequence[str] | None, *, faults: bool, seed: int = 0, dtype: str = "float32", install: bool = True,
     progress: Progress = SILENT,
 ) -> SpecCheck:  # fmt: skip
     """Check one spec on its first model's miniature.
 
     Args:
         backends: BACKEND strings; every candidate that can run here when None.
+        dtype: of the reference and of the backends; some compute an architecture in one dtype alone.
         faults: also plant the errors that every architecture has a place for, and see whether they are named.
 
     Raises:
@@ -91,7 +92,7 @@ def check_spec(
     asked = able or [BackendRef(name="hf")]
     with tempfile.TemporaryDirectory() as out:
         report = audit(
-            model, candidates=asked, miniature="mini", seed=seed, repair=False, install=install, out=Path(out),
+            model, candidates=asked, miniature="mini", seed=seed, dtype=dtype, repair=False, install=install, out=Path(out),
             progress=progress,
         )  # fmt: skip
     pairs = [_reference(spec, model, report)]

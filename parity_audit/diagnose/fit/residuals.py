@@ -120,7 +120,13 @@ class Residuals:
         try:
             with torch.no_grad():
                 return run.computed(component.site), run.asked
-        except (ValueError, TypeError, RuntimeError, ArithmeticError, KeyError):  # values that this decoder cannot have, or none
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            ArithmeticError,
+            KeyError,
+        ):  # values that this decoder cannot have, or none
             return None, run.asked
 
     def _long_input(self, run: Run, probe: Probe, site: str, values: Values) -> Tensor | None:
