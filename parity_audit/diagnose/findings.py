@@ -54,7 +54,9 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
     "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted", "moe.dropped"),
     "residual": ("residual.", "pos_embed.", "norm.order"), "attn_proj": ("weights.attn.o", "attention.o_bias"),
-    "qkv": ("norm.order", *(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias"))),
+    "qkv": ("norm.order", "weights.attn.gate", "weights.delta.",
+            *(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias"))),
+    "delta": ("delta.",), "z_gated": ("attention.gate", "delta.norm_eps", "delta.gate"),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,
     "mlp": ("mlp.", "weights.mlp", "residual.parallel", "norm.order"), "logits": ("logits.",), "mlp.router_logits": ROUTER,
     "mlp.router_weights": ("moe.", *ROUTER),  # one module makes both: its weights follow its own logits

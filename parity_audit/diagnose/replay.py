@@ -23,7 +23,7 @@ from parity_audit.core.types import Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.localise import introduced_ratios
 
-BEHIND_ATTENTION = ("z", "attn_proj", "attn_out", "resid_mid", "resid_post")
+BEHIND_ATTENTION = ("z", "z_gated", "attn_proj", "attn_out", "resid_mid", "resid_post")
 """Sites that show the attention's result, nearest first."""
 
 Choose = Callable[[SiteTap, Probe], bool]

@@ -591,6 +591,61 @@ def _routed(out: tuple[Tensor, Tensor, Tensor], plant: Plant) -> tuple[Tensor, T
     return logits, (kept * plant.get("times", 1.0)).to(weights.dtype), chosen
 
 
+def change_delta_rule(model: nn.Module, plant: Plant) -> None:
+    """Linear attentions (`linear_attn` of Qwen3-Next) that compute another rule: see `_read_states` and `_convolve`."""
+    for module in _modules(model, plant):
+        names = vars(sys.modules[type(module).__module__])
+        module.forward = functools.partial(_with_other_rule, module.forward, names, plant)  # type: ignore[method-assign]
+
+
+def _with_other_rule(forward: Callable[..., Any], names: dict[str, Any], plant: Plant, *args: Any, **more: Any) -> Any:
+    rule, convolve = "torch_chunk_gated_delta_rule", "causal_conv1d_fn"
+    kept = {name: names[name] for name in (rule, convolve)}
+    names[rule] = functools.partial(_read_states, kept[rule], plant)
+    names[convolve] = functools.partial(_convolve, kept[convolve], plant)
+    try:
+        return forward(*args, **more)
+    finally:
+        names.update(kept)
+
+
+def _convolve(original: Callable[..., Any], plant: Plant, x: Tensor, weight: Tensor, *args: Any, **more: Any) -> Any:
+    """`reversed`: the first weight is that of the token itself."""
+    return original(x, weight.flip(-1) if plant.get("reversed") else weight, *args, **more)
+
+
+def _read_states(
+    original: Callable[..., Any], plant: Plant, query: Tensor, key: Tensor, value: Tensor, **more: Any
+) -> Any:
+    """length_eps, times (of queries), correction (of its share), decay (none), correct (false: the state is only added to)."""
+    squares = plant.get("length_eps", 1e-6)
+    query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + squares) for x in (query, key))
+    more["g"] = more["g"] * 0 if plant.get("decay") is False else more["g"]
+    more["beta"] = more["beta"] * plant.get("correction", 1.0)
+    more["use_qk_l2norm_in_kernel"] = False
+    query = query * plant.get("times", 1.0)
+    if plant.get("correct", True):
+        return original(query, key, value, **more)
+    state = torch.zeros(*key.shape[:1], *key.shape[2:], value.shape[-1])
+    read = []
+    for at in range(key.shape[1]):
+        state = state * more["g"][:, at].exp()[..., None, None]
+        state = state + key[:, at, :, :, None] * (value[:, at] * more["beta"][:, at, :, None])[:, :, None]
+        read.append((state * query[:, at, :, :, None]).sum(-2) * key.shape[-1] ** -0.5)
+    return torch.stack(read, 1), None
+
+
+def gate_before_norm(model: nn.Module, plant: Plant) -> None:
+    """Norms with a gate apply it first."""
+
+    def forward(module: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
+        y = x * F.silu(gate)
+        return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + module.variance_epsilon) * module.weight
+
+    for module in _modules(model, plant):
+        module.forward = functools.partial(forward, module)  # type: ignore[method-assign]
+
+
 OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "set": set_attribute,
     "output": change_output,
@@ -614,4 +669,6 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "cast": cast_everything,
     "autocast": autocast,
     "einsum": use_einsum,
+    "delta_rule": change_delta_rule,
+    "gate_first": gate_before_norm,
 }

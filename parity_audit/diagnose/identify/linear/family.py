@@ -44,11 +44,26 @@ from parity_audit.diagnose.identify.linear.sample import (
     ends_of,
 )
 
+VALUES = "n_value_heads"
 PROJECTIONS = (
     Projection(role="attn.q", inputs=("ln1.out",), unnormed=("resid_pre",), output="q", heads="n_heads"),
     Projection(role="attn.k", inputs=("ln1.out",), unnormed=("resid_pre",), output="k", heads="n_kv_heads"),
     Projection(role="attn.v", inputs=("ln1.out",), unnormed=("resid_pre",), output="v", heads="n_kv_heads"),
-    Projection(role="attn.o", inputs=("z",), output="attn_proj"),
+    Projection(role="attn.gate", inputs=("ln1.out",), unnormed=("resid_pre",), output="attn_gate", heads="n_heads"),
+    *(
+        Projection(
+            role=f"delta.{part}", inputs=("ln1.out",), unnormed=("resid_pre",), output=f"delta.{part}", heads=count
+        )
+        for part, count in {
+            "q": "n_key_heads",
+            "k": "n_key_heads",
+            "v": VALUES,
+            "z": VALUES,
+            "b": VALUES,
+            "a": VALUES,
+        }.items()
+    ),
+    Projection(role="attn.o", inputs=("z_gated", "z"), output="attn_proj"),
     Projection(role="mlp.gate", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.pre"),
     Projection(role="mlp.up", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.pre_linear"),
     Projection(role="mlp.down", inputs=("mlp.post",), output="mlp_proj"),
@@ -78,6 +93,8 @@ def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
     bias = evidence.weight(f"{role}.bias")
     normed = evidence.weight("norm.ln1") is not None  # else every projection reads the stream itself (OLMo 2)
     for name in projection.inputs if normed else (*projection.inputs, *projection.unnormed):
+        if name == "z" and evidence.weight("attn.gate") is not None:
+            continue  # a gate stands between what attention makes and this projection
         xy = ends_of(evidence, name, projection.output)
         if xy is not None and xy[0].shape[1] == weight.shape[1] and xy[1].shape[1] == weight.shape[0]:
             x, y = xy
