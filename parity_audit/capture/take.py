@@ -59,9 +59,7 @@ def take_capture(
     plan = session.plan
     every_tap = taps(plan.spec, plan.backend_key, plan.config, description.version)
     entries: list[Entry] = []
-    hidden: dict[str, NotVisible] = {
-        item.site: item for item in not_visible(plan.spec, plan.backend_key, plan.config, description.version)
-    }
+    hidden = {"": not_visible(plan.spec, plan.backend_key, plan.config, description.version)}
     gaps: list[NotTested] = []
     ran: list[Probe] = []
     shares: list[RankShare] = []
@@ -81,18 +79,29 @@ def take_capture(
         ran.append(probe.columns(0, reply.positions).as_captured())
         seconds[probe.name] = time.perf_counter() - started
         entries += reply.entries
-        hidden |= {item.site: item for item in reply.not_visible}
+        hidden[probe.name] = reply.not_visible
         gaps += reply.not_tested
         shares += reply.shares
+    shown = {entry.site for entry in entries}
+    never = {item.site: item for items in hidden.values() for item in items if item.site not in shown}
+    gaps += [
+        hidden_there(name, lost) for name, items in hidden.items() if (lost := [i for i in items if i.site in shown])
+    ]
     manifest = Manifest(
         backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,
         checkpoint=_lasting(plan.checkpoint), precision=precision, architecture=plan.spec.architecture,
         spec=Path(plan.spec.file).name, description=description, probes=tuple(ran), entries=tuple(entries),
-        not_visible=tuple(hidden.values()), not_tested=tuple(gaps),
+        not_visible=tuple(never.values()), not_tested=tuple(gaps),
         weights=session.weights() if with_weights else (), seconds=seconds, shares=tuple(shares),
     )  # fmt: skip
     write_manifest(out, manifest)
     return open_capture(out, just_written=True)
+
+
+def hidden_there(probe: str, items: Sequence[NotVisible]) -> NotTested:
+    """Sites that a probe does not show and others do, as one gap."""
+    sites = f"{items[0].site}" if len(items) == 1 else f"{len(items)} sites, {items[0].site} the first"
+    return NotTested(what=f"probe {probe}: {sites}", why=items[0].why)
 
 
 def _bytes(request: RunRequest, plan: SidePlan) -> int:

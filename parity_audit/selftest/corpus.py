@@ -6,6 +6,7 @@ be named by the site that they make, `@blocks.{l}.ln1.out`: the spec's hf sectio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -22,6 +23,8 @@ from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import section
 
 REPOSITORY_FAULTS = Path(__file__).resolve().parents[2] / "tests" / "faults"
+OF_A_LAYER = re.compile(r"\bl\b")
+"""The layer in a condition: what has it holds in some blocks and not in others."""
 MODULE_KEYS = ("module", "block", "norm")
 
 
@@ -166,10 +169,11 @@ def _read(path: Path) -> Iterator[Fault]:
 
 
 def fits(fault: Fault, spec: Spec) -> bool:
-    """Whether a template's modules exist in an architecture."""
+    """Whether a template's modules exist in an architecture, in every block of it."""
     sites = section(spec, "hf", "").sites
     named = [plant[key] for plant in fault.plant for key in MODULE_KEYS if str(plant.get(key, "")).startswith("@")]
-    return all(name[1:] in sites for name in named)
+    found = [sites.get(name[1:]) for name in named]
+    return all(entry is not None and not OF_A_LAYER.search(entry.when) for entry in found)
 
 
 def resolved(fault: Fault, spec: Spec) -> list[dict[str, Any]]:

@@ -632,7 +632,7 @@ def _read_states(
         state = state * more["g"][:, at].exp()[..., None, None]
         state = state + key[:, at, :, :, None] * (value[:, at] * more["beta"][:, at, :, None])[:, :, None]
         read.append((state * query[:, at, :, :, None]).sum(-2) * key.shape[-1] ** -0.5)
-    return torch.stack(read, 1), None
+    return torch.stack(read, 1), state
 
 
 def gate_before_norm(model: nn.Module, plant: Plant) -> None:
