@@ -44,3 +44,14 @@ def test_a_hook_between_rotation_and_norm_promises_neither():
 
     assert "blocks.0.attn.hook_q" in named
     assert not {"blocks.0.attn.hook_rot_q", "blocks.0.attn.hook_rot_k"} & named
+
+
+def test_the_output_of_heads_is_right_before_or_behind_its_gate():
+    model = resolve_model("qwen3-next")
+    found = [
+        hook
+        for hook in hooks(model.spec, "transformer_bridge", model.config, "4.3.0")
+        if hook.name == "blocks.3.attn.hook_z"
+    ]
+
+    assert {hook.site for hook in found} == {"blocks.3.z", "blocks.3.z_gated"}
