@@ -99,7 +99,7 @@ def _is_number(value: Any) -> bool:
 
 def _sizes(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
     """The values of `dims`, not made whole numbers yet."""
-    return {name: evaluate(text, config_names(config)) for name, text in spec.content.dims.items()}
+    return {name: evaluate(text, config_names(config)) for name, text in spec.content.dims.items() if text is not None}
 
 
 def _sizes_of_layers(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class SpecFile(_Strict):
     architecture: str
     extends: str | None = None
     sources: list[str] = []
-    dims: dict[str, str] = {}
+    dims: dict[str, str | None] = {}
     layer_dims: dict[str, str] = {}
     models: dict[str, ModelEntry] = {}
     miniature: dict[str, dict[str, int]] = {}

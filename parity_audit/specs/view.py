@@ -16,7 +16,9 @@ from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob,
 
 def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
     """d_model, n_heads, n_kv_heads, d_head, d_mlp, n_layers, d_vocab of a config."""
-    return {name: int(evaluate(text, config_names(config))) for name, text in spec.content.dims.items()}
+    return {
+        name: int(evaluate(text, config_names(config))) for name, text in spec.content.dims.items() if text is not None
+    }
 
 
 def dims_of_layer(spec: Spec, names: Mapping[str, Any], sizes: dict[str, int], layer: int | None) -> dict[str, int]:
