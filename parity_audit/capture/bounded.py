@@ -33,9 +33,10 @@ LONG = 512
 ENDS, EDGE, SPREAD = 16, 8, 32
 """Positions kept at either end, on either side of a window's edge, and evenly between: errors of a window begin at its edge and
 stay, errors of RoPE grow with the distance, so a hundred of thousands of positions show both."""
-ROOM = 2 << 30
-"""Bytes for the captures of one candidate's audit where the user gives no bound: every site and position of a model up to a few
-million parameters takes less, those of one of 2.6 billion up to 97 GB."""
+ROOM = 3 << 29
+"""Bytes for everything that one candidate's audit may write where the user gives no bound: every site and position of a model up to
+a few million parameters takes less, those of one of 2.6 billion up to 97 GB. A port at parity writes about half of it, as nobody
+looks for causes: below 1 GB."""
 WHOLE = sys.maxsize
 """A bound for those who need every position and site, whatever that takes."""
 REPLAYS = 4

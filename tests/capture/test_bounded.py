@@ -55,15 +55,15 @@ def test_first_positions_of_the_long_probe_then_sites_then_whole_probes_are_left
     assert (error.value.code, "probe short alone writes up to" in error.value.message) == ("disk-bound", True)
 
 
-def test_without_a_bound_captures_of_two_gibibytes_are_whole_and_larger_ones_are_cut():
-    """Twice the sites are twice the bytes: the first number of sites beyond 2 GiB is where positions are chosen."""
-    layers = (2 << 30) // WHOLE
+def test_without_a_bound_captures_of_one_and_a_half_gibibytes_are_whole_and_larger_ones_are_cut():
+    """Twice the sites are twice the bytes: the first number of sites beyond 1.5 GiB is where positions are chosen."""
+    layers = (3 << 29) // WHOLE
     below, above = (replace(WRITES, taps=[*WRITES.taps] * count) for count in (layers, layers + 1))
     assert below.total(PROBES) <= ROOM < above.total(PROBES)
     assert fitted(PROBES, (), below, CONFIG, None).left_out == ()
     fit = fitted(PROBES, (), above, CONFIG, None)
     assert [gap.what for gap in fit.left_out] == ["positions of probe long"]
-    assert "more than 2.1 GB, which a larger --disk allows" in fit.left_out[0].why
+    assert "more than 1.6 GB, which a larger --disk allows" in fit.left_out[0].why
     assert fitted(PROBES, (), above, CONFIG, above.total(PROBES)).left_out == ()
 
 
