@@ -105,12 +105,10 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         return recorder.reply()
 
     def _cached(self) -> Step:
-        """The bridge goes on from a cache of transformers."""
+        """The bridge goes on from a cache of transformers, which has one of its own kind for each layer of a hybrid."""
         from transformers import DynamicCache
 
-        cache = DynamicCache(
-            config=self.model.original_model.config
-        )  # layers of a hybrid have caches of their own kinds
+        cache = DynamicCache(config=self.model.original_model.config)
 
         def step(tokens: Tensor) -> Any:
             return self.model(tokens, return_type="logits", past_key_values=cache)

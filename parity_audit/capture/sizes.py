@@ -9,7 +9,9 @@ from parity_audit.core.types import Probe, SiteTap
 
 STORED_BYTES, FLOAT64_BYTES = 4, 8
 """Of a number in a capture: what models in 16 bits show is kept in float32 too."""
-HEADS, KV_HEADS = ("q", "rot_q", "q_norm.out", "z"), ("k", "v", "rot_k", "k_norm.out")
+HEADS, KV_HEADS = ("q", "rot_q", "q_norm.out", "z", "attn_gate"), ("k", "v", "rot_k", "k_norm.out")
+KEYS, VALUES, PER_HEAD = ("delta.q", "delta.k"), ("delta.v", "delta.z", "delta.out"), ("delta.b", "delta.a")
+"""Of linear attentions."""
 INNER = ("mlp.pre", "mlp.pre_linear", "mlp.post")
 ROUTER = ("mlp.router_logits", "mlp.router_weights")
 
@@ -18,8 +20,13 @@ def numbers_of(probe: Probe, chosen: Sequence[SiteTap], sizes: Mapping[str, int]
     """The numbers at these sites of one probe, in the positions that are kept of it."""
     rows, positions = probe.shape
     kept = len(probe.kept) or positions
+    heads, values = sizes["n_heads"] * sizes["d_head"], sizes.get("n_value_heads", 0) * sizes.get("d_value", 0)
     widths = {
-        **dict.fromkeys(HEADS, sizes["n_heads"] * sizes["d_head"]),
+        **dict.fromkeys(HEADS, heads),
+        **dict.fromkeys(KEYS, sizes.get("n_key_heads", 0) * sizes.get("d_key", 0)),
+        **dict.fromkeys(VALUES, values),
+        **dict.fromkeys(PER_HEAD, sizes.get("n_value_heads", 0)),
+        "z_gated": max(heads, values),
         **dict.fromkeys(KV_HEADS, sizes["n_kv_heads"] * sizes["d_head"]),
         **dict.fromkeys(INNER, sizes["d_mlp"]),
         **dict.fromkeys(ROUTER, sizes.get("n_experts", 0)),

@@ -59,7 +59,8 @@ def take_capture(
     plan = session.plan
     every_tap = taps(plan.spec, plan.backend_key, plan.config, description.version)
     entries: list[Entry] = []
-    hidden = {"": not_visible(plan.spec, plan.backend_key, plan.config, description.version)}
+    in_no_probe = ""
+    hidden = {in_no_probe: not_visible(plan.spec, plan.backend_key, plan.config, description.version)}
     gaps: list[NotTested] = []
     ran: list[Probe] = []
     shares: list[RankShare] = []
@@ -84,9 +85,9 @@ def take_capture(
         shares += reply.shares
     shown = {entry.site for entry in entries}
     never = {item.site: item for items in hidden.values() for item in items if item.site not in shown}
-    gaps += [
-        hidden_there(name, lost) for name, items in hidden.items() if (lost := [i for i in items if i.site in shown])
-    ]
+    for name, items in hidden.items():
+        lost = [item for item in items if name != in_no_probe and item.site in shown]
+        gaps += [hidden_there(name, lost)] if lost else []
     manifest = Manifest(
         backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,
         checkpoint=_lasting(plan.checkpoint), precision=precision, architecture=plan.spec.architecture,

@@ -81,7 +81,7 @@ class Changes:
         )
 
     def _result(self, hook: Hook) -> Change | str:
-        site = hook.site.removesuffix("z") + "attn_proj"
+        site = hook.site.removesuffix(local_name(hook.site)) + "attn_proj"
         make = self.promises.of(hook)
         if make is None or site not in self.judge.sites(self.probe.name):
             return "the judging side does not show attention's projection"

@@ -18,6 +18,7 @@ from parity_audit.formulas import embedding, experts, in_delta, norms, per_layer
 from parity_audit.formulas.in_attention import (
     LATENTS,
     gate_of,
+    gated_heads,
     head_norm,
     latent_norm,
     latent_of,
@@ -29,9 +30,6 @@ from parity_audit.formulas.in_attention import (
     reads_of,
     scores_of,
     z_of,
-)
-from parity_audit.formulas.in_attention import (
-    gated as gated_attention,
 )
 from parity_audit.formulas.knobs import FLOAT32, GATE_UP
 from parity_audit.formulas.logits import logits
@@ -237,7 +235,7 @@ IN_BLOCK: dict[str, Make] = {
     "attn_gate": gate_of,
     **{f"delta.{part}": partial(in_delta.projected, part=part) for part in in_delta.PARTS},
     "delta.out": in_delta.read,
-    "z_gated": lambda at: in_delta.gated(at) if in_delta.has_delta(at) else gated_attention(at),
+    "z_gated": lambda at: in_delta.gated(at) if in_delta.has_delta(at) else gated_heads(at),
     "attn_proj": partial(projected, part="o"),
     "ln1_post.out": lambda at: _norm(at, at.site("attn_proj"), "norm.ln1_post"),
     "attn_out": _attn_out,

@@ -82,7 +82,7 @@ def gate_of(at: Place) -> Tensor:
     return heads(project(attention_input(at), at.tensor("attn.gate")), at.dim("n_heads"))
 
 
-def gated(at: Place) -> Tensor:
+def gated_heads(at: Place) -> Tensor:
     """What attention makes times its gate."""
     z, gate = at.site("z"), at.site("attn_gate")
     gate = gate if gate.shape[1] == z.shape[1] else gate[:, at.queries]

@@ -15,7 +15,7 @@ the residual stream.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,10 +75,10 @@ def hooks(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str)
     order = knob_values(spec, config).get("qk_norm.order")
     between = BETWEEN if order is not None and order.value == AFTER_ROTATION else ()
     named = (site for site in sites if local_name(site) not in between)
-    return tuple(hook for site in named for hook in _of_site(site, own.get(site)))
+    return tuple(hook for site in named for hook in _of_site(site, own.get(site), sites))
 
 
-def _of_site(site: str, own: SiteTap | None) -> Iterator[Hook]:
+def _of_site(site: str, own: SiteTap | None, sites: Collection[str]) -> Iterator[Hook]:
     local = local_name(site)
     block = site.removesuffix(local)
     if local in NAMES:
@@ -87,7 +87,7 @@ def _of_site(site: str, own: SiteTap | None) -> Iterator[Hook]:
         yield _hook(NAMES["embed"], site, VALUE, own)
     if local == "z_gated":
         yield _hook(block + NAMES["z"], site, VALUE, own)
-    if local == "z":
+    if local == ("z_gated" if f"{block}z_gated" in sites else "z"):
         yield from (_hook(f"{block}attn.hook_result", site, promise, own) for promise in (RESULT, ADDED_RESULT))
     if local in NORMS and own is not None:
         norm = own.module.removesuffix(".hook_out")

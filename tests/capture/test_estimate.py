@@ -24,7 +24,9 @@ HEADERS = 0.02
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", ["meta-llama/Llama-3.2-1B", "mistralai/Mixtral-8x7B-v0.1"])
+@pytest.mark.parametrize(
+    "name", ["meta-llama/Llama-3.2-1B", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-Next-80B-A3B-Instruct"]
+)
 def test_the_captures_of_an_audit_take_what_was_said(name, cache, tmp_path):
     probes = ("short", "left_padded", "decode", "ids")
     plan = plan_audit(

@@ -55,3 +55,8 @@ def test_the_output_of_heads_is_right_before_or_behind_its_gate():
     ]
 
     assert {hook.site for hook in found} == {"blocks.3.z", "blocks.3.z_gated"}
+    assert names("qwen3-next", "transformer_bridge", "blocks.3.z") == {"blocks.3.attn.hook_z"}
+    assert names("qwen3-next", "transformer_bridge", "blocks.3.z_gated") == {
+        "blocks.3.attn.hook_z",
+        "blocks.3.attn.hook_result",
+    }

@@ -22,6 +22,8 @@ from parity_audit.formulas.decoder import Run
 from parity_audit.formulas.place import Batch, Decoder
 from parity_audit.formulas.positions import counted
 
+IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, KeyError)
+"""What a formula raises for values that this decoder cannot have, and where a value that it reads is missing."""
 LAST_QUERIES = 8
 """Queries of a long text whose attention is computed: enough to tell values, and 500 times cheaper than all of 4160."""
 KEPT = ("rot_q", "rot_k", "v")
@@ -120,13 +122,7 @@ class Residuals:
         try:
             with torch.no_grad():
                 return run.computed(component.site), run.asked
-        except (
-            ValueError,
-            TypeError,
-            RuntimeError,
-            ArithmeticError,
-            KeyError,
-        ):  # values that this decoder cannot have, or none
+        except IMPOSSIBLE:
             return None, run.asked
 
     def _long_input(self, run: Run, probe: Probe, site: str, values: Values) -> Tensor | None:

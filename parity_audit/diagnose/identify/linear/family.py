@@ -44,24 +44,15 @@ from parity_audit.diagnose.identify.linear.sample import (
     ends_of,
 )
 
-VALUES = "n_value_heads"
 PROJECTIONS = (
     Projection(role="attn.q", inputs=("ln1.out",), unnormed=("resid_pre",), output="q", heads="n_heads"),
     Projection(role="attn.k", inputs=("ln1.out",), unnormed=("resid_pre",), output="k", heads="n_kv_heads"),
     Projection(role="attn.v", inputs=("ln1.out",), unnormed=("resid_pre",), output="v", heads="n_kv_heads"),
     Projection(role="attn.gate", inputs=("ln1.out",), unnormed=("resid_pre",), output="attn_gate", heads="n_heads"),
     *(
-        Projection(
-            role=f"delta.{part}", inputs=("ln1.out",), unnormed=("resid_pre",), output=f"delta.{part}", heads=count
-        )
-        for part, count in {
-            "q": "n_key_heads",
-            "k": "n_key_heads",
-            "v": VALUES,
-            "z": VALUES,
-            "b": VALUES,
-            "a": VALUES,
-        }.items()
+        Projection(role=name, inputs=("ln1.out",), unnormed=("resid_pre",), output=name, heads=f"n_{whose}_heads")
+        for whose, parts in {"key": "qk", "value": "vzba"}.items()
+        for name in (f"delta.{part}" for part in parts)
     ),
     Projection(role="attn.o", inputs=("z_gated", "z"), output="attn_proj"),
     Projection(role="mlp.gate", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.pre"),
