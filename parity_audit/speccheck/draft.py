@@ -115,12 +115,19 @@ def _gone(near: Likeness, modules: Mapping[str, nn.Module], shape: Shape) -> dic
 def missing_sites(near: Likeness, modules: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
     """Sites of the parent, and the module that this model does not have."""
     held = {numbered(path) for path in modules}
-    return [(site, path) for site, path in _sites(near) if path not in held]
+    return [(site, paths[0]) for site, paths in _sites(near) if held.isdisjoint(paths)]
 
 
-def _sites(near: Likeness) -> list[tuple[str, str]]:
+def _sites(near: Likeness) -> list[tuple[str, list[str]]]:
+    """Every site of the parent, and the modules that show it in one layer or another."""
     sites = near.spec.content.backends[HF].sites
-    return [(site, numbered(entry.module)) for site, entry in sites.items() if isinstance(entry, SiteEntry)]
+    return [(site, list(_modules_of(entry))) for site, entry in sites.items() if isinstance(entry, SiteEntry)]
+
+
+def _modules_of(entry: SiteEntry | None) -> Iterator[str]:
+    while entry is not None:
+        yield numbered(entry.module)
+        entry = entry.otherwise
 
 
 def _to_look_at(
@@ -133,14 +140,14 @@ def _to_look_at(
     for name in near.unused:
         if not name.endswith(OPTIONAL) and name not in shape.settled:
             yield f"tensor `{name}`: no role of {near.spec.name} names it"
-    shown = {path for _, path in _sites(near)} | shape.settled
+    shown = {path for _, paths in _sites(near) for path in paths} | shape.settled
     for path in sorted({numbered(path) for path, module in modules.items() if _weighs(module)} - shown):
         if path not in ("model.embed_tokens", "lm_head"):
             yield f"module `{path}`: no site shows it"
     for said in near.unread:
         yield f"{near.spec.name}: {said}"
     read = words_of(near.spec, CONSTANTS) | set(_words(knobs))
-    for key in sorted(config):
+    for key in sorted(config.keys() & canonical(config).keys()):
         if key not in read and key not in EPS_KEYS and not NO_FUNCTION.search(key) and not _off(config[key]):
             yield f"config key `{key}` ({config[key]!r:.40}) is read by no constant: does it change what is computed?"
 

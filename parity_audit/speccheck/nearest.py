@@ -11,7 +11,7 @@ from torch import nn
 
 from parity_audit.specs.expr import ExprError
 from parity_audit.specs.load import list_specs, load_spec
-from parity_audit.specs.schema import Spec, WeightEntry
+from parity_audit.specs.schema import RoleEntry, Spec, WeightEntry
 from parity_audit.specs.unread import CONSTANTS, words_of
 from parity_audit.specs.view import knob_values, role_tensor
 
@@ -67,15 +67,21 @@ def numbered(name: str) -> str:
 
 def likeness(spec: Spec, held: set[str], config: Mapping[str, Any]) -> Likeness:
     """How the tensors of a model and of one spec meet."""
-    said = live_tensors(spec)
-    missing = {role: name for role, name in said.items() if name not in held}
+    said, others = live_tensors(spec), _in_other_layers(spec)
+    missing = {role: name for role, name in said.items() if held.isdisjoint({name, others.get(role, name)})}
     required = {name for role, name in missing.items() if not role.endswith(OPTIONAL) and role != "unembed"}
-    common = held & set(said.values())
+    known = {*said.values(), *held.intersection(others.values())}
     return Likeness(
-        spec=spec, missing=missing, unused=tuple(sorted(held - common)), unread=_unanswered(spec, config),
-        share=_share(_parted(held), _parted(set(said.values())), _parted(held | required)),
-        literal=_share(held, set(said.values()), held | required),
+        spec=spec, missing=missing, unused=tuple(sorted(held - known)), unread=_unanswered(spec, config),
+        share=_share(_parted(held), _parted(known), _parted(held | required)),
+        literal=_share(held, known, held | required),
     )  # fmt: skip
+
+
+def _in_other_layers(spec: Spec) -> dict[str, str]:
+    """The tensor that plays a role where the first one is not there, by role."""
+    entries = {role: entry for role, entry in spec.content.roles.items() if isinstance(entry, RoleEntry)}
+    return {role: entry.otherwise for role, entry in entries.items() if entry.otherwise is not None}
 
 
 def _share(held: set[str], said: set[str], either: set[str]) -> float:

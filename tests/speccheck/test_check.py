@@ -16,6 +16,7 @@ from parity_audit.speccheck.draft import draft_spec
 from parity_audit.speccheck.mutate import changes
 from parity_audit.speccheck.table import page
 from parity_audit.specs.load import load_spec
+from parity_audit.specs.resolve import resolve_model
 
 
 def checked(*args, tmp_path):
@@ -156,6 +157,17 @@ def test_a_draft_of_an_unseen_architecture_passes_as_it_is(tmp_path, monkeypatch
 def looked_at(config):
     """The names in backticks of what a draft leaves to a person."""
     return [line.split("`")[1] for line in draft_spec("somebody/seed", config).todo]
+
+
+def test_what_plays_a_role_in_some_layers_alone_is_not_left_to_a_person():
+    """Three layers of four of this model have no attention: their output projection has a name of its own."""
+    config = resolve_model("qwen3-next").config | {"num_hidden_layers": 4, "num_experts": 4, "vocab_size": 515}
+    said = " ".join(draft_spec("somebody/hybrid", {**config, "layer_types": None}).todo)
+
+    assert "linear_attn.in_proj" not in said
+    assert "out_proj" not in said
+    assert "self_attn" not in said
+    assert "rope" not in said
 
 
 def test_what_a_draft_cannot_see_is_marked():
