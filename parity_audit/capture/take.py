@@ -59,8 +59,8 @@ def take_capture(
     plan = session.plan
     every_tap = taps(plan.spec, plan.backend_key, plan.config, description.version)
     entries: list[Entry] = []
-    in_no_probe = ""
-    hidden = {in_no_probe: not_visible(plan.spec, plan.backend_key, plan.config, description.version)}
+    promised = not_visible(plan.spec, plan.backend_key, plan.config, description.version)
+    hidden: dict[str, Sequence[NotVisible]] = {}
     gaps: list[NotTested] = []
     ran: list[Probe] = []
     shares: list[RankShare] = []
@@ -84,9 +84,9 @@ def take_capture(
         gaps += reply.not_tested
         shares += reply.shares
     shown = {entry.site for entry in entries}
-    never = {item.site: item for items in hidden.values() for item in items if item.site not in shown}
+    never = {item.site: item for items in (promised, *hidden.values()) for item in items if item.site not in shown}
     for name, items in hidden.items():
-        lost = [item for item in items if name != in_no_probe and item.site in shown]
+        lost = [item for item in items if item.site in shown]
         gaps += [hidden_there(name, lost)] if lost else []
     manifest = Manifest(
         backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parity_audit.checks.token_ids import SpecialTokens, TwoRows, ways_they_differ
+from parity_audit.checks.token_ids import SpecialTokens, TwoRows, first_difference, ways_they_differ
 from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
@@ -31,8 +31,7 @@ def token_findings(
     rows = [row for row in rows if row.ours != row.theirs]
     unseen = [text for text in reference.tokenization if text not in candidate.tokenization]
     warnings = [
-        f"{candidate.backend} tokenises {len(same)} of {len(shared)} texts otherwise: {words}; {same[0].text!r:.60} is "
-        f"{_around(same[0].ours, same[0].first)} in the reference, {_around(same[0].theirs, same[0].first)} in the candidate"
+        f"{candidate.backend} tokenises {len(same)} of {len(shared)} texts otherwise: {words}; {_example(same[0])}"
         for words, same in ways_they_differ(rows, special)
     ]
     return (
@@ -40,6 +39,11 @@ def token_findings(
         warnings,
         [_untokenized(candidate.backend, unseen, shared)] if unseen else [],
     )
+
+
+def _example(row: TwoRows) -> str:
+    at = first_difference(row.ours, row.theirs)
+    return f"{row.text!r:.60} is {_around(row.ours, at)} in the reference, {_around(row.theirs, at)} in the candidate"
 
 
 def _around(ids: Sequence[int], at: int) -> str:

@@ -34,11 +34,11 @@ class TwoRows:
     theirs: list[int]
     chat: bool = False
 
-    @property
-    def first(self) -> int:
-        """The first position at which they differ; the shorter one's length where it is the beginning of the other."""
-        pairs = zip(self.ours, self.theirs, strict=False)
-        return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(self.ours), len(self.theirs)))
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """The first position at which two rows differ; the shorter one's length where it is the beginning of the other."""
+    pairs = zip(ours, theirs, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def special_tokens(config: Mapping[str, Any]) -> SpecialTokens:
@@ -58,11 +58,14 @@ def ways_they_differ(rows: Sequence[TwoRows], special: SpecialTokens) -> list[tu
     Shifted ids begin at one id for all texts together: a text shows the lowest of its own only.
     """
     found: dict[str, list[TwoRows]] = {}
-    shifted = [row for row in rows if _shift(row.ours, row.theirs) is not None]
+    shifts = [_shift(row.ours, row.theirs) for row in rows]
+    shifted = [row for row, shift in zip(rows, shifts, strict=True) if shift is not None]
     together = _shift([a for row in shifted for a in row.ours], [b for row in shifted for b in row.theirs])
-    for row in rows:
-        shift = together if row in shifted else None
-        words = _shifted(*shift) if shift else how_ids_differ(row.ours, row.theirs, special, chat=row.chat)
+    for row, shift in zip(rows, shifts, strict=True):
+        if together is not None and shift is not None:
+            words = _shifted(*together)
+        else:
+            words = how_ids_differ(row.ours, row.theirs, special, chat=row.chat)
         found.setdefault(words, []).append(row)
     return sorted(found.items(), key=lambda item: -len(item[1]))[:SHOWN]
 
@@ -75,10 +78,8 @@ def how_ids_differ(ours: Sequence[int], theirs: Sequence[int], special: SpecialT
     """
     ways = _at_the_ends(list(ours), list(theirs), special)
     words = next(ways, "") or _otherwise(list(ours), list(theirs), special, chat=chat)
-    return (
-        words
-        or f"they differ from position {TwoRows('', [*ours], [*theirs]).first} on, {len(ours)} and {len(theirs)} tokens"
-    )
+    at = first_difference(ours, theirs)
+    return words or f"they differ from position {at} on, {len(ours)} and {len(theirs)} tokens"
 
 
 def _at_the_ends(ours: list[int], theirs: list[int], special: SpecialTokens) -> Iterator[str]:
@@ -89,12 +90,9 @@ def _at_the_ends(ours: list[int], theirs: list[int], special: SpecialTokens) -> 
     first, last = theirs[:1] * more, theirs[-1:] * more
     if more > 0 and theirs == ours[:1] * more + ours:
         yield f"{special.words(ours[0])} stands {'twice' if more == 1 else f'{more + 1} times'} at the start"
-    if more == 1 and ours in (theirs[1:], theirs[:-1]):
-        start = ours == theirs[1:]
-        yield f"{special.words(theirs[0 if start else -1])} is put {'in front' if start else 'at the end'}"
-    if more > 1 and theirs in (first + ours, ours + last):
-        start = theirs == first + ours
-        yield f"{special.words(theirs[0 if start else -1])} is put {more} times {'in front' if start else 'at the end'}"
+    if more > 0 and theirs in (first + ours, ours + last):
+        start, times = theirs == first + ours, "" if more == 1 else f" {more} times"
+        yield f"{special.words(theirs[0 if start else -1])} is put{times} {'in front' if start else 'at the end'}"
     if more == -1 and theirs == ours[1:]:
         yield f"{special.words(ours[0])} is missing at the start"
     if more == -1 and theirs == ours[:-1] and ours[-1] in special.named:

@@ -20,7 +20,10 @@ from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
 from parity_audit.core.sites import BLOCK_ORDER, layer_of, local_name, site_order
+from parity_audit.formulas.in_delta import PARTS
 
+READ_NORM = ("q", "k", "v", "attn_gate", *(f"delta.{part}" for part in PARTS))
+"""What is projected of the same norm: none of them stands before another."""
 COMPONENT_OF = {
     "embed": "embed",
     "resid_pre": "residual",
@@ -37,16 +40,12 @@ COMPONENT_OF = {
     "kv_latent_norm.out": "qk_norm",
     "q_latent": "qkv",
     "kv_latent": "qkv",
-    "q": "qkv",
-    "k": "qkv",
-    "v": "qkv",
+    **dict.fromkeys(READ_NORM, "qkv"),
     "rot_q": "rope",
     "rot_k": "rope",
     "attn_scores": "scores",
     "pattern": "pattern",
     "z": "z",
-    "attn_gate": "qkv",
-    **dict.fromkeys(("delta.q", "delta.k", "delta.v", "delta.z", "delta.b", "delta.a"), "qkv"),
     "delta.out": "delta",
     "z_gated": "z_gated",
     "attn_proj": "attn_proj",
@@ -60,10 +59,6 @@ COMPONENT_OF = {
     "ln_final.out": "final_norm",
     "logits": "logits",
 }
-
-
-READ_NORM = ("q", "k", "v", "attn_gate", "delta.q", "delta.k", "delta.v", "delta.z", "delta.b", "delta.a")
-"""What is projected of the same norm: none of them stands before another."""
 
 
 def component_of(site: str) -> str:

@@ -19,6 +19,7 @@ from parity_audit.formulas.in_attention import (
     LATENTS,
     gate_of,
     gated_heads,
+    has_delta,
     head_norm,
     latent_norm,
     latent_of,
@@ -235,7 +236,7 @@ IN_BLOCK: dict[str, Make] = {
     "attn_gate": gate_of,
     **{f"delta.{part}": partial(in_delta.projected, part=part) for part in in_delta.PARTS},
     "delta.out": in_delta.read,
-    "z_gated": lambda at: in_delta.gated(at) if in_delta.has_delta(at) else gated_heads(at),
+    "z_gated": lambda at: in_delta.gated(at) if has_delta(at) else gated_heads(at),
     "attn_proj": partial(projected, part="o"),
     "ln1_post.out": lambda at: _norm(at, at.site("attn_proj"), "norm.ln1_post"),
     "attn_out": _attn_out,
@@ -268,7 +269,7 @@ def sites_of(at: Place) -> list[str]:
                        "kv_latent": "norm.kv_latent", "kv_latent_norm.out": "norm.kv_latent"}.items():  # fmt: skip
         gone |= {site} if not at.has(role) else set()
     gone |= set() if _has_own_embeddings(at) else {"per_layer.out"}
-    gone |= ATTENTION if in_delta.has_delta(at) else DELTA
+    gone |= ATTENTION if has_delta(at) else DELTA
     gone |= set() if at.has("attn.gate") else {"attn_gate"}
     gone |= {"z_gated"} if read_by_output(at) == "z" else set()
     gone |= set() if reads_of(at, "v") == "v" else {"k", "v", "k_norm.out", "rot_k"}

@@ -74,7 +74,12 @@ def projected(at: Place, part: str) -> Tensor:
 
 def read_by_output(at: Place) -> str:
     """The site that the output projection reads: what attention makes, behind its gate where a block has one."""
-    return "z_gated" if at.has("attn.gate") or at.has("delta.conv") else "z"
+    return "z_gated" if at.has("attn.gate") or has_delta(at) else "z"
+
+
+def has_delta(at: Place) -> bool:
+    """Whether a block has a linear attention in place of attention."""
+    return at.has("delta.conv")
 
 
 def gate_of(at: Place) -> Tensor:
@@ -84,9 +89,13 @@ def gate_of(at: Place) -> Tensor:
 
 def gated_heads(at: Place) -> Tensor:
     """What attention makes times its gate."""
-    z, gate = at.site("z"), at.site("attn_gate")
-    gate = gate if gate.shape[1] == z.shape[1] else gate[:, at.queries]
-    return z * activation(at.knob("attention.gate"))(gate)
+    z = at.site("z")
+    return z * activation(at.knob("attention.gate"))(at_queries(at, at.site("attn_gate"), z))
+
+
+def at_queries(at: Place, x: Tensor, like: Tensor) -> Tensor:
+    """A tensor `[batch pos ...]` at the queries whose attention was computed, where `like` has these positions alone."""
+    return x if x.shape[1] == like.shape[1] else x[:, at.queries]
 
 
 def reads_of(at: Place, site: str) -> str:

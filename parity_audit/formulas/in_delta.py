@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parity_audit.formulas import delta
 from parity_audit.formulas.activations import activation
-from parity_audit.formulas.in_attention import attention_input
+from parity_audit.formulas.in_attention import at_queries, attention_input
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import heads, project
 
@@ -19,11 +19,6 @@ CONVOLVED, PER_HEAD = "qkv", "ba"
 """What goes through the convolution, and what is one number per head."""
 PARTS = (*CONVOLVED, "z", *PER_HEAD)
 """What is projected of the stream: queries, keys, values, their gate, the logit of the correction, the time step."""
-
-
-def has_delta(at: Place) -> bool:
-    """Whether a block has a linear attention."""
-    return at.has("delta.conv")
 
 
 def projected(at: Place, part: str) -> Tensor:
@@ -60,8 +55,8 @@ def _convolved(at: Place) -> list[Tensor]:
 
 def gated(at: Place) -> Tensor:
     """What the output projection reads."""
-    out, z = at.site("delta.out"), at.site("delta.z")
-    gate = activation(at.knob("delta.gate"))(z if z.shape[1] == out.shape[1] else z[:, at.queries])
+    out = at.site("delta.out")
+    gate = activation(at.knob("delta.gate"))(at_queries(at, at.site("delta.z"), out))
     return delta.gated_norm(
         out, gate, at.tensor("norm.delta"), eps=at.knob("delta.norm_eps"), order=at.knob("delta.gate_order")
     )
