@@ -111,7 +111,7 @@ class RightReferences:
         knobs = tuple(dict.fromkeys(cause.knob for cause in causes))
         if found is None:
             return NotTested(what=WHAT, why=f"{NO_SETTING} ({', '.join(knobs)})")
-        code = render(found.edits, plan.backend_key) if found.edits else ""
+        code = render(found.edits, plan.backend_key, given.session.description().text_paths) if found.edits else ""
         text = "" if found.edits else str(found.ref)
         proposal = RightReference(knobs=knobs, backend=text, code=code, verified=False, why=NOT_RUN)
         if not run:

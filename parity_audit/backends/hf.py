@@ -23,12 +23,13 @@ from parity_audit.backends.float64 import promoted
 from parity_audit.backends.generation import greedy
 from parity_audit.backends.hf_places import Places, placed
 from parity_audit.backends.hf_ranks import RANKS, HfRanks
-from parity_audit.backends.loading import load_name, tokenization
+from parity_audit.backends.loading import auto_class, load_name, tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.offload import readable_in_any_mode
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.text_model import paths_in_whole, text_model
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, Probe, ReadBack, WeightPrint
@@ -70,18 +71,18 @@ class HfBackend:
         self.places = Places(request)
         config = transformers.AutoConfig.from_pretrained(name)
         for key, value in overrides.items():
-            _set_config(config, key, value)
+            _set_config(config.get_text_config(), key, value)
         attention = request.settings.get("attn_implementation", DEFAULT_ATTENTION)
-        self.model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        model, told = auto_class(config).from_pretrained(
             name, config=config, attn_implementation=attention, torch_dtype=getattr(torch, request.dtype),
             output_loading_info=True, ignore_mismatched_sizes=True, **how, **self.places.how,
         )  # fmt: skip
-        _require_complete(self.model, told)
+        _require_complete(model, told)
         if self.places.asked:
-            readable_in_any_mode(self.model)
+            readable_in_any_mode(model)
         else:
-            self.model.to(request.device)
-        self.model.eval()
+            model.to(request.device)
+        self.model = text_model(model.eval())
 
     @property
     def device(self) -> str:
@@ -103,6 +104,7 @@ class HfBackend:
             max_positions=getattr(config, "max_position_embeddings", None),
             numerics=numerics(next(self.model.parameters()).dtype) | placed(self.model),
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            text_paths=paths_in_whole(self.model),
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:

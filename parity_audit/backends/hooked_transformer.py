@@ -23,7 +23,7 @@ from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.generation import greedy
 from parity_audit.backends.hook_points import named_hooks
-from parity_audit.backends.loading import chat_tokens, load_name, own_tokenizer
+from parity_audit.backends.loading import auto_class, chat_tokens, load_name, own_tokenizer
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_hooked_transformer
@@ -180,9 +180,10 @@ def tokenization(model: Any, request: LoadRequest) -> dict[str, list[int]]:
 
 
 def load_hf_model(path: str, dtype: str) -> nn.Module:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(path, torch_dtype=getattr(torch, dtype))
+    loader = auto_class(AutoConfig.from_pretrained(path))
+    model: nn.Module = loader.from_pretrained(path, torch_dtype=getattr(torch, dtype))
     return model
 
 

@@ -14,6 +14,17 @@ def load_name(checkpoint: Checkpoint) -> str:
     return checkpoint.repo_id if checkpoint.by_name else checkpoint.path
 
 
+def auto_class(config: Any) -> Any:
+    """The class of transformers that loads a model which makes text: some models of several modalities have one of their own."""
+    import transformers
+
+    for name in ("AutoModelForCausalLM", "AutoModelForImageTextToText"):
+        found = getattr(transformers, name, None)
+        if found is not None and type(config) in found._model_mapping:
+            return found
+    return transformers.AutoModelForCausalLM  # which says what it does not know
+
+
 def own_tokenizer(name: str) -> Any:
     """The tokenizer of a checkpoint by its hub id or directory; None where it has none."""
     from transformers import AutoTokenizer

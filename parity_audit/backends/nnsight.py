@@ -32,7 +32,9 @@ from parity_audit.backends.nnsight_sites import shown
 from parity_audit.backends.paths import NoSuchPath, get
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.taps import Recorder
+from parity_audit.backends.text_model import paths_in_whole, text_model
 from parity_audit.core.rollouts import SampleReply, SampleRequest
+from parity_audit.core.text_names import in_whole
 from parity_audit.core.types import Description, ReadBack, SiteTap, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -67,8 +69,7 @@ class NnsightBackend:
             **{"attn_implementation": DEFAULT_ATTENTION, **settings},
         )  # fmt: skip
         self.traced.to(torch.device(request.device))
-        self.model = self.traced._module
-        self.model.eval()
+        self.model = text_model(self.traced._module.eval())
 
     def describe(self) -> Description:
         """Versions, the attention implementation in force, and live knob values."""
@@ -81,6 +82,7 @@ class NnsightBackend:
             max_positions=getattr(config, "max_position_embeddings", None),
             numerics=numerics(next(self.model.parameters()).dtype),
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            text_paths=paths_in_whole(self.model),
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
@@ -126,7 +128,8 @@ class NnsightBackend:
             except NoSuchPath:
                 recorder.misses(tap, f"no module `{tap.module}` here")
                 continue
-            yield tap, self.traced.get(tap.module) if tap.module else self.traced
+            path = in_whole(tap.module, paths_in_whole(self.model)) if tap.module else ""
+            yield tap, self.traced.get(path) if path else self.traced
 
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
         """Greedy completions of one batch."""

@@ -20,6 +20,7 @@ from torch import nn
 
 from parity_audit.backends.base import Tell
 from parity_audit.backends.facts import use_exact_float32
+from parity_audit.backends.text_model import text_model
 from parity_audit.backends.wrappers import unwrapped
 from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
@@ -66,7 +67,7 @@ class PythonPort:
         own = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
         reads = request.reads_by_section.get(self.section, {})
         self.inner.request = dataclasses.replace(request, settings=own, reads=reads)
-        self.inner.model = model
+        self.inner.model = text_model(model) if self.section == "hf" else model
         if self.section == MODULE and MODULE not in request.reads_by_section:
             raise PortError(
                 f"{_described(model)} needs a site map: `sites=map.yaml` in the BACKEND string, or `--sites map.yaml`"

@@ -20,6 +20,7 @@ from typing import Any
 
 from parity_audit.backends.base import CONFIG_TABLES, REGISTRY
 from parity_audit.backends.invariant_mode import InvariantMode
+from parity_audit.backends.no_installs import refuse_installs
 from parity_audit.core.errors import ParityError, is_out_of_memory
 from parity_audit.core.jsonio import dumps, from_plain, to_plain
 from parity_audit.core.operations import OperationsRequest
@@ -47,6 +48,7 @@ def main() -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _first_to_go()
+    refuse_installs()
     read_fd, write_fd = (int(fd) for fd in os.environ.pop(WIRE_FD_ENV).split(","))
     os.register_at_fork(after_in_child=lambda: _close(read_fd, write_fd))
     for fd in (read_fd, write_fd):

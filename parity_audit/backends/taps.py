@@ -152,15 +152,19 @@ class Recorder:
 
 
 @contextmanager
-def hooked(root: nn.Module, recorder: Recorder) -> Iterator[None]:
+def hooked(root: nn.Module, recorder: Recorder, whole: nn.Module | None = None) -> Iterator[None]:
     """Hooks for every tap that names a module's input or output; attention taps belong to `attention.py`, and
-    TransformerLens' own hooks to `hook_points.py`."""
+    TransformerLens' own hooks to `hook_points.py`.
+
+    Args:
+        whole: the module that is called, where `root` is a part of it; a tap without a module is there.
+    """
     with ExitStack() as stack:
         for tap in recorder.request.taps:
             if tap.take.startswith(ATTENTION) or tap.take == HOOK:
                 continue
             try:
-                module = get(root, tap.module) if tap.module else root
+                module = get(root, tap.module) if tap.module else whole or root
             except LookupError:
                 module = None
             if module is None:

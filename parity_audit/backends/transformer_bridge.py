@@ -29,6 +29,7 @@ from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_bridge
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.wrappers import BRIDGE_PART
+from parity_audit.core.text_names import text_names
 from parity_audit.core.types import Description, WeightPrint
 from parity_audit.core.wire import LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -70,7 +71,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
     def describe(self) -> Description:
         """Versions and live knob values; the attention implementation is the one the bridge chose."""
         model = self.model
-        hf_config = model.original_model.config
+        hf_config = model.original_model.config.get_text_config()
         settings = {**self.request.settings, "attn_implementation": hf_config._attn_implementation}
         return Description(
             backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),
@@ -87,7 +88,8 @@ class TransformerBridgeBackend(HookedTransformerBackend):
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprints under the names transformers gives them: the bridge's wrappers are left out of the path."""
         named = self.model.original_model.named_parameters(remove_duplicate=False)
-        return fingerprints({name.replace(BRIDGE_PART, ""): value for name, value in named}, request)
+        values = {name.replace(BRIDGE_PART, ""): value for name, value in named}
+        return fingerprints({name: values[held] for name, held in text_names(values).items()}, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
         """One forward pass, or one per token where the cache is asked for."""

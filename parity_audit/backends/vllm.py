@@ -23,6 +23,7 @@ from parity_audit.backends.loading import tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.text_model import INSIDE, text_part
 from parity_audit.backends.vllm_gather import Gatherer, real_rows
 from parity_audit.backends.vllm_rank import attention_kernel
 from parity_audit.backends.vllm_ranks import Ranks
@@ -51,6 +52,7 @@ class VllmBackend:
 
     request: LoadRequest
     llm: Any
+    whole: nn.Module
     model: nn.Module
     ranks: Ranks | None = None
 
@@ -71,7 +73,8 @@ class VllmBackend:
         if vllm_engine.world_size(request.settings) > 1:
             self.ranks = Ranks(self.llm, request)
         else:
-            self.model = self.llm.apply_model(lambda model: model)[0]
+            self.whole = self.llm.apply_model(lambda model: model)[0]
+            self.model = text_part(self.whole)
 
     def describe(self) -> Description:
         """Versions, the settings and attention kernel in force, and live knob values."""
@@ -88,6 +91,7 @@ class VllmBackend:
             max_positions=settings["max_model_len"] - 1,
             numerics=numerics(next(self.model.parameters()).dtype),
             parameters=vllm_weights.parameter_count(self.model),
+            text_paths={} if self.model is self.whole else {"": INSIDE},
         )  # fmt: skip
 
     def _described_by(self, ranks: Ranks, settings: dict[str, Any]) -> Description:
@@ -135,8 +139,8 @@ class VllmBackend:
         gatherer = Gatherer(self._hookable(request, recorder), recorder)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(gatherer.steps_seen(self.model))
-            stack.enter_context(hooked(self.model, gatherer))
+            stack.enter_context(gatherer.steps_seen(self.whole))
+            stack.enter_context(hooked(self.model, gatherer, self.whole))
             stack.enter_context(gatherer.sampler_seen(self.model, forced=request.cached))
             stack.enter_context(vllm_engine.tokens_per_step(self.llm, request.chunk))
             cached = self._generate(request, gatherer.rows)

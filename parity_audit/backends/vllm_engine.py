@@ -26,6 +26,8 @@ SWITCH = "VLLM_BATCH_INVARIANT"
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
 EXPERT_PARALLEL, EXPERTS_KERNEL, EXPERT_MAP = "enable_expert_parallel", "cpu_fused_moe", "expert_map"
 OWN_SETTINGS = ("tf32", FORCED_DECODING, BATCH_INVARIANT)
+TEXT_MODEL = "text_config"
+"""Where the config of a model of several modalities has that of its text model."""
 BLOCK = 128
 ROWS = 16
 MIN_BATCHED_TOKENS = 2048
@@ -70,7 +72,8 @@ def start(request: LoadRequest) -> Any:
     check_settings(request.settings)
     if request.device == "cpu":
         _check_experts(request.settings)
-        _inspect_in_process(request.architecture)
+        for architecture in {request.architecture, *(_config(request).architectures or ())}:
+            _inspect_in_process(architecture)
     llm = LLM(**arguments(request))
     _check_switch(request.device)
     _remove_rendezvous_file()
@@ -96,7 +99,8 @@ def batch_invariance() -> bool:
 
 def arguments(request: LoadRequest) -> dict[str, Any]:
     """Arguments of `vllm.LLM`: the user's settings over ours, which choose the plainest path through the engine."""
-    config = _text_config(request)
+    whole = _config(request)
+    config = whole.get_text_config()
     given = {key: value for key, value in request.settings.items() if key not in OWN_SETTINGS}
     limit = int(getattr(config, "max_position_embeddings", 0)) or None
     asked = given.pop("max_model_len", None) or limit
@@ -121,6 +125,8 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
         chosen["kv_cache_memory_bytes"] = cache_bytes(
             config, length, str(given.get("dtype", request.dtype)), rows, block
         )
+    if config is not whole:
+        chosen["language_model_only"] = True
     if world_size(request.settings) > 1:
         chosen["distributed_executor_backend"] = "mp"
     if request.settings.get(FORCED_DECODING):
@@ -147,7 +153,10 @@ def tokens_per_step(llm: Any, most: int | None) -> Iterator[None]:
 def typed(overrides: dict[str, Any], config: Any) -> dict[str, Any]:
     """Whole numbers as the config has them: transformers refuses 256.0 for an int and 50 for a float."""
     first = layer_configs(config)[0]  # what layers do not share has no value in the config of the model
-    return {key: _like(value, getattr(first, key, None)) for key, value in overrides.items()}
+    return {
+        key: typed(value, config) if key == TEXT_MODEL else _like(value, getattr(first, key, None))
+        for key, value in overrides.items()
+    }
 
 
 def layer_configs(config: Any) -> list[Any]:
@@ -208,10 +217,10 @@ def _check_experts(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _text_config(request: LoadRequest) -> Any:
+def _config(request: LoadRequest) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(load_name(request.checkpoint)).get_text_config()
+    return AutoConfig.from_pretrained(load_name(request.checkpoint))
 
 
 def _inspect_in_process(architecture: str) -> None:

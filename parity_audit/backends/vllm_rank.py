@@ -23,6 +23,7 @@ from parity_audit.backends.paths import NoSuchPath, get, matches
 from parity_audit.backends.shards import WHOLE, Cut, by_width
 from parity_audit.backends.sink import TENSOR
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.text_model import text_part
 from parity_audit.backends.vllm_gather import Gatherer
 from parity_audit.backends.vllm_plants import PLANTS
 from parity_audit.core.shards import of_rank
@@ -140,7 +141,7 @@ def prepare(worker: Any) -> None:
 def begin(worker: Any, request: RunRequest, folder: str, sizes: dict[str, int]) -> None:
     """Hook this rank's modules until `finish` or `stop`."""
     stop(worker)
-    model, place = worker.get_model(), _place()
+    model, place = text_part(worker.get_model()), _place()
     own = Path(folder) / f"rank-{place.rank}"
     own.mkdir(parents=True, exist_ok=True)
     taps = tuple(replace(tap, slice=None) for tap in request.taps if tap.module or place.stage == place.stages - 1)
@@ -149,8 +150,8 @@ def begin(worker: Any, request: RunRequest, folder: str, sizes: dict[str, int]) 
     gatherer = RankGatherer(request, recorder)
     stack = ExitStack()
     try:
-        stack.enter_context(gatherer.steps_seen(model))
-        stack.enter_context(hooked(model, gatherer))
+        stack.enter_context(gatherer.steps_seen(worker.get_model()))
+        stack.enter_context(hooked(model, gatherer, worker.get_model()))
         stack.enter_context(gatherer.sampler_seen(model, forced=request.cached))
     except BaseException:
         stack.close()
@@ -162,7 +163,7 @@ def finish(worker: Any) -> Shown:
     """Take the hooks away, compute the logits of every position, and say what was kept."""
     stack, gatherer, recorder = RUNNING.pop()
     stack.close()
-    model = worker.get_model()
+    model = text_part(worker.get_model())
     device = next(model.parameters()).device
     with torch.no_grad():
         gatherer.finish(lambda hidden: _logits(model, hidden.to(device)))
@@ -183,7 +184,7 @@ def stop(worker: Any) -> None:
 
 def facts(worker: Any, reads: dict[str, str]) -> Facts:
     """What this rank holds and how it computes."""
-    model = worker.get_model()
+    model = text_part(worker.get_model())
     return Facts(
         place=_place(), effective=_effective(model, reads), numerics=numerics(next(model.parameters()).dtype),
         parameters=vllm_weights.parameter_count(model), attention=attention_kernel(model),
@@ -223,7 +224,7 @@ def _present(model: nn.Module, path: str) -> Iterator[tuple[str, Any]]:
 
 def weights(worker: Any, taps: Sequence[WeightTap], folder: str) -> dict[str, Part]:
     """This rank's part of each parameter, by path; a path that the rank does not have is left out."""
-    model, own = worker.get_model(), Path(folder) / f"rank-{_place().rank}"
+    model, own = text_part(worker.get_model()), Path(folder) / f"rank-{_place().rank}"
     own.mkdir(parents=True, exist_ok=True)
     out: dict[str, Part] = {}
     for path in dict.fromkeys(tap.path for tap in taps):
@@ -242,7 +243,7 @@ def apply(worker: Any, edits: tuple[Edit, ...]) -> tuple[list[ReadBack], list[st
 
     Returns what was read back, and the paths that it has not.
     """
-    model, number = worker.get_model(), _place().rank
+    model, number = text_part(worker.get_model()), _place().rank
     own = of_this_rank(edits, number)
     return EDITS.bring_to(model, tuple(here for edit in own for here in _here(model, edit))), [
         edit.path for edit in own if not _has(model, edit.path)

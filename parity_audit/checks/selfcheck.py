@@ -22,6 +22,7 @@ from parity_audit.diagnose.numerics import reduced_products
 from parity_audit.specs.resolve import ResolvedModel, read_config
 from parity_audit.specs.unread import unread_keys
 from parity_audit.specs.view import effective_values, knob_values, spec_values
+from parity_audit.specs.wrapped import config_for
 
 CHECKED = ("attention.scale", "attention.softcap")
 TOLERANCE = 2e-3
@@ -51,7 +52,7 @@ def reference_notes(
 
 def _unread(plan: SidePlan) -> list[str]:
     """One line per key of config.json whose effect no knob of the spec stands for."""
-    written = read_config(Path(plan.checkpoint.path))
+    written = config_for(read_config(Path(plan.checkpoint.path)), plan.spec.architecture)
     model = ResolvedModel(repo_id=plan.checkpoint.repo_id, spec=plan.spec, config=written)
     return [
         f"config.json has {key}={value!r:.60}, which the spec of {plan.spec.architecture} does not read and which "

@@ -262,6 +262,7 @@ class Description:
     `section` names the spec's section that describes a port, whose kind is only known once it is loaded.
     `processing` lists what was done to the weights (TransformerLens: `fold_ln`, `center_unembed`, ...); `not_run` the
     ways to run this backend that its settings leave out; `ranks_differ` the live values in which ranks of it differ.
+    `text_paths` says of a text model among other modalities how paths in it begin, and how they do in the model that was loaded.
     """
 
     backend: str
@@ -280,3 +281,4 @@ class Description:
     processing: tuple[str, ...] = ()
     not_run: tuple[NotTested, ...] = ()
     ranks_differ: tuple[RankValue, ...] = ()
+    text_paths: dict[str, str] = field(default_factory=dict)

@@ -86,14 +86,16 @@ def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
     text = ref.version or entry["default"]
     version = parse_version(text, ref)
     line = next((line for line in entry["releases"] if version in SpecifierSet(line["versions"], prereleases=True)), {})
-    pin, alone = f"{entry['package']}=={text}", tuple(entry.get("alone", ()))
+    pin = f"{entry['package']}=={text}"
+    added = {key: line.get(key, entry.get(key, ())) for key in ADDED}
+    alone = tuple(pin if name == entry["package"] else name for name in added["alone"])
     return Recipe(
         backend=ref.name, package=entry["package"], version=text, device=device, check=entry["check"],
         torch=entry.get("torch", data["torch"]),
-        requirements=(*(() if alone else (pin,)), *entry["with"], *line.get("with", []), *_for_settings(entry, ref)),
+        requirements=(*(() if pin in alone else (pin,)), *entry["with"], *line.get("with", []), *_for_settings(entry, ref)),
         overrides=tuple(data["overrides"]) if device == "cpu" else (),
         locked=_lock(f"{entry['package']}-{text}.txt"), python=data["python"],
-        alone=(pin, *alone) if alone else (), files=_files(entry.get("files", "")),
+        alone=alone, files=_files(added["files"]),
     )  # fmt: skip
 
 
@@ -110,10 +112,12 @@ def _lock(name: str) -> tuple[str, ...]:
     return tuple(path.read_text().split()) if path.is_file() else ()
 
 
-def _files(name: str) -> tuple[tuple[str, str], ...]:
+def _files(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Path and text of every file that an environment gets beside its packages."""
-    root = files("parity_audit.envs").joinpath(FILES, name)
-    return tuple((path, root.joinpath(*path.split("/")).read_text()) for path in table()["files"].get(name, ()))
+    root = files("parity_audit.envs").joinpath(FILES)
+    return tuple(
+        (path, root.joinpath(name, *path.split("/")).read_text()) for name in names for path in table()["files"][name]
+    )
 
 
 def port_environment(ref: BackendRef) -> BackendRef | None:

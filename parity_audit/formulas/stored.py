@@ -11,6 +11,7 @@ from einops import rearrange
 from safetensors import safe_open
 from torch import Tensor
 
+from parity_audit.core.text_names import text_names
 from parity_audit.core.types import WeightTap
 
 Stored = Callable[[str], Tensor | None]
@@ -27,24 +28,29 @@ def laid_out(value: Tensor, tap: WeightTap) -> Tensor:
 
 
 class CheckpointTensors:
-    """The tensors of a safetensors checkpoint by name, read when asked for; the files stay open and no tensor is kept."""
+    """The tensors of a safetensors checkpoint by name, read when asked for; the files stay open and no tensor is kept.
+
+    Those of a text model among other modalities have the names of that model alone (`core.text_names`).
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._holders: dict[str, Any] = {}
+        holders: dict[str, Any] = {}
         for file in sorted(folder.glob("*.safetensors"), reverse=True):
             handle: Any = safe_open(file, framework="pt")
-            self._holders |= dict.fromkeys(handle.keys(), handle)
+            holders |= dict.fromkeys(handle.keys(), handle)
+        self._held = {name: (holders[stored], stored) for name, stored in text_names(holders).items()}
 
     def __call__(self, name: str) -> Tensor | None:
         """One tensor, None where no file holds it."""
-        if name not in self._holders:
+        if name not in self._held:
             return None
-        tensor: Tensor = self._holders[name].get_tensor(name)
+        holder, stored = self._held[name]
+        tensor: Tensor = holder.get_tensor(stored)
         return tensor
 
     def numbers(self) -> int:
         """How many numbers the checkpoint holds."""
-        return sum(math.prod(holder.get_slice(name).get_shape()) for name, holder in self._holders.items())
+        return sum(math.prod(holder.get_slice(name).get_shape()) for holder, name in self._held.values())
 
 
 def role_tensor(stored: Stored, roles: Mapping[str, WeightTap], role: str, *, tied: bool) -> Tensor | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+from parity_audit.core.text_names import in_whole
 from parity_audit.core.types import Edit
 
 ROTARY_CODE = """\
@@ -32,15 +35,23 @@ import os  # before vllm is imported
 os.environ |= {"VLLM_FLOAT32_MATMUL_PRECISION": "highest", "TRITON_F32_DEFAULT": "ieee"}""",
 }
 
+NO_PATHS: Mapping[str, str] = MappingProxyType({})
+OF_LOADER = ("attn_implementation", "device_map", "max_memory")
+"""Settings of `hf` that are arguments of transformers' loader, and no keys of a config."""
 INSIDE = {"nnsight": "model = traced._module  # the module that nnsight wraps"}
 """How live edits reach the module, of backends whose users hold a wrapper."""
 
 
-def render(edits: Sequence[Edit], backend_key: str) -> str:
-    """Code with the same effect as the edits; `model` is the loaded model, `traced` nnsight's, `llm` the vLLM engine."""
+def render(edits: Sequence[Edit], backend_key: str, text_paths: Mapping[str, str] = NO_PATHS) -> str:
+    """Code with the same effect as the edits; `model` is the loaded model, `traced` nnsight's, `llm` the vLLM engine.
+
+    Args:
+        text_paths: where the text model is in the loaded model, see `core.types.Description`.
+    """
+    edits = [replace(edit, path=in_whole(edit.path, text_paths)) if edit.path else edit for edit in edits]
     loads = [edit for edit in edits if edit.op == "load"]
     live = [edit for edit in edits if edit.op != "load"]
-    lines = [_load_code(edit.value, backend_key) for edit in loads]
+    lines = [_load_code(edit.value, backend_key, wrapped=bool(text_paths)) for edit in loads]
     lines += [LIVE.get(edit.op, _set_code)(edit) for edit in live]
     if live and backend_key in INSIDE:
         lines.insert(len(loads), INSIDE[backend_key])
@@ -49,10 +60,20 @@ def render(edits: Sequence[Edit], backend_key: str) -> str:
     return "\n".join(lines)
 
 
-def _load_code(settings: dict[str, Any], backend_key: str) -> str:
+def _load_code(settings: dict[str, Any], backend_key: str, *, wrapped: bool) -> str:
     own = {key: value for key, value in settings.items() if key != "tf32"}
     lines = [] if "tf32" not in settings else [TF32_CODE["vllm" if backend_key == "vllm" else "torch"]]
-    return "\n".join([*lines, _call_code(own, backend_key)] if own else lines)
+    code = _config_code(own) if wrapped and backend_key == "hf" else [_call_code(own, backend_key)]
+    return "\n".join([*lines, *code] if own else lines)
+
+
+def _config_code(settings: dict[str, Any]) -> list[str]:
+    """Of a text model among other modalities the loader takes no settings: they are set in its own config."""
+    own = {key: value for key, value in settings.items() if key not in OF_LOADER}
+    given = {key: value for key, value in settings.items() if key in OF_LOADER}
+    lines = ["config = AutoConfig.from_pretrained(name)"]
+    lines += [f"config.get_text_config().{key} = {_literal(value)}" for key, value in own.items()]
+    return [*lines, _call_code(given, "hf").replace("name, ", "name, config=config, ").replace(", )", ")")]
 
 
 def _call_code(settings: dict[str, Any], backend_key: str) -> str:

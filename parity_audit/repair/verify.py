@@ -136,7 +136,8 @@ def _patch(proposal: Proposal, session: Session, read_back: Sequence[ReadBack]) 
     mine = tuple(item for item in read_back if any(_covers(edit.path, item.path) for edit in proposal.edits))
     return Patch(
         knob=proposal.knob, backend=proposal.backend, value=proposal.value, edits=proposal.edits,
-        code=render(proposal.edits, session.plan.backend_key), fixes=(proposal.knob,), note=proposal.note, read_back=mine,
+        code=render(proposal.edits, session.plan.backend_key, session.description().text_paths),
+        fixes=(proposal.knob,), note=proposal.note, read_back=mine,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from parity_audit.formulas.frequencies import kind_of
 from parity_audit.specs.installed import configuration_class
+from parity_audit.specs.wrapped import text_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 OLDER_NAMES = {
@@ -51,19 +52,10 @@ def written_name(config: Mapping[str, Any], key: str) -> str:
 
 @lru_cache(maxsize=128)
 def _canonical(written: str) -> dict[str, Any]:
-    config = _text_part(json.loads(written))
+    config = text_config(json.loads(written))
     usual = _translated(_class_says(config), {})
     found = _translated(config, usual)
     return {**usual, **{key: usual.get(key) if value is None else value for key, value in found.items()}}
-
-
-def _text_part(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model of a config that nests it beside other modalities."""
-    inner = config.get("text_config")
-    if not isinstance(inner, dict):
-        return config
-    outer = {key: value for key, value in config.items() if key != "text_config"}
-    return {**outer, **inner, "architectures": config.get("architectures") or inner.get("architectures")}
 
 
 def _class_says(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.progress import SILENT, Progress
+from parity_audit.core.text_names import text_names
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.hub.cached import cached_snapshot, commit_of
 from parity_audit.specs.hub.download import download
@@ -117,5 +118,5 @@ def _fingerprint(files: Sequence[Path]) -> str:
 
 
 def stored_names(folder: Path) -> tuple[str, ...]:
-    """Names of all tensors in the safetensors files of a checkpoint."""
-    return tuple(tensor.name for file in weight_files(folder) for tensor in stored_tensors(file))
+    """Names of all tensors in the safetensors files of a checkpoint; of a text model among other modalities, of that one alone."""
+    return tuple(text_names(tensor.name for file in weight_files(folder) for tensor in stored_tensors(file)))

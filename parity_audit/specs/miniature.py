@@ -37,6 +37,7 @@ from parity_audit.specs.sealed import sealed
 from parity_audit.specs.statistics import make_real
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
 from parity_audit.specs.view import dims, knob_values, role_tensor
+from parity_audit.specs.wrapped import WRAPPED_IN
 
 RESAVED, REAL = "resaved", "real"
 AS_MINI = (RESAVED, REAL)
@@ -53,6 +54,8 @@ HEAD_NORMS = "qk_norm_mean"
 """The mean of the weights of norms of queries and keys, where a spec says another than for the other norms."""
 WITHOUT_OFFSET = "norm.delta"
 """The role of norms whose stored weight is the whole weight, also where norms of the stream add something to theirs."""
+NOT_OURS = (QUANTISED, WRAPPED_IN)
+"""Keys of a released config that its miniature has not: its weights are plain, and they are those of the text model alone."""
 REPEATED = "attention_types"
 """GPT-Neo's kinds of layers: `[[[kind, ...], how often]]`."""
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -134,7 +137,7 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
         raise UsageError(
             f"`{size}` is not a size of a synthetic checkpoint", code="unknown-size", expected=", ".join(SIZES)
         )
-    released = {key: value for key, value in model.config.items() if key != QUANTISED}  # these weights are plain
+    released = {key: value for key, value in model.config.items() if key not in NOT_OURS}
     config = {**released, written_name(model.config, "torch_dtype"): "bfloat16" if sized == FULL else "float32"}
     if sized == FULL:
         return config

@@ -1,4 +1,4 @@
-"""What people have that is no checkpoint of plain weights, and what to do about each: adapters, quantised and wrapped models."""
+"""What people have that is no checkpoint of plain weights, and what to do about each: adapters and quantised models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from parity_audit.core.errors import NotJudged, UsageError
 
 ADAPTER = "adapter_config.json"
 QUANTISED = "quantization_config"
-TEXT_MODEL = "text_config"
 
 
 def of_no_config(folder: Path) -> UsageError:
@@ -52,12 +51,3 @@ def require_plain_weights(config: Mapping[str, Any], where: Path) -> None:
         hint="audit the checkpoint that they were made from; or dequantise them, remove `quantization_config` from config.json, "
         "and audit that; constants of the architecture can be audited with --miniature",
     )  # fmt: skip
-
-
-def of_a_wrapper(config: Mapping[str, Any]) -> str:
-    """What to do about a model with a text model inside, for example of images and text; "" for any other."""
-    inside = config.get(TEXT_MODEL)
-    if not isinstance(inside, dict):
-        return ""
-    kind = inside.get("model_type", "unnamed")
-    return f"it wraps a text model (`{kind}`): save that on its own, with its own config.json, and audit that directory"

@@ -12,8 +12,9 @@ from parity_audit.core.errors import UsageError
 from parity_audit.specs.hub.asking import ask_hub
 from parity_audit.specs.hub.cached import cached_snapshot
 from parity_audit.specs.load import list_specs
-from parity_audit.specs.other_forms import of_a_wrapper, of_no_config
+from parity_audit.specs.other_forms import of_no_config
 from parity_audit.specs.schema import Spec
+from parity_audit.specs.wrapped import TEXT_MODEL, config_for, is_wrapper
 
 LARGEST_CONFIG = 16 << 20
 LONGEST_NAME = 255
@@ -23,6 +24,7 @@ LONGEST_NAME = 255
 class ResolvedModel:
     """A model: its id, its architecture's spec, and the config it was released with.
 
+    Of a text model among other modalities, `config` is that text model's (`wrapped.config_for`).
     `local`: what the user named is a directory, and `repo_id` its path as typed. `revision` is the branch, tag or commit
     that was asked for with `MODEL@REVISION`, "" for the main branch.
     """
@@ -61,12 +63,16 @@ def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
             raise _unknown(name, answer.why)
         folder = answer.folder
     config = read_config(folder)
-    return ResolvedModel(repo_id=repo_id, spec=spec_for(config, name), config=config, revision=revision)
+    return _resolved(config, name, repo_id=repo_id, revision=revision)
 
 
 def _in_directory(folder: Path, repo_id: str, *, local: bool = False) -> ResolvedModel:
-    config = read_config(folder)
-    return ResolvedModel(repo_id=repo_id, spec=spec_for(config, str(folder)), config=config, local=local)
+    return _resolved(read_config(folder), str(folder), repo_id=repo_id, local=local)
+
+
+def _resolved(config: dict[str, Any], where: str, **named: Any) -> ResolvedModel:
+    spec = spec_for(config, where)
+    return ResolvedModel(spec=spec, config=config_for(config, spec.architecture), **named)
 
 
 def _require_possible(name: str) -> None:
@@ -94,10 +100,14 @@ def released_config(name: str) -> dict[str, Any]:
 def spec_for(config: dict[str, Any], where: str) -> Spec:
     """The spec of `config["architectures"][0]`, or of `model_type` where no architecture is named.
 
+    Of a model with a text model inside, it is the spec of that text model's `model_type`.
+
     Raises:
         UsageError: neither is named, or no spec has it.
     """
     architectures = config.get("architectures")
+    if is_wrapper(config):
+        return _spec_of_kind(config[TEXT_MODEL].get("model_type"), where)
     if architectures is None and isinstance(config.get("model_type"), str):
         return _spec_of_kind(config["model_type"], where)
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
@@ -108,22 +118,22 @@ def spec_for(config: dict[str, Any], where: str) -> Spec:
     for spec in list_specs():
         if spec.architecture == architectures[0]:
             return spec
-    raise _no_spec(f"architecture `{architectures[0]}`", where, of_a_wrapper(config))
+    raise _no_spec(f"architecture `{architectures[0]}`", where)
 
 
-def _spec_of_kind(kind: str, where: str) -> Spec:
+def _spec_of_kind(kind: Any, where: str) -> Spec:
     """The one spec whose models have this `model_type`: base models are often saved without `architectures`."""
     for spec in list_specs():
         if any(entry.config.get("model_type") == kind for entry in spec.content.models.values()):
             return spec
-    raise _no_spec(f"model type `{kind}`", where, "")
+    raise _no_spec(f"model type `{kind}`", where)
 
 
-def _no_spec(what: str, where: str, hint: str) -> UsageError:
+def _no_spec(what: str, where: str) -> UsageError:
     known = ", ".join(spec.architecture for spec in list_specs())
     return UsageError(
         f"no spec for {what}", code="unknown-architecture", where=where, expected=known,
-        hint=hint or "write one: model_specs/ has the others, CONTRIBUTING says how",
+        hint="write one: model_specs/ has the others, CONTRIBUTING says how",
     )  # fmt: skip
 
 

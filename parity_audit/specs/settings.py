@@ -12,6 +12,7 @@ from parity_audit.formulas.frequencies import attention_factor, kind_of, rope_ta
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.schema import ResolvedKnob, Spec
 from parity_audit.specs.view import config_names, dims, dims_of_layer, joined, knob_values, roles, section
+from parity_audit.specs.wrapped import of_the_text_model
 
 
 def edits(
@@ -69,7 +70,7 @@ def edits(
     }
     try:
         made = tuple(
-            Edit(op=edit.op, path=path, value=_filled(edit.value, names, functions))
+            Edit(op=edit.op, path=path, value=_said(edit.op, _filled(edit.value, names, functions), config))
             for edit in entry.edits
             if evaluate(edit.when, names)
             for path in _edit_paths(edit.path, spec, config)
@@ -77,6 +78,10 @@ def edits(
         return made or None
     except ExprError:  # a value that this setting cannot hold
         return None
+
+
+def _said(op: str, value: Any, config: Mapping[str, Any]) -> Any:
+    return of_the_text_model(value, config) if op == "load" else value
 
 
 def _expressible(value: float | None) -> float:

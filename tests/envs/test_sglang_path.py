@@ -14,7 +14,7 @@ from parity_audit.cli.app import app
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import EnvFailed
 from parity_audit.envs.build import python_for
-from parity_audit.envs.recipes import recipe_for, table
+from parity_audit.envs.recipes import recipe_for
 
 FILES = Path(parity_audit.envs.__file__).parent / "files" / "sglang_cpu"
 CALLED = """\
@@ -59,11 +59,22 @@ def test_in_the_environment_every_stand_in_raises():
     ], done.stderr[-2000:]  # fmt: skip
 
 
-def test_only_the_cpu_environment_of_sglang_has_them():
-    assert {name for name, one in table()["backends"].items() if one.get("files")} == {"sglang"}
-    names = {name for name, _ in recipe_for(parse_backend("sglang")).files}
-    assert {"sgl_kernel/__init__.py", "parity_audit_sglang_cpu.py", "parity_audit_sglang_cpu.pth"} == names
-    assert recipe_for(parse_backend("sglang"), device="cuda").files == ()
+TORCHVISION = {"parity_audit_torchvision.py", "parity_audit_torchvision.pth"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "beside"),
+    [
+        ("sglang", "cpu", {"sgl_kernel/__init__.py", *TORCHVISION}), ("sglang", "cuda", set()), ("vllm", "cpu", TORCHVISION),
+        ("vllm", "cuda", set()), ("vllm==0.32.0", "cuda", set()), ("vllm==0.31.0", "cpu", set()), ("hf", "cpu", set()),
+    ],
+)  # fmt: skip
+def test_which_environments_have_files_of_ours(engine, device, beside):
+    recipe = recipe_for(parse_backend(engine), device=device)
+
+    assert {name for name, _ in recipe.files} == beside
+    assert any(pin.startswith("torchvision") for pin in recipe.alone) == bool(beside)
+    assert (f"{recipe.package}=={recipe.version}" in recipe.alone) == (engine == "sglang" and device == "cpu")
 
 
 def test_doctor_says_which_path_runs_and_what_it_says_nothing_about():

@@ -61,10 +61,3 @@ def test_a_config_without_architectures_is_known_by_its_type(folder):
     with pytest.raises(UsageError, match="model type `mamba`") as caught:
         resolve_model(str(folder))
     assert caught.value.code == "unknown-architecture"
-
-
-def test_a_wrapped_text_model_is_pointed_out(folder):
-    change(folder, architectures=["Gemma3ForConditionalGeneration"], text_config={"model_type": "gemma3_text"})
-    with pytest.raises(UsageError, match="Gemma3ForConditionalGeneration") as caught:
-        resolve_model(str(folder))
-    assert "gemma3_text" in caught.value.hint

@@ -1,11 +1,13 @@
-"""Lets SGLang import torchvision, which it does for image models, beside a torch that is built for the CPU.
+"""Lets engines import torchvision, which they do for models of images, beside a torch that is built for the CPU.
 
 torchvision on PyPI is a CUDA build. Its Python registers shapes for two of its compiled operators, which torch refuses where
 nobody has declared them. They are declared here, without an implementation, just before torchvision is imported: a call of
-one raises.
+one raises. A build for the CPU declares its own.
 """
 
 import sys
+
+CPU_BUILD = "+cpu"
 
 
 class _BeforeTorchvision:
@@ -13,6 +15,10 @@ class _BeforeTorchvision:
         """Part of the import system's search; finds nothing itself."""
         if name == "torchvision":
             sys.meta_path.remove(self)
+            import importlib.metadata
+
+            if importlib.metadata.version("torchvision").endswith(CPU_BUILD):
+                return
             import torch
 
             library = torch.library.Library("torchvision", "DEF")

@@ -1,0 +1,53 @@
+"""Checkpoints of models of images and text around a miniature, as transformers saves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from parity_audit.core.types import Checkpoint
+
+SIGHT = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14
+}  # fmt: skip
+KINDS = {
+    "gemma3": (transformers.Gemma3Config, transformers.SiglipVisionConfig, {"mm_tokens_per_image": 4}),
+    "llava": (transformers.LlavaConfig, transformers.CLIPVisionConfig, {}),
+}
+
+
+def network(kind: str, text: Checkpoint) -> Any:
+    """A model of this kind whose text model is the miniature; what sees images is drawn at random."""
+    inside = transformers.AutoModelForCausalLM.from_pretrained(text.path)
+    of_all, of_sight, more = KINDS[kind]
+    tied = inside.config.tie_word_embeddings
+    config = of_all(text_config=inside.config, vision_config=of_sight(**SIGHT), tie_word_embeddings=tied, **more)
+    torch.manual_seed(0)
+    made = transformers.AutoModelForImageTextToText.from_config(config)
+    made.model.language_model.load_state_dict(inside.model.state_dict())
+    made.lm_head.load_state_dict(inside.lm_head.state_dict())
+    return made.eval()
+
+
+def save(kind: str, text: Checkpoint, folder: Path, *, later_names: bool = False) -> Path:
+    """Its checkpoint, with the tokenizer of the miniature.
+
+    Args:
+        later_names: call tensors as live modules of transformers since 4.52 are called, and not as it writes this kind.
+    """
+    network(kind, text).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(text.path).save_pretrained(folder)
+    if later_names:
+        file = folder / "model.safetensors"
+        held = {
+            name.replace("language_model.model.", "model.language_model.").replace(
+                "language_model.lm_head", "lm_head"
+            ): value
+            for name, value in load_file(file).items()
+        }
+        save_file(held, file, metadata={"format": "pt"})
+    return folder
