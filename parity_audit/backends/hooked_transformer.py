@@ -69,7 +69,7 @@ class HookedTransformerBackend:
         name = official_name(str(request.settings.get("name", request.checkpoint.repo_id)))
         weights = load_name(request.checkpoint)
         if weights != name:
-            settings["hf_model"] = load_hf_model(weights, request.dtype)
+            settings["hf_model"] = load_hf_model(weights, request.dtype, whole=False)
             settings["tokenizer"] = own_tokenizer(weights)  # where it is None the release takes that of the name
         with real_sizes(request, self.replaced):
             self.model = transformer_lens.HookedTransformer.from_pretrained_no_processing(
@@ -179,10 +179,17 @@ def tokenization(model: Any, request: LoadRequest) -> dict[str, list[int]]:
     return made | chat_tokens(model.tokenizer, request.chats)
 
 
-def load_hf_model(path: str, dtype: str) -> nn.Module:
-    from transformers import AutoConfig
+def load_hf_model(path: str, dtype: str, *, whole: bool = True) -> nn.Module:
+    """A directory's model as transformers loads it.
 
-    loader = auto_class(AutoConfig.from_pretrained(path))
+    Args:
+        whole: with the head of a model of several modalities. HookedTransformer takes such a model without it.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(path)
+    headless = not whole and config.get_text_config() is not config
+    loader = AutoModel if headless else auto_class(config)
     model: nn.Module = loader.from_pretrained(path, torch_dtype=getattr(torch, dtype))
     return model
 

@@ -26,6 +26,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 
 from parity_audit.core.errors import UsageError
+from parity_audit.core.text_names import text_names
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.canonical import written_name
 from parity_audit.specs.draws import DEFAULT_SCALES, draw, inputs_of, tapered
@@ -37,7 +38,7 @@ from parity_audit.specs.sealed import sealed
 from parity_audit.specs.statistics import make_real
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
 from parity_audit.specs.view import dims, knob_values, role_tensor
-from parity_audit.specs.wrapped import WRAPPED_IN
+from parity_audit.specs.wrapped import TEXT_MODEL, WRAPPED_IN
 
 RESAVED, REAL = "resaved", "real"
 AS_MINI = (RESAVED, REAL)
@@ -71,6 +72,7 @@ class _Recipe:
     kinds: tuple[tuple[str, str], ...]
     size: str
     seed: int
+    around: dict[str, Any]
 
     @property
     def repo_id(self) -> str:
@@ -84,6 +86,7 @@ class _Recipe:
     def key(self) -> str:
         content: list[Any] = [RECIPE, self.config, self.scales, self.kinds, self.seed, self.repo_id]
         content += [self.size] if self.size in AS_MINI else []
+        content += [self.around] if self.around else []
         content += [] if Version(release()) >= TODAYS_NAMES else [release()]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -125,7 +128,7 @@ def _recipe(model: ResolvedModel, size: str, seed: int) -> _Recipe:
     return _Recipe(
         model=model, config=_config(model, size),
         scales={**DEFAULT_SCALES, **content.weight_scales, **_own(model).weight_scales},
-        kinds=tuple(content.draws.items()), size=size, seed=seed,
+        kinds=tuple(content.draws.items()), size=size, seed=seed, around=_own(model).around,
     )  # fmt: skip
 
 
@@ -161,9 +164,13 @@ def _write(folder: Path, recipe: _Recipe) -> None:
     """The files of a snapshot directory, and the reference that makes it the repository's current one."""
     folder.mkdir(parents=True)
     sizes = dims(recipe.model.spec, recipe.config)
-    _save(_drawn_model(recipe, sizes), folder)
+    model, config = _drawn_model(recipe, sizes), recipe.config
+    if recipe.around:
+        config = {**recipe.around, TEXT_MODEL: config}
+        model = _put_inside(model, config)
+    _save(model, folder)
     if recipe.size != RESAVED:
-        (folder / "config.json").write_text(json.dumps(recipe.config, indent=1))
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / MARKER).write_text(json.dumps({"size": recipe.size, "seed": recipe.seed, "sizes_only": sorted(sizes)}))
     write_tokenizer(folder, min(sizes["d_vocab"], 512))
     refs = folder.parents[1] / "refs"
@@ -218,6 +225,18 @@ def _empty_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
         model = architecture._from_config(made, **{"torch_dtype" if older else "dtype": dtype})
     model.tie_weights()
     return cast(nn.Module, model)
+
+
+def _put_inside(text: nn.Module, config: dict[str, Any]) -> nn.Module:
+    """A model of several modalities with this text model inside; all else in it is zeros, which no text reaches."""
+    whole = _empty_model(config, next(text.parameters()).dtype)
+    held, given = whole.state_dict(), text.state_dict()
+    for tensor in held.values():
+        tensor.zero_()
+    for own, name in text_names(held).items():
+        held[name].copy_(given[own])
+    whole.tie_weights()  # type: ignore[operator]
+    return whole
 
 
 def _drawn(model: nn.Module, spec: Spec) -> list[tuple[str, Tensor, nn.Module]]:

@@ -15,12 +15,16 @@ class _Strict(BaseModel):
 
 
 class ModelEntry(_Strict):
-    """One released model: its other names, the config it was released with, sizes and scales of its own miniature."""
+    """One released model: its other names, the config it was released with, sizes and scales of its own miniature.
+
+    `around` is the config of the model that it was released in, where that sees images as well; of those its miniature has little.
+    """
 
     aliases: list[str] = []
     config: dict[str, Any]
     miniature: dict[str, dict[str, int]] = {}
     weight_scales: dict[str, float] = {}
+    around: dict[str, Any] = {}
 
 
 class KnobEntry(_Strict):
