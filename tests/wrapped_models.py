@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +18,11 @@ SIGHT = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14
 }  # fmt: skip
 KINDS = {
-    "gemma3": (transformers.Gemma3Config, transformers.SiglipVisionConfig, {"mm_tokens_per_image": 4}),
+    "gemma3": (
+        transformers.Gemma3Config,
+        partial(transformers.SiglipVisionConfig, vision_use_head=False),
+        {"mm_tokens_per_image": 4},
+    ),
     "llava": (transformers.LlavaConfig, transformers.CLIPVisionConfig, {}),
 }
 
@@ -33,21 +40,26 @@ def network(kind: str, text: Checkpoint) -> Any:
     return made.eval()
 
 
-def save(kind: str, text: Checkpoint, folder: Path, *, later_names: bool = False) -> Path:
+LATER = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head."}
+"""Names of live modules of transformers since 4.52, which other kinds are stored under."""
+RELEASED = {"vision_tower.": "vision_tower.vision_model."}
+"""Names that Gemma 3 was released with, where transformers 5.19 writes others."""
+
+
+def save(kind: str, text: Checkpoint, folder: Path, *, names: Mapping[str, str] = MappingProxyType({})) -> Path:
     """Its checkpoint, with the tokenizer of the miniature.
 
     Args:
-        later_names: call tensors as live modules of transformers since 4.52 are called, and not as it writes this kind.
+        names: other beginnings of the names of tensors, by those that transformers writes.
     """
     network(kind, text).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(text.path).save_pretrained(folder)
-    if later_names:
-        file = folder / "model.safetensors"
-        held = {
-            name.replace("language_model.model.", "model.language_model.").replace(
-                "language_model.lm_head", "lm_head"
-            ): value
-            for name, value in load_file(file).items()
-        }
-        save_file(held, file, metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    save_file(
+        {_renamed(name, names): value for name, value in load_file(file).items()}, file, metadata={"format": "pt"}
+    )
     return folder
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    return next((other + name.removeprefix(own) for own, other in names.items() if name.startswith(own)), name)

@@ -24,6 +24,7 @@ from parity_audit.backends.operation_case import HeadCall
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.text_model import INSIDE, text_part
 from parity_audit.backends.vllm_gather import Gatherer, hooks_of_the_whole
 from parity_audit.backends.vllm_weights import parameter_count
 from parity_audit.core.rollouts import SampleReply, SampleRequest
@@ -60,7 +61,7 @@ class SglangBackend:
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
         self.engine = sglang_engine.Engine(request)
-        self.model = self.engine.model
+        self.model = text_part(self.engine.model)
 
     def describe(self) -> Description:
         """Versions, the settings and attention kernel in force, and live knob values."""
@@ -72,6 +73,7 @@ class SglangBackend:
             not_run=not_run("sglang", settings), effective=effective(model, self.request.reads),
             tokenization=tokenization(self.request), max_positions=self.engine.longest,
             numerics=numerics(next(model.parameters()).dtype), parameters=parameter_count(model),
+            text_paths={} if model is self.engine.model else {"": INSIDE},
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
@@ -97,9 +99,9 @@ class SglangBackend:
         gatherer = Gatherer(request, recorder)
         self.head = head = sglang_engine.Head(self.model.logits_processor, gatherer.sampler(forced=request.cached))
         with ExitStack() as stack:
-            stack.enter_context(hooks_of_the_whole(self.model))
-            stack.enter_context(gatherer.steps_seen(self.model))
-            stack.enter_context(hooked(self.model, gatherer))
+            stack.enter_context(hooks_of_the_whole(self.engine.model))
+            stack.enter_context(gatherer.steps_seen(self.engine.model))
+            stack.enter_context(hooked(self.model, gatherer, self.engine.model))
             stack.callback(head.processor.register_forward_hook(head.seen, with_kwargs=True).remove)
             stack.enter_context(self.engine.tokens_per_step(request.chunk))
             cached = self._generate(request, gatherer.rows)

@@ -53,4 +53,4 @@ def paths_in_whole(model: Any) -> dict[str, str]:
 def text_part(model: Any) -> Any:
     """The text model inside an engine's own model of several modalities, a module of its own there; any other model as it is."""
     inside = getattr(model, "_modules", {}).get(INSIDE)
-    return inside if hasattr(inside, "compute_logits") else model
+    return inside if any(hasattr(inside, name) for name in ("compute_logits", "logits_processor")) else model

@@ -58,8 +58,11 @@ def cancelling_cause(candidate: TensorSource, reference: TensorSource, probe: Pr
     if any(candidate.shape(probe.name, site) != reference.shape(probe.name, site) for site in sites):
         return ""
     tensors = [(_whole(candidate, probe, site), _whole(reference, probe, site)) for site in sites]
-    factors = [_factor(own, true) for own, true in tensors]
-    rows = _rows(probe, tensors, factors)
+    real = torch.tensor(probe.mask, dtype=torch.bool)
+    factors = [
+        _factor(own[real], true[real]) for own, true in tensors
+    ]  # engines that do not pad hold nothing in its places
+    rows = _rows(real, tensors, factors)
     if all(_relative(own, true) < TOLERANCE for row in rows for own, true in (row.query, row.key)):
         return _scaled(factors)
     shifts = _shifts(rows, _angles(reference, probe, layer))
@@ -88,11 +91,10 @@ def _scaled(factors: list[float]) -> str:
     return " and ".join(named) + " before their product, and the scores are not" if named else ""
 
 
-def _rows(probe: Probe, tensors: list[tuple[Tensor, Tensor]], factors: list[float]) -> list[_Row]:
-    """The rows of a probe without padding, the candidate's divided by its factors."""
-    mask = torch.tensor(probe.mask, dtype=torch.bool)
+def _rows(real: Tensor, tensors: list[tuple[Tensor, Tensor]], factors: list[float]) -> list[_Row]:
+    """The rows of a probe without padding, the candidate's divided by its factors; `real` is the probe's mask `[row pos]`."""
     rows = []
-    for number, keep in enumerate(mask):
+    for number, keep in enumerate(real):
         query, key = (
             (own[number][keep] / max(factor, 1e-300), true[number][keep])
             for (own, true), factor in zip(tensors, factors, strict=True)

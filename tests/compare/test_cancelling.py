@@ -1,5 +1,7 @@
 """Queries and keys that differ and make the same scores: rotations by known angles, in closed form."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from tests.held import Held, probe
 
 LENGTH, D_HEAD = 24, 16
 PROBE = probe(batch=2, length=LENGTH)
+PADDED = dataclasses.replace(PROBE, mask=((0,) * 8 + (1,) * (LENGTH - 8), (1,) * LENGTH))
 Q, K = "blocks.0.rot_q", "blocks.0.rot_k"
 
 
@@ -47,6 +50,18 @@ def test_a_shift_of_queries_and_keys_is_counted(pairing, d_rot):
     said = cancelling_cause(side(q_shift=1, **kind), side(**kind), PROBE, 0)
 
     assert said == f"{SAME_FUNCTION}: positions are shifted by +1 in queries and keys alike"
+
+
+def test_what_stands_in_padded_places_does_not_count():
+    """A reference computes something there; an engine that runs requests side by side has nothing."""
+    ours, theirs = side(q_shift=1), side()
+    mask = torch.tensor(PADDED.mask, dtype=torch.bool)
+    for name in (Q, K):
+        ours.tensors[name] = ours.tensors[name] * mask[..., None, None]
+    said = cancelling_cause(ours, theirs, PADDED, 0)
+
+    assert said.startswith(SAME_FUNCTION)
+    assert said.endswith("positions are shifted by +1 in queries and keys alike")
 
 
 def test_rows_may_start_at_their_own_positions():

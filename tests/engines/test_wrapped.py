@@ -8,9 +8,12 @@ import json
 import pytest
 import torch
 import transformers
-from wrapped_models import network, save
+from wrapped_models import RELEASED, network, save
 
 import parity_audit
+from parity_audit.core.backend_ref import parse_backend
+from parity_audit.core.errors import EnvFailed
+from parity_audit.envs.build import python_for
 from parity_audit.specs import miniature
 from parity_audit.specs.resolve import resolve_model
 
@@ -81,3 +84,17 @@ def test_llava_runs_as_what_it_wraps(cache, tmp_path):
         ids = torch.arange(4, 20)[None]
         alone = transformers.AutoModelForCausalLM.from_pretrained(llama.path)(ids).logits
         assert torch.equal(alone, network("llava", llama)(input_ids=ids).logits)
+
+
+def test_sglang_numbers_positions_from_one_and_computes_the_same(text, tmp_path):
+    try:
+        python_for(parse_backend("sglang"))
+    except EnvFailed as error:
+        pytest.skip(f"SGLANG WAS NOT TESTED: its environment cannot be made here: {error.message}")
+    folder = save("gemma3", text, tmp_path / "whole", names=RELEASED)
+    report = parity_audit.audit(str(folder), candidates=["sglang"], probes=PROBES, repair=False, out=tmp_path / "out")
+    found = report.candidates[0]
+
+    assert (found.verdict.value, found.findings) == ("parity", ())
+    said = {gap.site: gap.why for gap in found.not_visible}["blocks.0.rot_q"]
+    assert "same function, other positions: positions are shifted by +1 in queries and keys alike" in said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from wrapped_models import save
+from wrapped_models import LATER, save
 
 from parity_audit.core.errors import UsageError
 from parity_audit.core.text_names import in_whole, text_names
@@ -22,12 +22,12 @@ from parity_audit.specs.wrapped import WRAPPED_IN
 TEXT = {"gemma3": "google/gemma-3-1b-it", "llava": "meta-llama/Llama-3.2-1B"}
 
 
-@pytest.fixture(params=[("gemma3", False), ("gemma3", True), ("llava", False)], ids=["gemma3", "later names", "llava"])
+@pytest.fixture(params=[("gemma3", {}), ("gemma3", LATER), ("llava", {})], ids=["gemma3", "later names", "llava"])
 def pair(request, cache, tmp_path):
     """The miniature alone, and the checkpoint of a larger model around it."""
-    kind, later = request.param
+    kind, names = request.param
     alone = miniature.make(resolve_model(TEXT[kind]), root=cache / "synthetic")
-    return alone, save(kind, alone, tmp_path / "whole", later_names=later)
+    return alone, save(kind, alone, tmp_path / "whole", names=names)
 
 
 def test_it_has_the_spec_the_constants_and_the_tensors_of_the_text_model(pair, tmp_path):
@@ -49,6 +49,19 @@ def test_its_miniature_is_a_text_model(pair, cache):
 
     assert config["architectures"] == [resolve_model(pair[0].path).spec.architecture]
     assert not {WRAPPED_IN, "text_config", "vision_config"} & config.keys()
+
+
+def test_the_miniature_of_one_that_was_released_inside_another_is_inside_one_too(cache):
+    model = resolve_model("gemma-3-4b-it")
+    made = Path(miniature.make(model, root=cache / "synthetic").path)
+    config = json.loads((made / "config.json").read_text())
+
+    assert config["architectures"] == ["Gemma3ForConditionalGeneration"]
+    assert config["vision_config"]["num_hidden_layers"] == 1
+    assert config["text_config"]["query_pre_attn_scalar"] == 256
+    alone = miniature.built(model).state_dict()
+    held = CheckpointTensors(made)
+    assert all(torch.equal(held(name), value) for name, value in alone.items() if name != "lm_head.weight")
 
 
 def test_settings_of_an_engine_are_said_of_the_text_model(pair):
