@@ -23,6 +23,9 @@ from parity_audit.diagnose.narrow import dtype_finding
 from parity_audit.diagnose.returned import returned_findings
 from parity_audit.formulas.stored import CheckpointTensors, role_tensor
 from parity_audit.specs.view import dims, effective_values, roles, spec_values
+from parity_audit.specs.wrapped import WRAPPED_IN
+
+TEXT_ALONE = NotTested(what="images, sound and video", why="the text model inside is given text, and nothing else")
 
 
 def first_look(
@@ -33,7 +36,7 @@ def first_look(
     plan, about = session.plan, session.description()
     said_of_tokens, warnings, gaps = token_findings(reference.session.description(), about, special_tokens(plan.config))
     why = f"{why}; {said_of_tokens}" if said_of_tokens else why
-    gaps = [*gaps, *about.not_run, *_not_decoded(reference)]
+    gaps = [*gaps, *about.not_run, *_not_decoded(reference), *([TEXT_ALONE] if WRAPPED_IN in plan.config else [])]
     narrow = dtype_finding(capture, reference.capture, plan.dtype)
     dtype = plan.dtype if narrow is None else str(narrow.evidence["dtype"])
     cast = narrow is not None and narrow.evidence["throughout"]

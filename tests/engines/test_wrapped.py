@@ -45,6 +45,7 @@ def test_its_clean_ports_are_at_parity(whole, tmp_path):
     assert [(one.backend, one.findings) for one in report.candidates] == [
         (name, ()) for name in ("hf", "transformer_lens", "nnsight", "vllm", "spec")
     ]
+    assert all("images, sound and video" in {gap.what for gap in one.not_tested} for one in report.candidates)
     importlib.invalidate_caches()
     assert importlib.util.find_spec("torchvision") == before  # TransformerLens would install it
 
