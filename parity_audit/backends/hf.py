@@ -23,7 +23,7 @@ from parity_audit.backends.float64 import promoted
 from parity_audit.backends.generation import greedy
 from parity_audit.backends.hf_places import Places, placed
 from parity_audit.backends.hf_ranks import RANKS, HfRanks
-from parity_audit.backends.loading import auto_class, load_name, tokenization
+from parity_audit.backends.loading import auto_class, load_name, text_config, tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.offload import readable_in_any_mode
 from parity_audit.backends.prints import fingerprints
@@ -32,6 +32,7 @@ from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.text_model import paths_in_whole, text_model
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
+from parity_audit.core.text_names import text_names
 from parity_audit.core.types import Description, Probe, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, PLACES, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
@@ -71,7 +72,7 @@ class HfBackend:
         self.places = Places(request)
         config = transformers.AutoConfig.from_pretrained(name)
         for key, value in overrides.items():
-            _set_config(config.get_text_config(), key, value)
+            _set_config(text_config(config), key, value)
         attention = request.settings.get("attn_implementation", DEFAULT_ATTENTION)
         model, told = auto_class(config).from_pretrained(
             name, config=config, attn_implementation=attention, torch_dtype=getattr(torch, request.dtype),
@@ -174,12 +175,15 @@ def _of_kept_positions(model: nn.Module, probe: Probe) -> dict[str, Tensor]:
 def _require_complete(model: nn.Module, told: dict[str, Any]) -> None:
     """Parameters that the checkpoint does not hold, or not in their shape, were drawn at random by the loader.
 
+    Those of other modalities than text do not matter: nothing reaches them.
+
     Raises:
         BackendFailed: there are such parameters.
     """
     parameters = {name for name, _ in model.named_parameters()}
-    absent = sorted(parameters & {str(name) for name in told["missing_keys"]})
-    other = sorted(str(item[0]) for item in told.get("mismatched_keys") or ())
+    used = set(text_names(parameters).values())
+    absent = sorted(used & {str(name) for name in told["missing_keys"]})
+    other = sorted({str(item[0]) for item in told.get("mismatched_keys") or ()} - (parameters - used))
     for names, what in ((absent, "does not hold"), (other, "holds in another shape")):
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

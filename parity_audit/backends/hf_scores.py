@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from parity_audit.backends.base import Tell
 from parity_audit.backends.float64 import promoted
+from parity_audit.backends.loading import text_config
 from parity_audit.backends.rounding import attention_by, head_in, narrow_cache, routers_in, tables_in
 from parity_audit.backends.token_scores import TokenScores, score_tokens
 from parity_audit.core.errors import is_out_of_memory
@@ -120,7 +121,7 @@ def _score_batch(model: Any, batch: list[Completion], request: ScoreRequest, dev
     with _handing_out(decoder, type(output)) as head:
         scored = score_tokens(
             hidden[rows, positions - 1], ids[rows, positions].to(device), lambda some: head(model, some),
-            d_vocab=model.config.get_text_config().vocab_size, memory_bytes=request.memory_bytes,
+            d_vocab=text_config(model.config).vocab_size, memory_bytes=request.memory_bytes,
             temperatures=request.temperatures, truncation=request.truncation,
         )  # fmt: skip
     return _split(scored, [len(completion.token_ids) for completion in batch]), scored.chunk

@@ -23,7 +23,7 @@ from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.generation import greedy
 from parity_audit.backends.hook_points import named_hooks
-from parity_audit.backends.loading import auto_class, chat_tokens, load_name, own_tokenizer
+from parity_audit.backends.loading import auto_class, chat_tokens, load_name, own_tokenizer, text_config
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_hooked_transformer
@@ -188,7 +188,7 @@ def load_hf_model(path: str, dtype: str, *, whole: bool = True) -> nn.Module:
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.from_pretrained(path)
-    headless = not whole and config.get_text_config() is not config
+    headless = not whole and text_config(config) is not config
     loader = AutoModel if headless else auto_class(config)
     model: nn.Module = loader.from_pretrained(path, torch_dtype=getattr(torch, dtype))
     return model

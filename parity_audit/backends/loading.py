@@ -14,6 +14,11 @@ def load_name(checkpoint: Checkpoint) -> str:
     return checkpoint.repo_id if checkpoint.by_name else checkpoint.path
 
 
+def text_config(config: Any) -> Any:
+    """The part of a config of transformers that is about text; all of it in releases before 4.45, which do not tell them apart."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def auto_class(config: Any) -> Any:
     """The class of transformers that loads a model which makes text: some models of several modalities have one of their own."""
     import transformers

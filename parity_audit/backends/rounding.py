@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from parity_audit.backends.loading import text_config
 from parity_audit.backends.rotary_tables import FineTable
 
 ROTARY = "rotary_emb"
@@ -102,7 +103,7 @@ def narrow_cache(dtype: str) -> Any:
 
 
 def _routers(model: Any) -> Iterator[nn.Module]:
-    config = model.config.get_text_config()
+    config = text_config(model.config)
     experts = next((getattr(config, name) for name in EXPERT_COUNTS if getattr(config, name, None)), None)
     for module in model.modules():
         weight = getattr(module, "weight", None)

@@ -24,7 +24,7 @@ from parity_audit.backends.operation_case import HeadCall
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
-from parity_audit.backends.text_model import INSIDE, text_part
+from parity_audit.backends.text_model import paths_of_part, text_part
 from parity_audit.backends.vllm_gather import Gatherer, hooks_of_the_whole
 from parity_audit.backends.vllm_weights import parameter_count
 from parity_audit.core.rollouts import SampleReply, SampleRequest
@@ -73,7 +73,7 @@ class SglangBackend:
             not_run=not_run("sglang", settings), effective=effective(model, self.request.reads),
             tokenization=tokenization(self.request), max_positions=self.engine.longest,
             numerics=numerics(next(model.parameters()).dtype), parameters=parameter_count(model),
-            text_paths={} if model is self.engine.model else {"": INSIDE},
+            text_paths=paths_of_part(self.engine.model),
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:

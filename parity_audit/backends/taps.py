@@ -164,7 +164,7 @@ def hooked(root: nn.Module, recorder: Recorder, whole: nn.Module | None = None) 
             if tap.take.startswith(ATTENTION) or tap.take == HOOK:
                 continue
             try:
-                module = get(root, tap.module) if tap.module else whole or root
+                module = get(root, tap.module) if tap.module else root if whole is None else whole
             except LookupError:
                 module = None
             if module is None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from parity_audit.backends.loading import text_config
+
 INSIDE = "language_model"
 
 
@@ -20,10 +22,9 @@ class TextModel(nn.Module):
 
     def __init__(self, whole: Any, decoder: nn.Module, head: nn.Module, paths: dict[str, str]) -> None:
         super().__init__()
-        self.__dict__["whole"] = (
-            whole  # not as a submodule: its other modalities show no site and hold no weight of the text model
-        )
-        self.config, self.paths = whole.config.get_text_config(), paths
+        # Not as a submodule: other modalities show no site and hold no weight of the text model.
+        self.__dict__["whole"] = whole
+        self.config, self.paths = text_config(whole.config), paths
         self.model, self.lm_head = decoder, head
         self.forward = wraps(whole.forward)(lambda *args, **kwargs: whole(*args, **kwargs))
 
@@ -54,3 +55,8 @@ def text_part(model: Any) -> Any:
     """The text model inside an engine's own model of several modalities, a module of its own there; any other model as it is."""
     inside = getattr(model, "_modules", {}).get(INSIDE)
     return inside if any(hasattr(inside, name) for name in ("compute_logits", "logits_processor")) else model
+
+
+def paths_of_part(model: Any) -> dict[str, str]:
+    """How paths in `text_part(model)` begin in the engine's model; empty where that is the whole of it."""
+    return {} if text_part(model) is model else {"": INSIDE}

@@ -23,7 +23,7 @@ from parity_audit.backends.hooked_transformer import (
     load_hf_model,
     tokenization,
 )
-from parity_audit.backends.loading import load_name, own_tokenizer
+from parity_audit.backends.loading import load_name, own_tokenizer, text_config
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_bridge
@@ -71,7 +71,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
     def describe(self) -> Description:
         """Versions and live knob values; the attention implementation is the one the bridge chose."""
         model = self.model
-        hf_config = model.original_model.config.get_text_config()
+        hf_config = text_config(model.original_model.config)
         settings = {**self.request.settings, "attn_implementation": hf_config._attn_implementation}
         return Description(
             backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),

@@ -23,7 +23,7 @@ from parity_audit.backends.loading import tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
-from parity_audit.backends.text_model import INSIDE, text_part
+from parity_audit.backends.text_model import paths_of_part, text_part
 from parity_audit.backends.vllm_gather import Gatherer, real_rows
 from parity_audit.backends.vllm_rank import attention_kernel
 from parity_audit.backends.vllm_ranks import Ranks
@@ -91,7 +91,7 @@ class VllmBackend:
             max_positions=settings["max_model_len"] - 1,
             numerics=numerics(next(self.model.parameters()).dtype),
             parameters=vllm_weights.parameter_count(self.model),
-            text_paths={} if self.model is self.whole else {"": INSIDE},
+            text_paths=paths_of_part(self.whole),
         )  # fmt: skip
 
     def _described_by(self, ranks: Ranks, settings: dict[str, Any]) -> Description:
@@ -104,6 +104,7 @@ class VllmBackend:
             settings=settings, not_run=not_run("vllm", settings), effective=live, ranks_differ=differ,
             tokenization=tokenization(self.request), max_positions=settings["max_model_len"] - 1,
             numerics=ranks.facts[0].numerics, parameters=sum(fact.parameters for fact in ranks.facts),
+            text_paths=ranks.facts[0].text_paths,
         )  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from parity_audit.backends.loading import load_name
+from parity_audit.backends.loading import load_name, text_config
 from parity_audit.backends.vllm_rollouts import forced_decoding
 from parity_audit.core.wire import BATCH_INVARIANT, LoadRequest
 
@@ -100,7 +100,7 @@ def batch_invariance() -> bool:
 def arguments(request: LoadRequest) -> dict[str, Any]:
     """Arguments of `vllm.LLM`: the user's settings over ours, which choose the plainest path through the engine."""
     whole = _config(request)
-    config = whole.get_text_config()
+    config = text_config(whole)
     given = {key: value for key, value in request.settings.items() if key not in OWN_SETTINGS}
     limit = int(getattr(config, "max_position_embeddings", 0)) or None
     asked = given.pop("max_model_len", None) or limit

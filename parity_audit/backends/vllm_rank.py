@@ -23,7 +23,7 @@ from parity_audit.backends.paths import NoSuchPath, get, matches
 from parity_audit.backends.shards import WHOLE, Cut, by_width
 from parity_audit.backends.sink import TENSOR
 from parity_audit.backends.taps import Recorder, hooked
-from parity_audit.backends.text_model import text_part
+from parity_audit.backends.text_model import paths_of_part, text_part
 from parity_audit.backends.vllm_gather import Gatherer
 from parity_audit.backends.vllm_plants import PLANTS
 from parity_audit.core.shards import of_rank
@@ -76,6 +76,7 @@ class Facts:
     parameters: int
     attention: str | None
     vocabulary: tuple[int, int] | None
+    text_paths: dict[str, str]
 
 
 @dataclass
@@ -188,7 +189,7 @@ def facts(worker: Any, reads: dict[str, str]) -> Facts:
     return Facts(
         place=_place(), effective=_effective(model, reads), numerics=numerics(next(model.parameters()).dtype),
         parameters=vllm_weights.parameter_count(model), attention=attention_kernel(model),
-        vocabulary=vllm_cuts.vocabulary(model),
+        vocabulary=vllm_cuts.vocabulary(model), text_paths=paths_of_part(worker.get_model()),
     )  # fmt: skip
 
 

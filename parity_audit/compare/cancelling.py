@@ -59,9 +59,8 @@ def cancelling_cause(candidate: TensorSource, reference: TensorSource, probe: Pr
         return ""
     tensors = [(_whole(candidate, probe, site), _whole(reference, probe, site)) for site in sites]
     real = torch.tensor(probe.mask, dtype=torch.bool)
-    factors = [
-        _factor(own[real], true[real]) for own, true in tensors
-    ]  # engines that do not pad hold nothing in its places
+    # In padded places a reference holds numbers, and an engine that does not pad holds none.
+    factors = [_factor(own[real], true[real]) for own, true in tensors]
     rows = _rows(real, tensors, factors)
     if all(_relative(own, true) < TOLERANCE for row in rows for own, true in (row.query, row.key)):
         return _scaled(factors)
