@@ -131,7 +131,7 @@ def main() -> int:
         return 0
     rows: list[dict[str, Any]] = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else []
     there = {(row["model"], row["form"]) for row in rows}
-    for name in asked.model or [next(iter(spec.content.models)) for spec in list_specs()]:
+    for name in asked.model or [spec.first_model for spec in list_specs()]:
         for form in asked.form or FORMS:
             if (name, form) in there:
                 continue

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from parity_audit.capture.session import SidePlan
 from parity_audit.capture.store import Capture
-from parity_audit.checks.promised import NORM_ROLES, Promises
-from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
+from parity_audit.checks.promised import Promises
+from parity_audit.core.sites import ATTENTION_SITES, NORM_ROLES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, Hook

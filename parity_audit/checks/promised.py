@@ -9,29 +9,11 @@ from torch import Tensor
 
 from parity_audit.capture.session import SidePlan
 from parity_audit.capture.store import Capture
-from parity_audit.core.sites import layer_of, local_name
+from parity_audit.core.sites import FINAL_NORM, NORMS, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, evidence_by_layer, f64
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, Hook
 
-NORM_INPUTS = {
-    "embed_ln.out": ("embed",),
-    "ln1.out": ("resid_pre",),
-    "ln1_post.out": ("attn_proj",),
-    # A parallel block has no resid_mid: both norms read what enters it.
-    "ln2.out": ("resid_mid", "resid_pre"),
-    "ln2_post.out": ("mlp_proj",),
-}
-"""The site that a norm reads, by the site that it makes; the final norm reads the last block's resid_post."""
-NORM_ROLES = {
-    "embed_ln.out": "norm.embed_ln",
-    "ln1.out": "norm.ln1",
-    "ln1_post.out": "norm.ln1_post",
-    "ln2.out": "norm.ln2",
-    "ln2_post.out": "norm.ln2_post",
-    "ln_final.out": "norm.final",
-}
-"""Whose weight and bias a norm has, by the site that it makes."""
 Make = Callable[[], Tensor]
 
 
@@ -67,11 +49,11 @@ class Promises:
 
 def norm_input(site: str, held: set[str], n_layers: int) -> str | None:
     """The site that the norm which makes `site` reads, None where it is not shown."""
-    if site == "ln_final.out":
+    if site == FINAL_NORM:
         names = [f"blocks.{n_layers - 1}.resid_post"]
     else:
         block = site.removesuffix(local_name(site))
-        names = [block + name for name in NORM_INPUTS[local_name(site)]]
+        names = [block + name for name in NORMS[local_name(site)][0]]
     return next((name for name in names if name in held), None)
 
 

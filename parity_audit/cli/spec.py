@@ -28,7 +28,10 @@ def _group() -> None:
 @spec.command("check")
 @guarded
 def check(
-    specs: Annotated[list[str] | None, typer.Argument(help="Spec names or YAML files; every shipped one when none.")] = None,
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Spec names, YAML files or models, which stand for their spec; every shipped one when none."),
+    ] = None,
     backend: Annotated[
         list[str] | None, typer.Option("--backend", "-b", help="BACKEND to check. Repeatable; all that run here when none.")
     ] = None,
@@ -54,12 +57,13 @@ def check(
 
     from parity_audit.speccheck.check import check_spec
     from parity_audit.speccheck.table import page
-    from parity_audit.specs.load import OWN_SPECS, list_specs, load_spec
+    from parity_audit.specs.load import OWN_SPECS, list_specs
+    from parity_audit.specs.resolve import spec_named
 
     own = [str(Path(name).resolve()) for name in specs or () if name.endswith(".yaml")]
     if own:
         os.environ[OWN_SPECS] = os.pathsep.join(own)
-    chosen = [load_spec(name) for name in specs] if specs else list_specs()
+    chosen = [spec_named(name) for name in specs] if specs else list_specs()
     if mutate:
         return _mutate(chosen, seed=seed, quiet=quiet, out=out)
     checks = []

@@ -13,6 +13,7 @@ PARITY_RATIO = 4.0
 INNER_RATIO = 16.0
 WARN_SHARE = 0.75
 
+# By the ends of names: hooks (`hook_resid_pre`) count too, and a router's logits, whose error chooses other experts.
 OUTER = ("embed", "resid_pre", "resid_mid", "resid_post", "ln_final.out", "logits", "returned")
 
 

@@ -13,9 +13,28 @@ BLOCK_ORDER = (
     "resid_pre", "ln1.out", "q_latent", "q_latent_norm.out", "kv_latent", "kv_latent_norm.out", "q", "k", "v", "attn_gate",
     "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z", "delta.q", "delta.k", "delta.v", "delta.z",
     "delta.b", "delta.a", "delta.out", "z_gated", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out",
-    "mlp.router_logits", "mlp.router_weights", "mlp.pre", "mlp.pre_linear", "mlp.post", "mlp_proj", "ln2_post.out", "mlp_out",
+    "mlp.pre", "mlp.pre_linear", "mlp.post", "mlp.dense", "mlp.dense_post.out", "ln2_router.out", "mlp.router_logits",
+    "mlp.router_weights", "ln2_experts.out", "mlp.routed", "mlp.routed_post.out", "mlp_proj", "ln2_post.out", "mlp_out",
     "per_layer.out", "resid_post",
 )  # fmt: skip
+
+NORMS: dict[str, tuple[tuple[str, ...], str]] = {
+    "embed_ln.out": (("embed",), "norm.embed_ln"),
+    "ln1.out": (("resid_pre",), "norm.ln1"),
+    "ln1_post.out": (("attn_proj",), "norm.ln1_post"),
+    # A parallel block has no resid_mid: both norms read what enters it.
+    "ln2.out": (("resid_mid", "resid_pre"), "norm.ln2"),
+    "ln2_experts.out": (("resid_mid",), "norm.experts"),
+    "mlp.dense_post.out": (("mlp.dense",), "norm.dense_post"),
+    "mlp.routed_post.out": (("mlp.routed",), "norm.routed_post"),
+    "ln2_post.out": (("mlp_proj",), "norm.ln2_post"),
+}
+"""The norms of the residual stream but for the final one: what each reads (the first of these that is shown) and whose weight
+it has, by the site that it makes."""
+FINAL_NORM = "ln_final.out"
+"""The final norm reads the last block's resid_post."""
+NORM_ROLES = {**{site: role for site, (_, role) in NORMS.items()}, FINAL_NORM: "norm.final"}
+"""Whose weight and bias a norm has, by the site that it makes."""
 
 
 def layer_of(site: str) -> int | None:

@@ -59,6 +59,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "delta": ("delta.",), "z_gated": ("attention.gate", "delta.norm_eps", "delta.gate"),
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,
     "mlp": ("mlp.", "weights.mlp", "residual.parallel", "norm.order"), "logits": ("logits.",), "mlp.router_logits": ROUTER,
+    "router_norm": (*NORMS, "moe.router_input_scale"),
     "mlp.router_weights": ("moe.", *ROUTER),  # one module makes both: its weights follow its own logits
 }  # fmt: skip
 ONE_SITE = (*NORMS, *(f"weights.{item.role}" for item in PROJECTIONS), *(bias_knob(item.role) for item in PROJECTIONS))

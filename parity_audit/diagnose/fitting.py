@@ -45,7 +45,7 @@ FAMILIES: Families = {
     "head_map": (head_map.fit, frozenset({"scores", "pattern", "z"})),
     "attention": (attention.fit, frozenset({"scores", "pattern", "z"})),
     "activation": (activation.fit, frozenset({"mlp"})),
-    "experts": (experts.fit, frozenset({"mlp_out"})),
+    "experts": (experts.fit, frozenset({"mlp_out", "mlp"})),
     "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),
     "router": (router.fit, frozenset({"mlp.router_logits", "mlp.router_weights"})),
     "residual": (residual.fit, frozenset({"residual", "attn_out", "mlp_out", "norm", "mlp"})),

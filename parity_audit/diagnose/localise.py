@@ -5,7 +5,8 @@ outputs is the true value *for that capture's inputs* (see `core.wire.RunRequest
 
     introduced_ratio = RMSE(candidate, judge on candidate's inputs) / RMSE(reference, judge on reference's inputs)
 
-at a site is large only where the component in front of that site is itself wrong.
+at a site is large only where the component in front of that site is itself wrong. Where the candidate's inputs make it larger
+than the reference's, the second RMSE counts as that many times as large.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
-from parity_audit.core.sites import BLOCK_ORDER, layer_of, local_name, site_order
+from parity_audit.core.sites import BLOCK_ORDER, NORMS, layer_of, local_name, site_order
 from parity_audit.formulas.in_delta import PARTS
 
 READ_NORM = ("q", "k", "v", "attn_gate", *(f"delta.{part}" for part in PARTS))
@@ -29,11 +30,7 @@ COMPONENT_OF = {
     "resid_pre": "residual",
     "resid_mid": "residual",
     "resid_post": "residual",
-    "ln1.out": "norm",
-    "ln2.out": "norm",
-    "ln1_post.out": "norm",
-    "ln2_post.out": "norm",
-    "embed_ln.out": "norm",
+    **dict.fromkeys(NORMS, "norm"),
     "q_norm.out": "qk_norm",
     "k_norm.out": "qk_norm",
     "q_latent_norm.out": "qk_norm",
@@ -53,7 +50,10 @@ COMPONENT_OF = {
     "mlp.pre": "mlp",
     "mlp.pre_linear": "mlp",
     "mlp.post": "mlp",
+    "mlp.dense": "mlp",
+    "mlp.routed": "mlp",
     "mlp_proj": "mlp",
+    "ln2_router.out": "router_norm",
     "mlp_out": "mlp_out",
     "per_layer.out": "per_layer",
     "ln_final.out": "final_norm",
@@ -83,10 +83,16 @@ def introduced_ratios(
         shared = set.intersection(*(set(capture.sites(probe.name)) for capture in captures))
         for site in sorted(shared, key=site_order):
             own, rms = rmse_to_forced(candidate, candidate_forced, probe, site)
-            floor, _ = rmse_to_forced(reference, reference_forced, probe, site)
+            floor, usual = rmse_to_forced(reference, reference_forced, probe, site)
             if own == own and floor == floor:
-                ratios[probe.name, site] = noise_ratio(own, floor, rms, dtype)
+                ratios[probe.name, site] = noise_ratio(own, floor * _growth(rms, usual), rms, dtype)
     return ratios
+
+
+def _growth(rms: float, usual: float) -> float:
+    """How many times as large as the reference's what a component makes of the candidate's inputs is, at least 1: what it
+    inherits may be larger, and rounding grows with it."""
+    return max(1.0, rms / usual) if usual > 0.0 else 1.0
 
 
 def with_introduced(deltas: Iterable[SiteDelta], ratios: dict[tuple[str, str], float]) -> tuple[SiteDelta, ...]:

@@ -123,7 +123,7 @@ def _pinned(options: GateOptions, changes: Changes, own: Sequence[Spec]) -> list
     """Changed pins as audits: every release that is new, on every model."""
     if not changes.pins:
         return []
-    models = options.models or tuple(next(iter(spec.content.models)) for spec in own or list_specs())
+    models = options.models or tuple(spec.first_model for spec in own or list_specs())
     backends = tuple({str(pin.backend): pin.backend for pin in changes.pins}.values())
     places = tuple((str(pin.backend), (pin.file, pin.line)) for pin in changes.pins)
     matrix = Matrix(

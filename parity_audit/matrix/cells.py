@@ -111,7 +111,7 @@ def _models(names: Sequence[str]) -> list[str]:
     """`all` stands for the first released model of every architecture."""
     if EVERY_ARCHITECTURE not in names:
         return list(names)
-    every = [next(iter(spec.content.models)) for spec in list_specs() if spec.content.models]
+    every = [spec.first_model for spec in list_specs() if spec.content.models]
     return [*every, *(name for name in names if name != EVERY_ARCHITECTURE)]
 
 

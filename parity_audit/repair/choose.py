@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from parity_audit.capture.session import SidePlan
 from parity_audit.checks.repeat import CHANGED, STATE
 from parity_audit.core.report import Finding
+from parity_audit.core.sites import NORM_ROLES
 from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.diagnose.extent import DECODED
@@ -32,8 +33,7 @@ SAME_VALUE = 1e-3
 BY_LAYER = ("attention.window",)
 """Knobs that differ from layer to layer by design: one layer's value is no other's."""
 NORM_AT = {
-    "ln1.out": "norm.ln1", "ln2.out": "norm.ln2", "ln1_post.out": "norm.ln1_post", "ln2_post.out": "norm.ln2_post",
-    "ln_final.out": "norm.final", "q_norm.out": "norm.q", "k_norm.out": "norm.k", "q_latent_norm.out": "norm.q_latent",
+    **NORM_ROLES, "q_norm.out": "norm.q", "k_norm.out": "norm.k", "q_latent_norm.out": "norm.q_latent",
     "kv_latent_norm.out": "norm.kv_latent",
 }  # fmt: skip
 ENGINE_EDITS = {"numerics.tf32": (Edit(op="load", value={"tf32": False}),)}

@@ -23,7 +23,7 @@ from parity_audit.specs.view import dims, roles
 
 SITE_OF_ROLE = {
     "embed": "embed", "unembed": "logits", **{role: site for site, role in NORM_AT.items()},
-    **{item.role: item.output for item in PROJECTIONS},
+    **{item.role: item.output for item in reversed(PROJECTIONS)},
 }  # fmt: skip
 TAKEN_AT = {"attn_scores": ("z",), "pattern": ("z",), "rot_q": ("rot_q", "rot_k"), "rot_k": ("rot_q", "rot_k")}
 """Where the reference goes on from the candidate's tensor, if not at the site itself: attention matrices of decoded

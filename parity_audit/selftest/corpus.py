@@ -157,7 +157,7 @@ def _read(path: Path) -> Iterator[Fault]:
     In a file without a model every fault names its own.
     """
     content = _File.model_validate(_plain(read_yaml(path)))
-    models = [next(iter(spec.content.models)) for spec in list_specs()] if content.models == ["*"] else content.models
+    models = [spec.first_model for spec in list_specs()] if content.models == ["*"] else content.models
     for model in models or [content.model or ""]:
         for entry in content.faults:
             name = f"{slug(model)}-{entry['id']}" if content.models else entry["id"]

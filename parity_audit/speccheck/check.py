@@ -87,7 +87,7 @@ def check_spec(
     Raises:
         ParityError: the reference itself does not run, so nothing can be said.
     """
-    model = next(iter(spec.content.models))
+    model = spec.first_model
     able, barred = able_backends(spec, backends, install=install)
     asked = able or [BackendRef(name="hf")]
     with tempfile.TemporaryDirectory() as out:

@@ -26,7 +26,7 @@ def executed(
     Raises:
         ParityError: the spec does not run, so nothing can be said.
     """
-    model = next(iter(spec.content.models))
+    model = spec.first_model
     able, _ = able_backends(spec, backends, install=install)
     asked = [BackendRef(name="hf"), *(ref for ref in able if ref.name not in ("hf", SPEC))]
     report = audit(

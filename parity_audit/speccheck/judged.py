@@ -39,7 +39,7 @@ def judged_components(spec: Spec, seed: int, progress: Progress) -> Iterator[tup
     Raises:
         NotJudged: transformers does not run the miniature.
     """
-    model = next(iter(spec.content.models))
+    model = spec.first_model
     with TemporaryDirectory() as folder:
         plan = plan_audit(
             model,

@@ -12,7 +12,7 @@ from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.installed import instead, lacks
 from parity_audit.specs.schema import ResolvedKnob, Spec
-from parity_audit.specs.view import config_names, dims, knob_values
+from parity_audit.specs.view import config_names, dims, knob_values, said_sizes
 
 T = TypeVar("T")
 LARGEST_SIZE = 1 << 24
@@ -68,7 +68,7 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
         if not (original is None or _is_size(original, LONGEST)):
             raise refuse(f"`original_max_position_embeddings` in `{key}` is {original!r:.60}")
     config = canonical(config)
-    for name, value in asked(_sizes).items():
+    for name, value in asked(said_sizes).items():
         if not _is_size(value, MOST_LAYERS if name == "n_layers" else LARGEST_SIZE):
             raise refuse(f"{name} would be {value!r:.60}")
     sizes = asked(dims)
@@ -95,11 +95,6 @@ def _number_keys(spec: Spec) -> dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _sizes(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `dims`, not made whole numbers yet."""
-    return {name: evaluate(text, config_names(config)) for name, text in spec.content.dims.items() if text is not None}
 
 
 def _sizes_of_layers(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:

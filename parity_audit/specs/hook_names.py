@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parity_audit.core.sites import local_name
+from parity_audit.core.sites import NORM_ROLES, local_name
 from parity_audit.core.types import SiteTap
 from parity_audit.formulas.norms import AFTER_ROTATION
 from parity_audit.specs.schema import Spec
@@ -51,7 +51,6 @@ NAMES = {
 """Hooks by the site whose value they promise."""
 BETWEEN = ("rot_q", "rot_k")
 """Sites whose hooks promise nothing where a norm follows the rotation: the hook stands between both, the site behind."""
-NORMS = ("embed_ln.out", "ln1.out", "ln1_post.out", "ln2.out", "ln2_post.out", "ln_final.out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +88,7 @@ def _of_site(site: str, own: SiteTap | None, sites: Collection[str]) -> Iterator
         yield _hook(block + NAMES["z"], site, VALUE, own)
     if local == ("z_gated" if f"{block}z_gated" in sites else "z"):
         yield from (_hook(f"{block}attn.hook_result", site, promise, own) for promise in (RESULT, ADDED_RESULT))
-    if local in NORMS and own is not None:
+    if local in NORM_ROLES and own is not None:
         norm = own.module.removesuffix(".hook_out")
         yield _hook(f"{norm}.hook_scale", site, SCALE, own)
         yield _hook(f"{norm}.hook_normalized", site, NORMALIZED, own)

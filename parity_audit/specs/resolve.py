@@ -11,7 +11,7 @@ from typing import Any
 from parity_audit.core.errors import UsageError
 from parity_audit.specs.hub.asking import ask_hub
 from parity_audit.specs.hub.cached import cached_snapshot
-from parity_audit.specs.load import list_specs
+from parity_audit.specs.load import list_specs, load_spec
 from parity_audit.specs.other_forms import of_no_config
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.wrapped import TEXT_MODEL, config_for, is_wrapper
@@ -149,6 +149,23 @@ def read_config(folder: Path) -> dict[str, Any]:
         return loaded
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {error}", code="bad-config", where=str(path)) from error
+
+
+def spec_named(name: str) -> Spec:
+    """A spec by its file or its name, or by one of its models, which then comes first.
+
+    Raises:
+        SpecError: broken YAML or a wrong key, with file, line and column.
+        UsageError: no such spec and no such model.
+    """
+    try:
+        return load_spec(name)
+    except UsageError as error:
+        known = _known(name)
+        if known is None or error.code != "unknown-spec":
+            raise
+        model, spec = known
+        return spec.led_by(model)
 
 
 def _known(name: str) -> tuple[str, Spec] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -179,6 +179,16 @@ class Spec:
     def architecture(self) -> str:
         """The transformers class name."""
         return self.content.architecture
+
+    @property
+    def first_model(self) -> str:
+        """The model that stands for the spec where it is checked: the first that it lists."""
+        return next(iter(self.content.models))
+
+    def led_by(self, model: str) -> Spec:
+        """The same spec with one of its models first."""
+        models = {model: self.content.models[model], **self.content.models}
+        return replace(self, content=self.content.model_copy(update={"models": models}))
 
     @property
     def fingerprint(self) -> str:

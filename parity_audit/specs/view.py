@@ -16,9 +16,14 @@ from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob,
 
 def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
     """d_model, n_heads, n_kv_heads, d_head, d_mlp, n_layers, d_vocab of a config."""
-    return {
-        name: int(evaluate(text, config_names(config))) for name, text in spec.content.dims.items() if text is not None
-    }
+    return {name: int(value) for name, value in said_sizes(spec, config).items()}
+
+
+def said_sizes(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `dims`, not made whole numbers yet; a size is left out of models for which its expression says null."""
+    names = config_names(config)
+    found = {name: (text, evaluate(text, names)) for name, text in spec.content.dims.items() if text is not None}
+    return {name: value for name, (text, value) in found.items() if value is not None or not text.endswith("else null")}
 
 
 def dims_of_layer(spec: Spec, names: Mapping[str, Any], sizes: dict[str, int], layer: int | None) -> dict[str, int]:

@@ -74,7 +74,7 @@ def _model(spec: str | Path | None, model: str | None) -> str:
     loaded = load_spec(spec)
     if str(spec).endswith(".yaml"):
         os.environ[OWN_SPECS] = str(Path(spec).resolve())
-    return model or next(iter(loaded.content.models))
+    return model or loaded.first_model
 
 
 def _backend(port: Port) -> str:

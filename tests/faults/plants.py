@@ -573,11 +573,13 @@ def use_einsum(model: nn.Module, plant: Plant) -> None:
 def change_router(model: nn.Module, plant: Plant) -> None:
     """Routers `(logits, weights, chosen)` that score, choose, divide, scale or round otherwise."""
     for module in _modules(model, plant):
-        module.register_forward_hook(lambda _, args, out: _routed(out, plant))
+        module.register_forward_hook(lambda own, args, out: _routed(out, plant, getattr(own, "per_expert_scale", None)))
 
 
-def _routed(out: tuple[Tensor, Tensor, Tensor], plant: Plant) -> tuple[Tensor, Tensor, Tensor]:
+def _routed(out: tuple[Tensor, Tensor, Tensor], plant: Plant, factors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """`factors` of the experts `[expert]`: a router that has them (Gemma 4) returns probabilities in the place of logits."""
     logits, weights, chosen = out
+    logits = logits if factors is None else logits.log()
     low = DTYPES[plant["dtype"]] if "dtype" in plant else logits.dtype
     asked = logits.to(low) / plant.get("temperature", 1.0)
     count = plant.get("top_k", chosen.shape[-1])
@@ -588,7 +590,9 @@ def _routed(out: tuple[Tensor, Tensor, Tensor], plant: Plant) -> tuple[Tensor, T
         kept = torch.ones_like(kept) / count
     elif plant.get("renormalise", True):
         kept = kept / kept.sum(-1, keepdim=True)
-    return logits, (kept * plant.get("times", 1.0)).to(weights.dtype), chosen
+    if factors is not None and plant.get("factors", True):
+        kept = kept * factors[chosen]
+    return out[0], (kept * plant.get("times", 1.0)).to(weights.dtype), chosen
 
 
 def change_delta_rule(model: nn.Module, plant: Plant) -> None:

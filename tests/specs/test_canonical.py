@@ -16,7 +16,7 @@ from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.view import dims, knob_values
 
-MODELS = [(spec.architecture, next(iter(spec.content.models))) for spec in list_specs()]
+MODELS = [(spec.architecture, spec.first_model) for spec in list_specs()]
 SAVED = [
     (path.stem, name, config)
     for path in sorted((Path(__file__).parent / "saved_configs").glob("*.json"))

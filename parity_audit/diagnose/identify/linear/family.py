@@ -57,8 +57,15 @@ PROJECTIONS = (
     Projection(role="attn.o", inputs=("z_gated", "z"), output="attn_proj"),
     Projection(role="mlp.gate", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.pre"),
     Projection(role="mlp.up", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.pre_linear"),
-    Projection(role="mlp.down", inputs=("mlp.post",), output="mlp_proj"),
-    Projection(role="moe.router", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.router_logits"),
+    # In a block with experts beside its MLP what the sublayer makes is the sum of two parts.
+    Projection(role="mlp.down", inputs=("mlp.post",), output="mlp_proj", unless="norm.dense_post"),
+    Projection(role="mlp.down", inputs=("mlp.post",), output="mlp.dense"),
+    Projection(
+        role="moe.router",
+        inputs=("ln2_router.out", "ln2.out", "ln1.out"),
+        unnormed=("resid_mid",),
+        output="mlp.router_logits",
+    ),
 )
 
 
@@ -79,6 +86,8 @@ def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
     plain = projection.role == "mlp.gate" and evidence.weight("mlp.gate") is None
     role = "mlp.up" if plain else projection.role
     weight = evidence.weight(role)
+    if projection.unless and evidence.weight(projection.unless) is not None:
+        return None
     if weight is None or weight.ndim != 2 or (role == "attn.v" and evidence.spec_value("attention.v_norm")):
         return None  # what is seen of values behind a norm is no product
     bias = evidence.weight(f"{role}.bias")

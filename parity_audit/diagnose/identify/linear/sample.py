@@ -23,13 +23,14 @@ the others are: factors for every row leave 0.4 of keys that are cut off at 1.""
 @dataclass(frozen=True, kw_only=True)
 class Projection:
     """One matrix product of a block: where x and y are seen (`unnormed`: in a block without a norm before it), and the
-    role of its weight."""
+    role of its weight. y is another thing in blocks that have the tensor of the role `unless`."""
 
     role: str
     inputs: tuple[str, ...]
     output: str
     heads: str = ""
     unnormed: tuple[str, ...] = ()
+    unless: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,10 @@
 
     y = sum_e w_e D_e h(G_e x, U_e x)
 
-with x = ln2.out, y = mlp_out, the weights w that the router hands out, and the checkpoint's tensors. The activation h that
-leaves least of y is the answer: every named one, with the gate and the linear input in both orders, and the two with a
-parameter of their own (`curves`). Where none explains y, the weights may stand elsewhere: on x, or nowhere.
+with x = ln2.out, y = mlp_out (beside an MLP: ln2_experts.out and mlp.routed), the weights w that the router hands out, and
+the checkpoint's tensors. The activation h that leaves least of y is the answer: every named one, with the gate and the linear
+input in both orders, and the two with a parameter of their own (`curves`). Where none explains y, the weights may stand
+elsewhere: on x, or nowhere.
 
 mlp.activation, mlp.gate_up (as for dense blocks) and moe.weighted: "outputs", "inputs" or "nothing". moe.dropped: tokens whose
 sum lacks the share of one of their experts, or of all (an expert that takes only so many tokens).
@@ -30,7 +31,7 @@ from parity_audit.diagnose.identify.mlp.activation import (
 from parity_audit.diagnose.identify.mlp.curves import ALPHAS, narrowed
 from parity_audit.formulas.activations import CLAMP, CLAMPED, NAMED, SWISH_SLOPE, canonical, clamped_swiglu
 
-SITE, WEIGHTED, DROPPED = "mlp_out", "moe.weighted", "moe.dropped"
+WEIGHTED, DROPPED = "moe.weighted", "moe.dropped"
 TOKENS, MORE_TOKENS, LIMITS = 32, 256, (0.5, 100.0)
 RIGHT, NO_TOKEN = 1e-3, "no token"
 Hidden = Callable[[Tensor, Tensor], Tensor]
@@ -76,8 +77,12 @@ def fit(evidence: Evidence) -> list[Outcome]:
     tried = _tried(left)
     if min(tried.values()) <= EXPLAINED:
         outputs = KnobFit(knob=WEIGHTED, layer=evidence.layer, value="outputs", stderr=None, residual=min(tried.values()),
-                          n=y.numel(), site=SITE)  # fmt: skip
-        return [*chosen(evidence, tried, gated=True, n=y.numel(), site=SITE), outputs, *_dropped(evidence)]
+                          n=y.numel(), site=_ends(evidence)[1])  # fmt: skip
+        return [
+            *chosen(evidence, tried, gated=True, n=y.numel(), site=_ends(evidence)[1]),
+            outputs,
+            *_dropped(evidence),
+        ]
     return _dropped(evidence) or _elsewhere(evidence, left, y.numel())
 
 
@@ -130,7 +135,7 @@ def _dropped(evidence: Evidence) -> list[Outcome]:
     lacking = int((rest.norm(dim=1) > RIGHT * size).sum())
     value = f"a share of {lacking} of {len(y)} tokens" if lacking else NO_TOKEN
     return [KnobFit(knob=DROPPED, layer=evidence.layer, value=value, stderr=None, residual=float(least.max() / size),
-                    n=y.numel(), site=SITE)]  # fmt: skip
+                    n=y.numel(), site=_ends(evidence)[1])]  # fmt: skip
 
 
 def _elsewhere(evidence: Evidence, left: Callable[..., float], n: int) -> list[Outcome]:
@@ -140,16 +145,22 @@ def _elsewhere(evidence: Evidence, left: Callable[..., float], n: int) -> list[O
         rest = left(how, place)
         if rest <= EXPLAINED:
             return [KnobFit(
-                knob=WEIGHTED, layer=evidence.layer, value=place, stderr=None, residual=rest, n=n, site=SITE
+                knob=WEIGHTED, layer=evidence.layer, value=place, stderr=None, residual=rest, n=n, site=_ends(evidence)[1]
             )]  # fmt: skip
-    return [gap(evidence, ACTIVATION, "no known activation of the experts makes mlp_out")]
+    return [gap(evidence, ACTIVATION, f"no known activation of the experts makes {_ends(evidence)[1]}")]
+
+
+def _ends(evidence: Evidence) -> tuple[str, str]:
+    """The sites of x and y."""
+    return ("ln2.out", "mlp_out") if evidence.weight("norm.routed_post") is None else ("ln2_experts.out", "mlp.routed")
 
 
 def _seen(evidence: Evidence, count: int = TOKENS) -> tuple[Tensor, Tensor, Tensor] | None:
     """x, the router's weights and y of some real tokens."""
+    into, out = _ends(evidence)
     found: list[list[Tensor]] = []
     for probe in evidence.short_probes():
-        sites = [evidence.tensor(probe.name, site) for site in ("ln2.out", "mlp.router_weights", SITE)]
+        sites = [evidence.tensor(probe.name, site) for site in (into, "mlp.router_weights", out)]
         if all(site is not None for site in sites):
             found.append([site[real(probe)] for site in sites if site is not None])
     if not found:

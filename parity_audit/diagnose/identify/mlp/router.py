@@ -70,13 +70,15 @@ def fit(evidence: Evidence) -> list[Outcome]:
 
 
 def _seen(evidence: Evidence) -> tuple[Tensor, Tensor] | None:
-    """Logits and weights of the real tokens `[token expert]`."""
+    """Logits of the real tokens `[token expert]`, and their weights without the factor that is stored for each expert."""
+    stored = evidence.weight("moe.expert_scale")
+    factors = torch.ones((), dtype=torch.float64) if stored is None else f64(stored).flatten()
     pairs = []
     for probe in evidence.short_probes():
         logits, weights = (evidence.tensor(probe.name, site) for site in (LOGITS, WEIGHTS))
         if logits is not None and weights is not None and bool((weights != 0).any()):
             kept = real(probe)
-            pairs.append((f64(logits[kept]), f64(weights[kept])))
+            pairs.append((f64(logits[kept]), f64(weights[kept]) / factors))
     if not pairs:
         return None
     return torch.cat([logits for logits, _ in pairs]), torch.cat([weights for _, weights in pairs])

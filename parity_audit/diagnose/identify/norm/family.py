@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from parity_audit.core.sites import BEFORE_BLOCKS, FINAL_NORM, NORM_ROLES, NORMS
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.norm.dtype import arithmetic, moved_by_rounding
@@ -43,22 +44,15 @@ def fit(evidence: Evidence) -> list[Outcome]:
 
 
 def norms_of(evidence: Evidence) -> Iterator[Norm]:
-    """The norms whose input and output are visible; the first role that the spec has gives the weight."""
-    last = evidence.dims["n_layers"] - 1
-    places: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-        "ln1.out": (("resid_pre",), ("norm.ln1",)),
-        "ln1_post.out": (("attn_proj",), ("norm.ln1_post",)),
-        # A parallel block has no resid_mid: both norms read what enters it.
-        "ln2.out": (("resid_mid", "resid_pre"), ("norm.ln2",)),
-        "ln2_post.out": (("mlp_proj",), ("norm.ln2_post",)),
-    } if evidence.layer is not None else {
-        "embed_ln.out": (("embed",), ("norm.embed_ln", "norm.embed")),
-        "ln_final.out": ((f"blocks.{last}.resid_post",), ("norm.final",)),
-    }  # fmt: skip
-    for out, (inputs, roles) in places.items():
+    """The norms whose input and output are visible."""
+    outside = evidence.layer is None
+    places = {site: inputs for site, (inputs, _) in NORMS.items() if (site in BEFORE_BLOCKS) == outside}
+    if outside:
+        places[FINAL_NORM] = (f"blocks.{evidence.dims['n_layers'] - 1}.resid_post",)
+    for out, inputs in places.items():
         tokens = next((found for into in inputs if (found := tokens_of(evidence, into, out)) is not None), None)
         if tokens is not None:
-            role = next((name for name in roles if evidence.weight(name) is not None), roles[0])
+            role = NORM_ROLES[out]
             yield Norm(
                 prefix="norm", site=out, x=tokens[0][:, None], out=tokens[1][:, None], w=weight_of(evidence, role),
                 b=weight_of(evidence, f"{role}.bias"),

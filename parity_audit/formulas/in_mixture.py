@@ -1,0 +1,97 @@
+"""What the sites of a mixture of experts are made of: the router's logits and weights, what the experts make.
+
+The routed experts read what an MLP reads there, and their sum is what the sublayer makes, with what one expert makes of all
+tokens where there is one (`moe.shared`). A block may have an MLP of its own beside them instead (`norm.routed_post`, Gemma 4):
+each of the two stands between norms of its own, and so does the router.
+
+One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from parity_audit.formulas import experts
+from parity_audit.formulas.in_mlp import hidden, mlp_input
+from parity_audit.formulas.in_norms import normed
+from parity_audit.formulas.place import Place
+from parity_audit.formulas.projections import project
+
+
+def is_mixture(at: Place) -> bool:
+    """Whether a block has routed experts."""
+    return at.has("moe.router")
+
+
+def beside_mlp(at: Place) -> bool:
+    """Whether the experts stand beside an MLP, and what both make is normed and added."""
+    return at.has("norm.routed_post")
+
+
+def router_input(at: Place) -> Tensor:
+    """What the router reads where it has a norm of its own, `[batch pos d_model]`."""
+    return normed(at, at.site("resid_mid"), "norm.router") * float(at.knob("moe.router_input_scale"))
+
+
+def router_logits(at: Place) -> Tensor:
+    """`[batch pos expert]`."""
+    x = at.site("ln2_router.out") if at.has("norm.router") else mlp_input(at)
+    return project(x, at.tensor("moe.router"), at.weight("moe.router.bias"))
+
+
+def router_weights(at: Place) -> Tensor:
+    """`[batch pos expert]`, 0 where an expert is not chosen."""
+    scored = at.site("mlp.router_logits")
+    made = experts.router_weights(
+        scored, _chosen(at, scored), router=at.knob("moe.router"), norm_topk=at.knob("moe.norm_topk")
+    )
+    stored = at.weight("moe.expert_scale") if at.knob("moe.expert_scale") is not False else None
+    return made * float(at.knob("moe.scale")) * (1.0 if stored is None else stored)
+
+
+def _chosen(at: Place, scored: Tensor) -> Tensor:
+    """The experts of each token: those of the largest logits, or, where groups or a bias take part, of the largest scores."""
+    bias = at.weight("moe.choice_bias") if at.knob("moe.choice_bias") is not False else None
+    groups, kept = at.knob("moe.groups"), at.knob("moe.top_groups")
+    if groups > kept or bias is not None:
+        scored = experts.scores_for_choice(scored, router=at.knob("moe.router"), bias=bias, groups=groups, kept=kept)
+    return experts.chosen_experts(scored, at.knob("moe.top_k"))
+
+
+def mixture(at: Place) -> Tensor:
+    """What the sublayer makes, `[batch pos d_model]`."""
+    if beside_mlp(at):
+        return at.site("mlp.dense_post.out") + at.site("mlp.routed_post.out")
+    made = routed(at)
+    return made + _shared(at) if at.has("moe.shared.gate") else made
+
+
+def routed(at: Place) -> Tensor:
+    """The weighted sum of what the chosen experts make, `[batch pos d_model]`."""
+    found = [_expert(at, e) for e in range(at.dim("n_experts"))]
+    x = at.site("ln2_experts.out") if at.has("norm.experts") else mlp_input(at)
+    return experts.mixture(
+        x, at.site("mlp.router_weights"), found, partial(hidden, at), weighted=at.knob("moe.weighted")
+    )
+
+
+def _shared(at: Place) -> Tensor:
+    """What the expert of all tokens adds; a token's own gate weighs it where the checkpoint has one."""
+    shared = experts.Expert(*(at.tensor(f"moe.shared.{name}") for name in ("gate", "up", "down")))
+    made = shared.output(mlp_input(at), partial(hidden, at)) * float(at.knob("moe.shared_scale"))
+    weigher = at.weight("moe.shared.router")
+    return made if weigher is None else made * torch.sigmoid(project(mlp_input(at), weigher))
+
+
+def _expert(at: Place, e: int) -> experts.Expert:
+    biases = (_flat(at.weight(f"moe.{name}.bias.{e}")) for name in ("gate", "up", "down"))
+    return experts.Expert(
+        *(at.tensor(f"moe.{name}.{e}") for name in ("gate", "up", "down")), *biases,
+    )  # fmt: skip
+
+
+def _flat(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.flatten()

@@ -1,0 +1,76 @@
+"""What the sites of an MLP are made of: what it reads, its inner projections, what combines them.
+
+One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from parity_audit.formulas.knobs import GATE_UP
+from parity_audit.formulas.mlp import gated
+from parity_audit.formulas.place import Place
+from parity_audit.formulas.projections import project
+
+
+def is_parallel(at: Place) -> bool:
+    """Whether attention and MLP read the same stream."""
+    said: object = at.knob("residual.parallel")
+    return said is True
+
+
+def mlp_input(at: Place) -> Tensor:
+    """What the MLP reads, `[batch pos d_model]`: the stream, or its norm."""
+    if at.knob("norm.order") == "post":
+        return at.site("resid_pre" if is_parallel(at) else "resid_mid")
+    return at.site("ln1.out" if is_parallel(at) and not at.has("norm.ln2") else "ln2.out")
+
+
+def inner(at: Place, role: str) -> Tensor:
+    """A projection of what the MLP reads, `[batch pos d_mlp]`."""
+    return project(mlp_input(at), at.tensor(role), at.weight(f"{role}.bias"))
+
+
+def has_gate(at: Place) -> bool:
+    """Whether two inner projections are combined, or one goes through an activation alone."""
+    return at.has("mlp.gate")
+
+
+def hidden(at: Place, pre: Tensor, linear: Tensor | None) -> Tensor:
+    """The activation of `pre`, times `linear` where there is one."""
+    return gated(
+        pre, linear, name=at.knob("mlp.activation"), limit=at.knob("mlp.limit"), gelu_root=at.knob("mlp.gelu_root")
+    )
+
+
+def _inner_pair(at: Place) -> tuple[Tensor, Tensor]:
+    """Gate and up, of `[d_mlp d_model]`; cut otherwise from a fused tensor of both where `mlp.gate_up` says so."""
+    gate, up, cut = at.tensor("mlp.gate"), at.tensor("mlp.up"), at.knob("mlp.gate_up")
+    if cut == GATE_UP[2]:
+        both = torch.cat([gate, up])
+        return both[0::2], both[1::2]
+    if cut == GATE_UP[3]:
+        both = rearrange([gate, up], "two row column -> (row two) column")
+        return both[: len(gate)], both[len(gate) :]
+    return gate, up
+
+
+def gated_inner(at: Place, which: int) -> Tensor:
+    """The first (0, the gate) or second (1, up) of two inner projections."""
+    role = ("mlp.gate", "mlp.up")[which]
+    return project(mlp_input(at), _inner_pair(at)[which], at.weight(f"{role}.bias"))
+
+
+def post(at: Place) -> Tensor:
+    """What the output projection reads, `[batch pos d_mlp]`."""
+    if not has_gate(at):
+        return hidden(at, at.site("mlp.pre"), None)
+    pre, linear = at.site("mlp.pre"), at.site("mlp.pre_linear")
+    return hidden(at, linear, pre) if at.knob("mlp.gate_up") == GATE_UP[1] else hidden(at, pre, linear)
+
+
+def down(at: Place) -> Tensor:
+    """What the output projection makes, `[batch pos d_model]`."""
+    return project(at.site("mlp.post"), at.tensor("mlp.down"), at.weight("mlp.down.bias"))
