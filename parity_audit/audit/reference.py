@@ -16,6 +16,7 @@ from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import reusable_capture
 from parity_audit.checks.limits import Sensitivity
+from parity_audit.compare.choices import Pair
 from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.processing import Allowance, Allowed
 from parity_audit.compare.source import TensorSource
@@ -25,6 +26,7 @@ from parity_audit.core.report import Verdict
 from parity_audit.core.types import Probe
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.replay import Replays
+from parity_audit.diagnose.routing import follow
 
 JUDGES = "hf"
 """The backend that judges a program which cannot run in true float64."""
@@ -38,7 +40,8 @@ class Reference:
 
     `judging` is the session that runs in float64: the reference's own where it can. `definition` is that session's
     native run, set only where the reference does not compute what the definition computes. `held` are captures of the
-    judging session, to be dropped with the reference's. `replays` are what the judge made of runs of either side, for all
+    judging session, to be dropped with the reference's. `followed` are the choices of experts that both runs took over from
+    a candidate. `replays` are what the judge made of runs of either side, for all
     candidates of one audit.
     """
 
@@ -52,6 +55,7 @@ class Reference:
     sensitivity: Sensitivity | None = None
     notes: tuple[str, ...] = ()
     held: tuple[Capture, ...] = ()
+    followed: tuple[str, ...] = ()
     replays: Replays = field(default_factory=dict)
 
     @property
@@ -72,6 +76,19 @@ class Reference:
             seen(capture), seen(self.capture), if_there(self.judge), dtype=self.dtype,
             definition=if_there(self.definition),
         )  # fmt: skip
+
+    def following(self, capture: Capture, out: Path) -> Reference:
+        """The reference with the experts that a candidate chose where rounding decides; itself where nothing was to be followed.
+
+        Its own run can follow only where it is the program that judges.
+        """
+        if self.judge is None or self.judging is not self.session:
+            return self
+        pair = Pair(judge=self.judge, floor=self.capture)
+        found = follow(self.session, pair, capture, self.probes, out)
+        if not found.told:
+            return self
+        return dataclasses.replace(self, judge=found.pair.judge, capture=found.pair.floor, followed=found.told)
 
     def release(self) -> None:
         """Let both models go."""
@@ -105,7 +122,10 @@ def take_reference(
         why = f"{session.label} cannot run in float64, and {judging.label} could not judge it: {error.message}"
         return dataclasses.replace(bare, notes=(why,))
     if judging is session:
-        return dataclasses.replace(bare, judge=judge, held=(judge,))
+        own = follow(
+            session, Pair(judge=judge, floor=capture), capture, probes, folder.with_name("choices-of-reference")
+        )
+        return dataclasses.replace(bare, judge=own.pair.judge, held=(judge,))
     departs, notes = _check(session, judging, capture, definition, judge, dtype)
     return dataclasses.replace(
         bare, judge=judge, notes=notes, definition=definition if departs else None, held=(judge, definition)

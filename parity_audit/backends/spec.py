@@ -150,6 +150,7 @@ class SpecBackend:
 
 def _replaced(recorder: Recorder, run: Run, taps: dict[str, SiteTap], site: str) -> Tensor | None:
     """What a replay puts in place of a site; padded positions keep what the formulas make of them."""
-    if site not in recorder.request.inputs or site not in taps:
+    request = recorder.request
+    if site not in taps or site not in (*request.inputs, *request.imposed):
         return None
     return recorder.see(taps[site], run.computed(site))

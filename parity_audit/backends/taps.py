@@ -57,12 +57,15 @@ class Recorder:
         except EinopsError:
             self.misses(tap, f"it holds {list(native.shape)} here, which is not `{tap.layout.partition(' -> ')[0]}`")
             return None
+        imposed = self.request.imposed.get(tap.site)
+        if imposed is not None:
+            given = read_input(imposed).to(canonical)
+            canonical = torch.where(given.isnan(), canonical, given)
         self.keep(tap.site, self._rows(canonical))
         path = self.request.inputs.get(tap.site)
-        if path is None:
-            return None
-        given = self._only_real(tap.site, read_input(path).to(canonical), canonical)
-        return from_canonical(given, native, tap)
+        if path is not None:
+            canonical = self._only_real(tap.site, read_input(path).to(canonical), canonical)
+        return None if path is None and imposed is None else from_canonical(canonical, native, tap)
 
     def _rows(self, canonical: Tensor) -> Tensor:
         """The rows of the batch that the request wants written; learned positions may be one row, which stands for each."""

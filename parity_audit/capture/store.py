@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -151,6 +152,27 @@ class Capture:
                 hint=RETAKE,
             )
         self._verified.add(entry.file)
+
+
+def with_newer(capture: Capture, newer: Capture, folder: Path) -> Capture:
+    """A capture in `folder` that has the newer tensors of the probes that were run again, and of the others its own.
+
+    Files are linked, or copied where the disk has no links; both captures stay as they are.
+    """
+    again = {probe.name: probe for probe in newer.probes}
+    kept = [entry for entry in capture.manifest.entries if entry.probe not in again]
+    for source, entries in ((capture, kept), (newer, newer.manifest.entries)):
+        for file in {entry.file for entry in entries}:  # two sites that are the same to the bit share one
+            target = folder / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(source.folder / file, target)
+            except OSError:
+                shutil.copyfile(source.folder / file, target)
+    probes = tuple(again.get(probe.name, probe) for probe in capture.probes)
+    manifest = dataclasses.replace(capture.manifest, probes=probes, entries=(*kept, *newer.manifest.entries))
+    write_manifest(folder, manifest)
+    return open_capture(folder, just_written=True)
 
 
 def open_capture(folder: Path, *, just_written: bool = False) -> Capture:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from parity_audit.cache.aside import set_aside
@@ -23,7 +23,10 @@ from parity_audit.core.types import Checkpoint, NotTested, NotVisible, Probe, Si
 from parity_audit.core.wire import NATIVE, RunRequest
 from parity_audit.specs.view import dims, not_visible, taps
 
-RESIDUAL_SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+RESIDUAL_SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mlp.router_logits")
+"""The residual stream, what is added to it, and what chooses experts: where that is undecided, the rest follows from the choice."""
+Files = Mapping[str, Mapping[str, str]]
+"""Tensor files by probe and site."""
 
 
 def wanted(tap: SiteTap, probe: Probe) -> bool:
@@ -45,12 +48,13 @@ def take_capture(
     with_weights: bool = False,
     forced_by: Capture | None = None,
     force: Callable[[str, str], bool] = lambda probe, site: True,
+    imposed: Files | None = None,
     choose: Callable[[SiteTap, Probe], bool] = wanted,
 ) -> Capture:
     """Run the probes and return the capture.
 
     `forced_by`: replay that capture's tensors (the introduced error of every component) instead of running; only those of
-    which `force(probe, site)` says so.
+    which `force(probe, site)` says so. `imposed`: files of what counts as computed at sites, NaN where that is the model's own.
 
     Raises:
         NotJudged: the backend failed; probes finished before stay on disk.
@@ -67,11 +71,14 @@ def take_capture(
     seconds: dict[str, float] = {}
     for number, probe in enumerate(probes):
         session.progress.update(CAPTURE, f"{session.label}: {probe.name}", number, len(probes))
-        chosen = tuple(tap for tap in every_tap if choose(tap, probe) and whole_in_steps(tap, probe))
+        own = (imposed or {}).get(probe.name, {})
+        chosen = tuple(
+            tap for tap in every_tap if tap.site in own or (choose(tap, probe) and whole_in_steps(tap, probe))
+        )
         cached = session.decodes and probe.decode_from is not None and precision == NATIVE and forced_by is None
         request = RunRequest(
             probe=probe, taps=chosen, out=str(out), precision=precision, inputs=_inputs(forced_by, probe, chosen, force),
-            cached=cached, returned=forced_by is None,
+            imposed=dict(own), cached=cached, returned=forced_by is None,
         )  # fmt: skip
         if session.scratch is not None:
             session.scratch.require(_bytes(request, plan), f"a run of {session.label} on probe {probe.name}")

@@ -61,7 +61,8 @@ class RunRequest:
     `inputs` maps a site to a safetensors file. Such a site is first recorded as computed, then replaced
     by the file's tensor before the model goes on. With every visible site of a capture given, each
     recorded tensor is what this model makes of that capture's own immediate inputs: the error that a
-    component introduces, free of what it inherits. `cached`: from `probe.decode_from` on, one token at a time.
+    component introduces, free of what it inherits. `imposed` maps a site to a file of the site's shape whose entries, where
+    they are not NaN, count as what the model computed. `cached`: from `probe.decode_from` on, one token at a time.
     `returned`: also write what the call itself returned, as the site of that name.
 
     How the probe is run: `rows` are the rows of the batch that are written (all where it is None). `chunk` tokens of the
@@ -74,6 +75,7 @@ class RunRequest:
     out: str
     precision: str = NATIVE
     inputs: dict[str, str] = field(default_factory=dict)
+    imposed: dict[str, str] = field(default_factory=dict)
     cached: bool = False
     returned: bool = False
     rows: tuple[int, ...] | None = None

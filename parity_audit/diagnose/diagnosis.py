@@ -27,6 +27,7 @@ from parity_audit.diagnose.misreported import misreported, without
 from parity_audit.diagnose.narrow import follows_from, hidden_by_dtype, narrow_dtype
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
 from parity_audit.diagnose.replay import Introduced, Judging, Replays, Sides, introduced
+from parity_audit.diagnose.routing import route_of
 from parity_audit.specs.view import dims
 
 DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")
@@ -67,7 +68,9 @@ class Case:
     @property
     def judging(self) -> Judging:
         """Who replays, and where the replays go."""
-        return Judging(judge=self.judge, dtype=self.dtype, out=self.out, made=self.replays)
+        return Judging(
+            judge=self.judge, dtype=self.dtype, out=self.out, made=self.replays, route=route_of(self.judge.plan)
+        )
 
 
 def diagnose(case: Case) -> Diagnosis:

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from parity_audit.capture.session import Session
-from parity_audit.capture.store import Capture
+from parity_audit.capture.store import Capture, with_newer
 from parity_audit.capture.take import take_capture, wanted
+from parity_audit.compare.choices import Pair, Route
 from parity_audit.core.limits import limit_of
 from parity_audit.core.manifest import Entry
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.localise import introduced_ratios
+from parity_audit.diagnose.routing import choices_of_replay
 
 BEHIND_ATTENTION = ("z", "z_gated", "attn_proj", "attn_out", "resid_mid", "resid_post")
 """Sites that show the attention's result, nearest first."""
@@ -60,12 +63,14 @@ class Sides:
 
 @dataclass(frozen=True, kw_only=True)
 class Judging:
-    """Who replays in float64, where the replays go, and what was `made` before for the same judge."""
+    """Who replays in float64, where the replays go, and what was `made` before for the same judge. `route`: what the routers
+    of experts make of their logits, None where there are none or in a dtype that leaves their choices to chance."""
 
     judge: Session
     dtype: str
     out: Path
     made: Replays = field(default_factory=dict)
+    route: Route | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,21 +107,29 @@ def _replay(judging: Judging, probes: Sequence[Probe], own: Sides, name: str, ch
     Where a definition stands beside a reference that departs from it, the larger ratio of the two sides counts.
     """
 
-    def forced(side: str, capture: Capture) -> Capture:
+    def forced(side: str, capture: Capture, rounding: Pair[Capture] | None = None) -> Capture:
         given = (judging.judge.label, capture.folder, frozenset(capture.entries), *(probe.name for probe in probes))
         if given not in judging.made:
             out = judging.out / f"{name}-{side}"
-            judging.made[given] = take_capture(
-                judging.judge, probes, out, precision=FLOAT64, forced_by=capture, choose=choose
+            replay = partial(take_capture, judging.judge, precision=FLOAT64, forced_by=capture, choose=choose)
+            made = replay(probes, out)
+            choices = choices_of_replay(
+                capture, made, rounding, probes, judging.route, out.with_name(f"{out.name}-choices")
             )
+            if choices:
+                own = [probe for probe in probes if probe.name in choices]
+                again = replay(own, out.with_name(f"{out.name}-again"), imposed=choices)
+                made = with_newer(made, again, out.with_name(f"{out.name}-followed"))
+            judging.made[given] = made
         return judging.made[given]
 
     floor = own.definition or own.reference
     truth = forced("floor", floor)
-    replay = forced("candidate", own.candidate)
+    rounding = Pair(judge=truth, floor=floor)
+    replay = forced("candidate", own.candidate, rounding)
     ratios = introduced_ratios(own.candidate, replay, floor, truth, dtype=judging.dtype)
     if own.definition is not None:
-        replayed = forced("reference", own.reference)
+        replayed = forced("reference", own.reference, rounding)
         for place, ratio in introduced_ratios(own.reference, replayed, floor, truth, dtype=judging.dtype).items():
             ratios[place] = max(ratio, ratios.get(place, 0.0))
     return ratios, replay
