@@ -41,7 +41,7 @@ class Reference:
     `judging` is the session that runs in float64: the reference's own where it can. `definition` is that session's
     native run, set only where the reference does not compute what the definition computes. `held` are captures of the
     judging session, to be dropped with the reference's. `followed` are the choices of experts that both runs took over from
-    a candidate. `replays` are what the judge made of runs of either side, for all
+    a candidate, and `plain` is the reference before that. `replays` are what the judge made of runs of either side, for all
     candidates of one audit.
     """
 
@@ -56,6 +56,7 @@ class Reference:
     notes: tuple[str, ...] = ()
     held: tuple[Capture, ...] = ()
     followed: tuple[str, ...] = ()
+    plain: Reference | None = None
     replays: Replays = field(default_factory=dict)
 
     @property
@@ -78,17 +79,21 @@ class Reference:
         )  # fmt: skip
 
     def following(self, capture: Capture, out: Path) -> Reference:
-        """The reference with the experts that a candidate chose where rounding decides; itself where nothing was to be followed.
-
-        Its own run can follow only where it is the program that judges.
-        """
-        if self.judge is None or self.judging is not self.session:
+        """The reference with the experts that a candidate chose where rounding decides; itself where nothing was to be followed."""
+        if self.judge is None or not self.can_follow:
             return self
         pair = Pair(judge=self.judge, floor=self.capture)
         found = follow(self.session, pair, capture, self.probes, out)
         if not found.told:
             return self
-        return dataclasses.replace(self, judge=found.pair.judge, capture=found.pair.floor, followed=found.told)
+        return dataclasses.replace(
+            self, judge=found.pair.judge, capture=found.pair.floor, followed=found.told, plain=self
+        )
+
+    @property
+    def can_follow(self) -> bool:
+        """Whether the reference itself can be run with the choices of another: only the program that judges can."""
+        return self.judging is self.session
 
     def release(self) -> None:
         """Let both models go."""

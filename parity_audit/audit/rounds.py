@@ -78,10 +78,11 @@ class Audited:
 
     @property
     def bench(self) -> Bench:
-        """What patched runs are judged against: all that the run as shipped was."""
-        reference = self.reference
+        """What patched runs are judged against: all that the run as shipped was, before its choices of experts were followed."""
+        reference = self.reference.plain or self.reference
         return Bench(
             reference=reference.capture, judge=reference.judge, definition=reference.definition,
+            judging=reference.session if reference.can_follow else None,
             probes=reference.probes, dtype=reference.dtype, target=self.target,
         )  # fmt: skip
 

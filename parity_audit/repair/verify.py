@@ -10,12 +10,14 @@ from pathlib import Path
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture
+from parity_audit.compare.choices import Pair
 from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Patch, Patched, Verdict
 from parity_audit.core.types import NotTested, Probe, ReadBack
+from parity_audit.diagnose.routing import follow
 from parity_audit.repair.choose import Proposal, all_edits, no_patch
 from parity_audit.repair.render import render
 
@@ -25,7 +27,7 @@ NO_PLACE = "NoSuchPath"
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What a patched candidate is judged against."""
+    """What a patched candidate is judged against. `judging`: the program that ran both captures, where one ran both."""
 
     reference: Capture
     judge: Capture | None
@@ -33,11 +35,18 @@ class Bench:
     dtype: str
     target: float
     definition: Capture | None = None
+    judging: Session | None = None
 
     def compared(self, capture: Capture, probes: Sequence[Probe] | None = None) -> Comparison:
         """A run of the patched candidate, over all probes or some."""
-        reference = self.reference if probes is None else self.reference.only(probes)
-        return compare(capture, reference, self.judge, dtype=self.dtype, definition=self.definition)
+        reference, judge = self.reference, self.judge
+        if judge is not None and self.judging is not None:
+            out = capture.folder.with_name(f"{capture.folder.name}-choices")
+            pair = Pair(judge=judge, floor=reference)
+            followed = follow(self.judging, pair, capture, self.probes if probes is None else probes, out).pair
+            reference, judge = followed.floor, followed.judge
+        reference = reference if probes is None else reference.only(probes)
+        return compare(capture, reference, judge, dtype=self.dtype, definition=self.definition)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,3 +47,17 @@ def test_another_choice_is_parity_where_scores_tie_and_a_mismatch_where_they_do_
     assert any("other experts" in warning and "probe short" in warning for warning in other.warnings)
     assert wrong.verdict is Verdict.MISMATCH
     assert [(item.knob, item.layers) for item in wrong.findings] == [("moe.choice", (1,))]
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_a_constant_is_named_and_mended_beside_other_choices(tied, tmp_path):
+    report = parity_audit.audit(
+        MODEL, candidates=[f"python:{PORT}:load,eps=1e-3"], weights=tied, probes=["short"], out=tmp_path
+    )
+    (port,) = report.candidates
+
+    assert port.verdict is Verdict.MISMATCH
+    assert {item.knob for item in port.findings} == {"norm.eps", "qk_norm.eps"}
+    assert port.patched is not None
+    assert port.patched.verdict is Verdict.PARITY

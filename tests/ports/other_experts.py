@@ -1,14 +1,15 @@
-"""A mixture whose routers prefer later experts where scores tie: `python:other_experts.py:load`, or with one token sent to an expert
-that does not tie (`fault=True`)."""
+"""A mixture whose routers prefer later experts where scores tie: `python:other_experts.py:load`, with one token sent to an expert
+that does not tie (`fault=True`), or with another eps (`eps=1e-3`)."""
 
 from __future__ import annotations
 
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 
-def load(model_path: str, dtype: str, device: str, fault: bool = False):
+def load(model_path: str, dtype: str, device: str, fault: bool = False, eps: float | None = None):
     """A transformers model with other routers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         model_path, dtype=getattr(torch, dtype), attn_implementation="eager"
@@ -17,6 +18,9 @@ def load(model_path: str, dtype: str, device: str, fault: bool = False):
         block.mlp.gate.register_forward_hook(prefer_later)
         if fault and number == 1:
             block.mlp.gate.register_forward_hook(take_the_next)
+    for module in model.modules() if eps is not None else ():
+        if isinstance(module, Qwen3MoeRMSNorm):
+            module.variance_epsilon = eps
     return model
 
 
