@@ -34,10 +34,6 @@ from parity_audit.repair.choose import no_patch
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.specs.view import knob_values
 
-FOLLOWED = (
-    "the candidate sends tokens to other experts where their scores differ by less than rounding; the reference and its judge "
-    "were run with the same choice there"
-)
 PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"
 
 
@@ -46,9 +42,7 @@ def audit_candidate(
     rights: RightReferences | None,
 ) -> Candidate:  # fmt: skip
     """One candidate's result, with its hooks, and tensors that are wrong in the same way together: see `_audited`."""
-    if not reference.judging.is_loaded:
-        session.release()  # a large model, of which one at a time is in memory
-    reference = reference.following(capture, out / "choices")
+    reference = reference.following(capture, out / "choices", make_room=session.release)
     named = read_by_name(session, capture, reference, out / "hooks-by-name")
     allowed = allowance(_processing(session, capture, reference), knob_values(session.plan.spec, session.plan.config))
     comparison = reference.compared(capture, allowed)
@@ -66,10 +60,9 @@ def audit_candidate(
         result = with_edits(result, named, session, capture, reference, out / "hooks", agree=agree)
     result = with_names(result, named, agree=agree)
     findings = quantised_as_one(grouped(result.findings), tensors_of_roles(session.plan))
-    warnings = [f"{FOLLOWED} ({told})" for told in reference.followed]
     return dataclasses.replace(
         result, findings=tuple(findings), not_tested=tuple(dict.fromkeys(result.not_tested)),
-        warnings=(*result.warnings, *warnings), own_variation=own,
+        warnings=(*result.warnings, *reference.followed), own_variation=own,
     )  # fmt: skip
 
 

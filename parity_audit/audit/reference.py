@@ -9,6 +9,7 @@ definition, and candidates are measured by their distance to the reference (see 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,9 @@ JUDGES = "hf"
 """The backend that judges a program which cannot run in true float64."""
 FLOAT64_BACKENDS = (JUDGES, "spec")
 """The backends that can."""
+OTHER_EXPERTS = "the candidate sends tokens to other experts where their scores differ by less than rounding"
+FOLLOWED = f"{OTHER_EXPERTS}; the reference and its judge were run with the same choice there"
+NOT_FOLLOWED = f"{OTHER_EXPERTS}, which counts as an error here: the reference could not be run with the same choice"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +44,9 @@ class Reference:
 
     `judging` is the session that runs in float64: the reference's own where it can. `definition` is that session's
     native run, set only where the reference does not compute what the definition computes. `held` are captures of the
-    judging session, to be dropped with the reference's. `followed` are the choices of experts that both runs took over from
-    a candidate, and `plain` is the reference before that. `replays` are what the judge made of runs of either side, for all
-    candidates of one audit.
+    judging session, to be dropped with the reference's. `followed` says which choices
+    of experts both runs took over from a candidate, or why they could not; `plain` is the reference before that. `replays` are
+    what the judge made of runs of either side, for all candidates of one audit.
     """
 
     session: Session
@@ -78,16 +82,30 @@ class Reference:
             definition=if_there(self.definition),
         )  # fmt: skip
 
-    def following(self, capture: Capture, out: Path) -> Reference:
-        """The reference with the experts that a candidate chose where rounding decides; itself where nothing was to be followed."""
+    def following(self, capture: Capture, out: Path, *, make_room: Callable[[], None]) -> Reference:
+        """The reference with the experts that a candidate chose where rounding decides; itself where nothing was to be followed.
+
+        Args:
+            make_room: called before a model that was too large to stay in memory is loaded again.
+        """
         if self.judge is None or not self.can_follow:
             return self
+        alone = not self.session.is_loaded
         pair = Pair(judge=self.judge, floor=self.capture)
-        found = follow(self.session, pair, capture, self.probes, out)
+        try:
+            found = follow(self.session, pair, capture, self.probes, out, before_runs=make_room if alone else None)
+        except NotJudged as error:
+            return dataclasses.replace(self, followed=(f"{NOT_FOLLOWED}: {error.message}",))
         if not found.told:
             return self
+        if alone:
+            self.session.release()
         return dataclasses.replace(
-            self, judge=found.pair.judge, capture=found.pair.floor, followed=found.told, plain=self
+            self,
+            judge=found.pair.judge,
+            capture=found.pair.floor,
+            plain=self,
+            followed=tuple(f"{FOLLOWED} ({told})" for told in found.told),
         )
 
     @property

@@ -7,7 +7,7 @@ experts stay the program's own, and a choice that rounding does not explain stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +55,16 @@ def route_of(plan: SidePlan) -> Route | None:
     return route
 
 
-def follow(session: Session, pair: Pair[Capture], side: Capture, probes: Sequence[Probe], out: Path) -> Followed:
+def follow(
+    session: Session, pair: Pair[Capture], side: Capture, probes: Sequence[Probe], out: Path, *,
+    before_runs: Callable[[], None] | None = None,
+) -> Followed:  # fmt: skip
     """The judge and the native run of `session` with the choices of experts that `side` made where rounding decides.
 
     Args:
         session: the program that ran both captures of `pair`, in float64 and natively.
         side: the capture that the pair is to be compared with; of `pair.floor` itself only the judge is run again.
+        before_runs: called once, before the first run.
 
     Raises:
         NotJudged: a run failed.
@@ -78,6 +82,8 @@ def follow(session: Session, pair: Pair[Capture], side: Capture, probes: Sequenc
         left = [probe for probe in left if made[probe.name] is not None]
         if not left:
             break
+        if number == 0 and before_runs is not None:
+            before_runs()
         for probe in left:
             choice = made[probe.name]
             assert choice is not None
