@@ -1,4 +1,4 @@
-"""Rows of the embedding, activation and gate."""
+"""Embedding scale, activation and gate, logits: scale, cap, centring."""
 
 import pytest
 import torch
@@ -6,6 +6,18 @@ from loose import SHORT, differ, loose
 from tiny_port import ACTS, Port, fits, found
 
 PORT = Port(logit_cap=30.0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 9.75, 47.3])
+def test_embedding_scale(scale: float):
+    finding = found(PORT.but(embed_scale=scale), PORT, {"embed"})["embed.scale"]
+
+    assert finding.candidate_value == pytest.approx(scale, rel=1e-6)
+    assert (finding.reference_value, finding.departs_from_spec) == (pytest.approx(9.797959, rel=1e-6), "candidate")
+
+
+def test_rounding_of_the_scale_to_bfloat16_is_no_finding():
+    assert found(PORT.but(dtype=torch.bfloat16), PORT, {"embed"}) == {}
 
 
 @pytest.mark.parametrize(("ids", "says"), [
@@ -62,6 +74,25 @@ def test_gate_and_up_swapped():
 def test_two_names_of_one_function_are_the_same(alias: str):
     assert found(PORT, PORT, {"mlp"}, mlp__activation=alias) == {}
     assert fits(PORT, "activation", mlp__activation=alias)["mlp.activation", 0].value == alias
+
+
+@pytest.mark.parametrize(("cap", "scale"), [(None, 1.0), (20.0, 1.0), (30.0, 0.0625), (41.0, 1.3)])
+def test_logit_cap_and_scale(cap: float | None, scale: float):
+    findings = found(PORT.but(logit_cap=cap, logit_scale=scale), PORT, {"logits"}, logits__scale=1.0)
+
+    if cap != 30.0:
+        assert findings["logits.softcap"].candidate_value == (cap and pytest.approx(cap, rel=1e-4))
+    if scale != 1.0:
+        assert findings["logits.scale"].candidate_value == pytest.approx(scale, rel=1e-4)
+    assert "logits.shift" not in findings
+
+
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_centring(cap: float | None):
+    findings = found(PORT.but(logit_cap=cap, centred=True), PORT.but(logit_cap=cap), {"logits"})
+
+    assert findings.keys() == {"logits.shift"}
+    assert findings["logits.shift"].candidate_value == "centred"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

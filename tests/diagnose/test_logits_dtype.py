@@ -37,8 +37,9 @@ def test_the_place_of_a_narrow_dtype(name):
     assert found(low(HIDDEN @ UNEMBED.T)) == {"logits.dtype": f"{name} logits"}
 
 
-def test_float32_itself_is_no_dtype():
+def test_float32_itself_and_a_factor_are_no_dtype():
     assert found((HIDDEN.double() @ UNEMBED.double().T).float()) == {}
+    assert found(1.01 * (HIDDEN @ UNEMBED.T)) == {"logits.scale": pytest.approx(1.01, rel=1e-5)}
 
 
 def logits(extra=None, width=10):

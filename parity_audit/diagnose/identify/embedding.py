@@ -1,6 +1,6 @@
-"""Embedding: whose rows of the checkpoint's table enter block 0, where those are not each token's own times a factor.
+"""Embedding: what enters block 0 over the checkpoint's row, embed = scale * W_E[token] (least squares).
 
-A row is another token's where embed / |embed| = W_E[other] / |W_E[other]|.
+Where that does not explain it, the rows themselves are looked for: embed / |embed| = W_E[other] / |W_E[other]|.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms
+from parity_audit.diagnose.identify.least_squares import ratio
 
-ROWS = "embed.rows"
+KNOB, ROWS = "embed.scale", "embed.rows"
 OWN_ROWS = "each token's own"
+EXPLAINED = 0.05
 SAME_ROW = 1e-4
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
-    """Whose rows the token embeddings are."""
+    """The factor on the token embeddings."""
     if evidence.layer is not None:
         return []
     table = evidence.weight("embed")
     if table is None:
-        return [gap(evidence, ROWS, "no checkpoint weight for the embedding")]
+        return [gap(evidence, KNOB, "no checkpoint weight for the embedding")]
     ids, outs = [], []
     for probe in evidence.short_probes():
         out = evidence.tensor(probe.name, "embed")
@@ -31,13 +33,21 @@ def fit(evidence: Evidence) -> list[Outcome]:
             ids.append(torch.tensor(probe.token_ids)[kept])
             outs.append(f64(out[kept]))
     if not ids:
-        return [gap(evidence, ROWS, "embed is not visible")]
-    whose = _whose(table, torch.cat(ids), torch.cat(outs))
-    if whose is None:
-        return [gap(evidence, ROWS, "embed is not made of multiples of the checkpoint's rows")]
-    return [
-        KnobFit(knob=ROWS, layer=None, value=whose, stderr=None, residual=SAME_ROW, n=len(torch.cat(ids)), site="embed")
-    ]
+        return [gap(evidence, KNOB, "embed is not visible")]
+    tokens, y = torch.cat(ids), torch.cat(outs)
+    x = f64(table[tokens])
+    estimate = ratio(x, y)
+    scale, stderr = float(estimate.value[0]), float(estimate.stderr[0])
+    left = relative_rms(y - scale * x, y)
+    whose = OWN_ROWS if left <= EXPLAINED else _whose(table, tokens, y)
+    found = [] if whose is None else [KnobFit(
+        knob=ROWS, layer=None, value=whose, stderr=None, residual=min(left, SAME_ROW), n=estimate.n, site="embed"
+    )]  # fmt: skip
+    if left > EXPLAINED:
+        return [*found, gap(evidence, KNOB, f"embed is not a multiple of the checkpoint's rows: {left:.2g} left")]
+    return [*found, KnobFit(
+        knob=KNOB, layer=None, value=scale, stderr=stderr, residual=left, n=estimate.n, site="embed"
+    )]  # fmt: skip
 
 
 def _whose(table: Tensor, tokens: Tensor, embed: Tensor) -> str | None:
@@ -47,8 +57,6 @@ def _whose(table: Tensor, tokens: Tensor, embed: Tensor) -> str | None:
     if float((functional.normalize(f64(table[other])) - seen).norm(dim=1).max()) > SAME_ROW:
         return None
     steps = set((other - tokens).tolist())
-    if steps == {0}:
-        return OWN_ROWS
     wrong = int((other != tokens).sum())
     return (
         f"those of token id {steps.pop():+d}" if len(steps) == 1 else f"another's for {wrong} of {len(tokens)} tokens"
