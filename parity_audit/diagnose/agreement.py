@@ -26,6 +26,8 @@ STORED_LIKE_ACTIVATIONS = ("embed.scale",)
 STORED_ROUNDING = 3.0
 POOLED = ("attention.scale", "attention.softcap")
 SAME_IN_DICT = 0.01
+LEAST_ERROR = 1e-100
+"""Stands for the standard error of a value that leaves nothing at all, as an exact half does: its square can be divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ def undecided(pair: Pair, like: Sequence[Pair]) -> bool:
     own, others = pair.distance, [other.distance for other in like]
     if own is None or any(other is None for other in others):
         return False
-    weights = [1 / max(other[1], 1e-300) ** 2 for other in others if other is not None]
+    weights = [1 / max(other[1], LEAST_ERROR) ** 2 for other in others if other is not None]
     mean = sum(w * other[0] for w, other in zip(weights, others, strict=True) if other is not None) / sum(weights)
     return abs(own[0] - mean) <= SIGMAS * own[1]
 

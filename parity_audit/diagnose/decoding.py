@@ -18,11 +18,14 @@ from parity_audit.diagnose.agreement import SIGMAS, is_number, same
 from parity_audit.diagnose.evidence import Evidence, gap
 from parity_audit.diagnose.extent import DECODED
 from parity_audit.diagnose.findings import places_of, stderr_of
-from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, identify
+from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, causes_at, identify, not_explained
 from parity_audit.diagnose.identify.attention import cached as cached_attention
 from parity_audit.diagnose.identify.rotary import cached as cached_rotation
+from parity_audit.diagnose.localise import component_of
 
 ATTENTION, WINDOW = ("scores", "pattern", "z"), "attention.window"
+READS_OTHERS = (*ATTENTION, "rope", "delta")
+"""Components that make a token of the tokens before it or of its position."""
 WITH_THE_PROMPT: Families = {
     "rotary": (cached_rotation.fit, FAMILIES["rotary"][1]),
     "positions": FAMILIES["positions"],
@@ -49,15 +52,17 @@ def run_whole(layers: ByLayer) -> dict[int | None, Evidence]:
 
 
 def identify_decoded(
-    candidate: ByLayer, reference: ByLayer, suspects: Collection[str]
+    candidate: ByLayer, reference: ByLayer, wrong: Collection[str]
 ) -> tuple[list[Finding], list[NotTested]]:
-    """Findings for components that are right in whole runs and wrong in decoded tokens."""
-    if not suspects:
+    """Findings for sites whose components are right in whole runs and wrong in decoded tokens: what a component does to a token
+    by itself is explained as in whole runs, positions and attention by families that read the prompt as well."""
+    if not wrong:
         return [], []
     own, true = ({layer: _only(side[layer], decoded=True) for layer in side} for side in (candidate, reference))
-    findings, gaps = identify(own, true, suspects, WITH_THE_PROMPT)
-    more, missing = identify(_tokens(own), _tokens(true), suspects, WITHOUT)
-    return [*findings, *more, *_without_a_law(own, gaps)], [*gaps, *missing]
+    alone = [site for site in wrong if component_of(site) not in READS_OTHERS]
+    found, missing = causes_at(_tokens(own), _tokens(true), alone, WITHOUT)
+    more, gaps = identify(own, true, not_explained(wrong, found), WITH_THE_PROMPT)
+    return [*found, *more, *_without_a_law(own, gaps)], [*missing, *gaps]
 
 
 def _without_a_law(layers: ByLayer, gaps: Sequence[NotTested]) -> list[Finding]:
@@ -150,5 +155,10 @@ def _without_prompt(evidence: Evidence, probes: Sequence[Probe]) -> Evidence:
         whole = evidence.tensor(probe, site)
         return None if whole is None else whole[:, first[probe] :]
 
-    cut = tuple(probe.columns(first[probe.name], None) for probe in probes)
+    cut = tuple(_behind(probe, first[probe.name]) for probe in probes)
     return replace(evidence, probes=cut, tensor=tensor)
+
+
+def _behind(probe: Probe, first: int) -> Probe:
+    """The tokens of a probe from the first decoded one on, which stand where they stood."""
+    return replace(probe.columns(first, None), kept=tuple(range(first, probe.shape[1])))

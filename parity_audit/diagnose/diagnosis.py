@@ -21,8 +21,8 @@ from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import unexplained
-from parity_audit.diagnose.fitting import causes_of_whole_runs
-from parity_audit.diagnose.localise import origins, suspects
+from parity_audit.diagnose.fitting import causes_at
+from parity_audit.diagnose.localise import component_of, origins, suspects
 from parity_audit.diagnose.misreported import misreported, without
 from parity_audit.diagnose.narrow import follows_from, hidden_by_dtype, narrow_dtype
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
@@ -119,9 +119,10 @@ def diagnose(case: Case) -> Diagnosis:
     whole, steps = ({place: ratio for place, ratio in ratios.items() if (place[0] in decoded) is side}
                     for side in (False, True))  # fmt: skip
     everywhere = set(suspects(whole))
-    findings, missing = causes_of_whole_runs(run_whole(layers_seen), run_whole(reference_seen), origins(whole))
+    findings, missing = causes_at(run_whole(layers_seen), run_whole(reference_seen), origins(whole))
     asked = set(suspects(steps)) if case.thorough else only_decoded(found, everywhere)
-    later, more = identify_decoded(layers_seen, reference_seen, asked)
+    wrong = [site for site in origins(steps) if component_of(site) in asked]
+    later, more = identify_decoded(layers_seen, reference_seen, wrong)
     findings, gaps = [*findings, *not_in(findings, later)], [*gaps, *missing, *more]
     sides = Replayed(
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)

@@ -45,9 +45,7 @@ DEFAULTS: dict[str, KnobValue] = {
     **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
     **{bias_knob(item.role): AS_STORED for item in PROJECTIONS},
 }
-IF_THERE: dict[str, KnobValue] = {
-    "residual.parallel": "parallel", "attention.sinks": "the checkpoint's", "attention.alibi": 1.0
-}  # fmt: skip
+IF_THERE: dict[str, KnobValue] = {"attention.sinks": "the checkpoint's", "attention.alibi": 1.0}
 ROUTER = ("weights.moe.router", "moe.router_bias")
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads", "cache.")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
@@ -158,8 +156,8 @@ def _by_layer(fits: Sequence[KnobFit]) -> dict[str, Any]:
 def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the usual value where the spec is silent."""
     value = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else DEFAULTS.get(fit.knob)
-    if isinstance(value, bool) and fit.knob in DEFAULTS:  # the spec says that there is one, the fit which
-        value = IF_THERE.get(fit.knob, DEFAULTS[fit.knob]) if value else DEFAULTS[fit.knob]
+    if isinstance(value, bool) and fit.knob in IF_THERE:  # the spec says that there is one, the fit which
+        value = IF_THERE[fit.knob] if value else DEFAULTS[fit.knob]
     if fit.knob == "attention.alibi" and is_number(value):
         return [float(value) * slope for slope in standard_slopes(fit.evidence["n_heads"])]  # type: ignore[arg-type]
     if fit.knob == "n_kv_heads" and isinstance(value, int) and isinstance(fit.value, list):

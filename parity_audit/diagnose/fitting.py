@@ -17,7 +17,7 @@ from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
 from parity_audit.diagnose.findings import MADE_BY, merge, places_of
 from parity_audit.diagnose.fit.causes import causes
-from parity_audit.diagnose.identify import embedding, logits, positions, residual
+from parity_audit.diagnose.identify import embedding, logits, positions
 from parity_audit.diagnose.identify.attention import family as attention
 from parity_audit.diagnose.identify.attention import head_map
 from parity_audit.diagnose.identify.linear import family as linear
@@ -48,7 +48,6 @@ FAMILIES: Families = {
     "experts": (experts.fit, frozenset({"mlp_out", "mlp"})),
     "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),
     "router": (router.fit, frozenset({"mlp.router_logits", "mlp.router_weights"})),
-    "residual": (residual.fit, frozenset({"residual", "attn_out", "mlp_out", "norm", "mlp"})),
     "logits": (logits.fit, frozenset({"logits"})),
 }
 
@@ -74,20 +73,24 @@ def identify(
     return without_echoes(findings), [*gaps, *more, *unmerged]
 
 
-def causes_of_whole_runs(
-    candidate: ByLayer, reference: ByLayer, wrong: Collection[str]
+def causes_at(
+    candidate: ByLayer, reference: ByLayer, wrong: Collection[str], families: Families = FAMILIES
 ) -> tuple[list[Finding], list[NotTested]]:
     """Findings for the sites where error is introduced: the knob whose formula leaves rounding (see `fit.causes`), and
     what the families read off the components that have a site which no formula explains."""
-    places = {site: _made_by(site) for site in wrong}
-    components = {component_of(place) for own in places.values() for place in own}
+    components = {component_of(place) for site in wrong for place in _made_by(site)}
     found, gaps = identify_by_formula(candidate, reference, components)
-    explained = {place for one in found for place in places_of(one)}
-    left = {component_of(site) for site, own in places.items() if explained.isdisjoint(own)}
+    left = not_explained(wrong, found)
     if not left:
         return found, gaps
-    read, unread = identify(candidate, reference, left)
+    read, unread = identify(candidate, reference, left, families)
     return without_echoes(_together(found, read)), [*gaps, *unread]
+
+
+def not_explained(wrong: Collection[str], found: Sequence[Finding]) -> set[str]:
+    """The components of the sites that no finding was read off."""
+    explained = {place for one in found for place in places_of(one)}
+    return {component_of(site) for site in wrong if explained.isdisjoint(_made_by(site))}
 
 
 def _made_by(site: str) -> tuple[str, ...]:

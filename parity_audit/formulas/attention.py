@@ -13,9 +13,20 @@ is rotated, is one for all heads. Sources: grouped queries (arXiv 2305.13245), s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from einops import einsum, rearrange, repeat
 from torch import Tensor
+
+from parity_audit.formulas.knobs import LAWS
+
+UNDIVIDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid of the scores": torch.sigmoid, "relu of the scores": torch.relu,
+    "squared relu of the scores": lambda s: torch.relu(s).square(), "the scores themselves": torch.clone,
+    "exp of the scores": torch.exp,
+}  # fmt: skip
+"""The laws under which weights of one query need not sum to 1."""
 
 
 def scores(
@@ -57,6 +68,18 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     if sinks is not None:
         total = torch.logaddexp(total, sinks[:, None, None].expand_as(total))
     return torch.exp(scores - total).nan_to_num(0.0)
+
+
+def weights(scores: Tensor, law: str, sinks: Tensor | None = None) -> Tensor:
+    """What weighs the values, `[... head query key]` of scores of that shape; 0 where a key is hidden.
+
+    Args:
+        law: one of `knobs.LAWS`; sinks take part in the softmax alone.
+    """
+    if law in LAWS[:2]:
+        made = softmax(scores, sinks)
+        return made if law == LAWS[0] else softmax(made.masked_fill(scores.isneginf(), -torch.inf))
+    return UNDIVIDED[law](scores).masked_fill(scores.isneginf(), 0.0)
 
 
 def weighted_values(pattern: Tensor, v: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from parity_audit.formulas.in_attention import (
 from parity_audit.formulas.in_mixture import beside_mlp, is_mixture
 from parity_audit.formulas.in_mlp import has_gate, hidden, is_parallel
 from parity_audit.formulas.in_norms import normed
-from parity_audit.formulas.knobs import FLOAT32
+from parity_audit.formulas.knobs import FLOAT32, MISSING
 from parity_audit.formulas.logits import logits
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project
@@ -69,7 +69,9 @@ def _attn_out(at: Place) -> Tensor:
 
 
 def _ln2(at: Place) -> Tensor:
-    return normed(at, at.site("resid_pre" if is_parallel(at) else "resid_mid"), "norm.ln2")
+    """The norm before the MLP: with the first norm's tensors where a block has one norm for both sublayers."""
+    role = "norm.ln2" if at.has("norm.ln2") else "norm.ln1"
+    return normed(at, at.site("resid_pre" if is_parallel(at) else "resid_mid"), role)
 
 
 def _mlp_out(at: Place) -> Tensor:
@@ -77,10 +79,41 @@ def _mlp_out(at: Place) -> Tensor:
     return made * float(at.knob("residual.scale"))
 
 
+def _has_multiplier(at: Place) -> bool:
+    return "residual.scale" in at.decoder.values
+
+
+def _of_attention(at: Place) -> Tensor:
+    """What is added of attention: another factor than that of what it makes is seen only where the latter is shown.
+
+    Where a model has a residual multiplier, programs show what attention makes before or behind it; then the sum is computed
+    from the projection.
+    """
+    if _has_multiplier(at):
+        return _attn_out(at)
+    made = at.site("attn_out")
+    return made * float(at.knob("residual.attn_out")) if at.is_given("attn_out") else made
+
+
+def _of_mlp(at: Place) -> Tensor:
+    """What is added of the MLP; see `_of_attention`."""
+    if _has_multiplier(at):
+        return _mlp_out(at)
+    made = at.site("mlp_out")
+    return made * float(at.knob("residual.mlp_out")) if at.is_given("mlp_out") else made
+
+
+def _resid_mid(at: Place) -> Tensor:
+    """The stream behind attention; in a parallel block that shows one, what its second norm reads."""
+    if is_parallel(at) and at.has("norm.ln2"):
+        return at.site("resid_pre")
+    return added(at.site("resid_pre"), _of_attention(at))
+
+
 def _resid_post(at: Place) -> Tensor:
     if is_parallel(at):
-        return added(at.site("resid_pre"), at.site("attn_out"), at.site("mlp_out"))
-    made = added(at.site("resid_mid"), at.site("mlp_out"))
+        return added(at.site("resid_pre"), _of_attention(at), _of_mlp(at))
+    made = added(at.site("resid_mid"), _of_mlp(at))
     made = added(made, at.site("per_layer.out")) if _has_own_embeddings(at) else made
     scalar = at.weight("residual.scalar") if at.knob("residual.scalar") is not False else None
     return made if scalar is None else made * scalar
@@ -107,8 +140,10 @@ def _per_layer(at: Place) -> Tensor:
 
 
 def _logits(at: Place) -> Tensor:
+    bias = at.weight("unembed.bias")
     return logits(
-        at.site("ln_final.out"), at.stored("unembed"), at.weight("unembed.bias"), scale=at.knob("logits.scale"),
+        at.site("ln_final.out"), at.stored("unembed"),
+        None if bias is None or at.knob("logits.bias") == MISSING else bias, scale=at.knob("logits.scale"),
         softcap=at.knob("logits.softcap"), shift=at.knob("logits.shift"),
     )  # fmt: skip
 
@@ -140,7 +175,7 @@ IN_BLOCK: dict[str, Make] = {
     "attn_proj": partial(projected, part="o"),
     "ln1_post.out": lambda at: normed(at, at.site("attn_proj"), "norm.ln1_post"),
     "attn_out": _attn_out,
-    "resid_mid": lambda at: added(at.site("resid_pre"), at.site("attn_out")),
+    "resid_mid": _resid_mid,
     "ln2.out": _ln2,
     "mlp.pre": lambda at: in_mlp.gated_inner(at, 0) if has_gate(at) else in_mlp.inner(at, "mlp.up"),
     "mlp.pre_linear": lambda at: in_mlp.gated_inner(at, 1),

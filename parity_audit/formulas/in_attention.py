@@ -221,7 +221,7 @@ def _slopes(at: Place) -> Tensor | None:
 def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
     s = at.site("attn_scores") if scores is None else scores
     sinks = at.tensor("attn.sinks").flatten() if at.knob("attention.sinks") else None
-    return attention.softmax(s * at.knob("attention.temperature"), sinks)
+    return attention.weights(s * at.knob("attention.temperature"), at.knob("attention.weights"), sinks)
 
 
 def z_of(at: Place) -> Tensor:

@@ -90,6 +90,11 @@ PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written 
 """The last two write the turned components in the order of the other: scores are those of what comes first."""
 PLACES = "places"
 """What a temperature by position may count instead of positions: places in a row, padding with them."""
+LAWS = (
+    "softmax", "softmax twice", "sigmoid of the scores", "relu of the scores", "squared relu of the scores",
+    "the scores themselves", "exp of the scores",
+)  # fmt: skip
+"""What makes the weights of the values from the scores."""
 POSITIONS_PER_STEP = (4, 16, 64, 256, 1024, 4096, 8192)
 """Steps of a temperature by position that are tried; released models have 4096 and 8192."""
 ROTATED_PARTS = (0.25, 0.5, 0.75)
@@ -167,7 +172,7 @@ ROWS: tuple[Knob, ...] = (
          "1 + scale log(1 + floor((p + 1) / step)).", optional=True, judged=True,
          starts=tuple({"scale": 0.1, "step": step, **what} for what in ({}, {"counts": PLACES}) for step in POSITIONS_PER_STEP),
          confused_with=("attention.temperature",)),
-    Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", "softmax", judged=True, formula=False),
+    Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", LAWS[0], LAWS, judged=True),
     Knob("attention.softmax_dtype", CHOICE, "pattern", "A narrow dtype inside the softmax.", FULL, judged=True, formula=False),
     Knob("cache.keys", CHOICE, "scores", "Keys that a cache loses, shows or moves.", "every key", judged=True, formula=False),
     Knob("cache.dtype", CHOICE, "scores", "The precision of a cache.", FULL, judged=True, formula=False),
@@ -214,7 +219,7 @@ ROWS: tuple[Knob, ...] = (
     Knob("moe.router_dtype", CHOICE, "mlp.router", "A narrow dtype inside the router.", FULL, judged=True, formula=False),
     Knob("moe.weighted", CHOICE, "mlp", "What the router's weights multiply.", "outputs", WEIGHTED, judged=True),
     Knob("moe.dropped", CHOICE, "mlp", "Tokens that an expert does not take.", "no token", judged=True, formula=False),
-    Knob("residual.parallel", FLAG, "residual", "Attention and MLP read the same stream, and both are added to it.", "sequential",
+    Knob("residual.parallel", FLAG, "residual", "Attention and MLP read the same stream, and both are added to it.", False,
          (True, False), judged=True),
     Knob("residual.scale", REAL, "residual", "Factor on what each sublayer adds to the stream.", 1.0, span=FACTOR, judged=True),
     Knob("residual.scalar", FLAG, "residual",
@@ -224,15 +229,15 @@ ROWS: tuple[Knob, ...] = (
     Knob("per_layer.project_scale", REAL, "per_layer", "Factor on what token embeddings are projected to for a block.", 1.0,
          span=FACTOR),
     Knob("per_layer.scale", REAL, "per_layer", "Factor on the sum of both.", 1.0, span=FACTOR),
-    Knob("residual.attn_out", REAL, "residual", "Factor on what attention adds.", 1.0, judged=True, formula=False),
-    Knob("residual.mlp_out", REAL, "residual", "Factor on what the MLP adds.", 1.0, judged=True, formula=False),
+    Knob("residual.attn_out", REAL, "residual", "Factor on what attention adds.", 1.0, span=SHIFT, judged=True),
+    Knob("residual.mlp_out", REAL, "residual", "Factor on what the MLP adds.", 1.0, span=SHIFT, judged=True),
     Knob("logits.scale", REAL, "logits", "Factor on the logits.", 1.0, span=FACTOR, judged=True),
     Knob("logits.softcap", REAL, "logits", "c in c tanh(y / c) on logits.", span=CAP, optional=True,
          confused_with=("logits.scale",)),
     Knob("logits.shift", REAL, "logits", "A constant over the vocabulary, or `centred`: minus the mean over it.", 0.0, ("centred",),
          span=SHIFT, judged=True),
     Knob("logits.dtype", CHOICE, "logits", "A narrow dtype inside the head.", FULL, judged=True, formula=False),
-    Knob("logits.bias", CHOICE, "logits", "Whose bias the head adds.", OWN, judged=True, formula=False),
+    Knob("logits.bias", CHOICE, "logits", "Whose bias the head adds.", OWN, (OWN, MISSING), judged=True),
 )  # fmt: skip
 KNOBS: dict[str, Knob] = {row.name: row for row in ROWS}
 _OF_NORMS = {f"qk_{row.name}": row.name for row in _norm("norm", "")}

@@ -11,7 +11,9 @@ from torch import Tensor
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit
-from parity_audit.diagnose.fitting import FAMILIES, fit_side, identify
+from parity_audit.diagnose.fit.sides import sites_with_formula
+from parity_audit.diagnose.fitting import FAMILIES, fit_side, identify, identify_by_formula
+from parity_audit.diagnose.localise import component_of
 
 SHORT = (probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2))
 
@@ -37,6 +39,13 @@ def read(evidence: dict[int | None, Evidence], family: str) -> dict[str, KnobFit
     """What one family reads, by knob."""
     outcomes, _ = fit_side(evidence.values(), [FAMILIES[family][0]])
     return {fit.knob: fit for fit in outcomes}
+
+
+def explained(candidate: dict[int | None, Evidence], reference: dict[int | None, Evidence]) -> dict[str, Finding]:
+    """The findings of the formulas by knob; of several sites that say the same, one."""
+    components = {component_of(site) for site in sites_with_formula(candidate)}
+    findings, _ = identify_by_formula(candidate, reference, components)
+    return {finding.knob: finding for finding in findings}
 
 
 def differ(candidate: dict[int | None, Evidence], reference: dict[int | None, Evidence]) -> dict[str, Finding]:

@@ -13,7 +13,7 @@ from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes
 from parity_audit.diagnose.fit.explain import residual
 from parity_audit.diagnose.fit.search import fitted
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
-from parity_audit.diagnose.fitting import causes_of_whole_runs, identify_by_formula
+from parity_audit.diagnose.fitting import causes_at, identify_by_formula
 from parity_audit.formulas.knobs import KNOBS
 
 PORT = Port()
@@ -255,6 +255,6 @@ def test_an_error_of_what_attention_adds_is_looked_for_in_the_norm_behind_it():
             for layer, own in side.items() if layer == 0
         }  # fmt: skip
 
-    (finding,), _ = causes_of_whole_runs(seen(1e-3), seen(PORT.eps), ["blocks.0.attn_out"])
+    (finding,), _ = causes_at(seen(1e-3), seen(PORT.eps), ["blocks.0.attn_out"])
 
     assert (finding.knob, finding.candidate_value, finding.site) == ("norm.eps", 1e-3, "blocks.0.ln1_post.out")

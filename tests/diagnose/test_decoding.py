@@ -179,8 +179,8 @@ def test_decoded_attention_that_nothing_explains_is_listed_although_whole_runs_h
             value = torch.cat([value[:, :FIRST], drawn.to(value)], dim=1)
         return value
 
-    findings, _ = identify_decoded({0: replace(evidence, tensor=noise)}, {0: clean}, {"z"})
-    right, _ = identify_decoded({0: evidence}, {0: clean}, {"z"})
+    findings, _ = identify_decoded({0: replace(evidence, tensor=noise)}, {0: clean}, ["blocks.0.z"])
+    right, _ = identify_decoded({0: evidence}, {0: clean}, ["blocks.0.z"])
 
     assert [(item.kind, item.site, item.evidence["extent"]) for item in findings] == [
         ("unexplained", "blocks.0.z", "in tokens decoded from the cache")

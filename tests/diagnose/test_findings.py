@@ -82,6 +82,15 @@ def test_a_blunt_layer_counts_with_the_sharp_one():
     assert findings[0].evidence["consistent_but_not_decisive"] == ["blocks.1.attn_scores"]
 
 
+def test_a_value_that_leaves_nothing_in_one_layer_is_of_that_layer():
+    """A factor of exactly one half has no error: the other layers are asked whether they admit it all the same."""
+    findings = merge(
+        [fit(8.0, 0, stderr=0.0), fit(16.0, 1, stderr=0.0)], [fit(16.0, 0, stderr=0.0), fit(16.0, 1, stderr=0.0)], SPEC
+    )
+
+    assert [(finding.layers, finding.candidate_value) for finding in findings] == [((0,), 8.0)]
+
+
 def test_layers_too_blunt_alone_tell_together():
     blunt = {"stderr": 0.006}
     wrong, right = [fit(16.04, k, **blunt) for k in range(6)], [fit(16.0, k, **blunt) for k in range(6)]

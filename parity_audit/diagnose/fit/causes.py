@@ -10,6 +10,7 @@ same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -161,10 +162,12 @@ def _holds(at: _AtSite, one: Explanation) -> bool:
 
 
 def _may_leave(at: _AtSite, knob: str, other: Sequence[Component]) -> float:
-    """What a knob's value may leave at another site of the layer: rounding where it is the order of the block."""
-    if knob in ORDER_OF_A_BLOCK:
+    """What a knob's value may leave at another site of the layer: rounding where it is the order of the block; anything at a
+    site that the formulas cannot make of what is shown."""
+    by_spec = residual(at.searched.side.residuals, other)
+    if knob in ORDER_OF_A_BLOCK and math.isfinite(by_spec):
         return MORE_ON_ALL * at.limit
-    return max(MORE_ON_ALL * residual(at.searched.side.residuals, other), at.limit)
+    return max(MORE_ON_ALL * by_spec, at.limit)
 
 
 def _siblings(at: _AtSite, knob: str) -> Iterator[list[Component]]:

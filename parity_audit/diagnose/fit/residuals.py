@@ -142,7 +142,10 @@ class Residuals:
     def _batch(self, probe: Probe) -> Batch:
         if probe.name not in self.batches:
             mask = torch.tensor(probe.mask)
-            self.batches[probe.name] = Batch(tokens=torch.tensor(probe.token_ids), mask=mask, positions=counted(mask))
+            positions = counted(mask)
+            if len(probe.kept) == probe.shape[1] and bool(mask.all()):
+                positions = torch.tensor(probe.kept).expand_as(positions)
+            self.batches[probe.name] = Batch(tokens=torch.tensor(probe.token_ids), mask=mask, positions=positions)
         return self.batches[probe.name]
 
     @staticmethod

@@ -19,7 +19,6 @@ from parity_audit.diagnose.identify.attention.output import fit_output
 from parity_audit.diagnose.identify.attention.rows import Row, are_the_pattern, attention_rows
 from parity_audit.diagnose.identify.attention.softmax import fit_softmax
 from parity_audit.diagnose.identify.attention.visible import Bend, bend_from_scores
-from parity_audit.diagnose.identify.attention.weights import fit_weights
 from parity_audit.diagnose.identify.attention.window import (
     Reach,
     late_queries,
@@ -44,20 +43,14 @@ def fit(evidence: Evidence) -> list[Outcome]:
     maps = head_maps(evidence)
     rows, heads = [_mapped(row, maps) for row in rows], maps[1] if maps[0] == maps[1] else list(range(len(maps[0])))
     bend, bias = bend_from_scores(evidence, rows, heads), None
-    weights = fit_weights(evidence, rows, heads)
     if bend is not None:
         reaches = [reach for row in rows if (reach := reach_from_scores(evidence, row)) is not None]
-        outcomes = [
-            mask_from_scores(evidence),
-            *fit_softmax(evidence, rows),
-            fit_output(evidence, rows, heads),
-            *weights,
-        ]
+        outcomes = [mask_from_scores(evidence), *fit_softmax(evidence, rows), fit_output(evidence, rows, heads)]
         bias, bend = bias_of(evidence, rows, heads, bend)
         outcomes.append(told(evidence, bias, bend))
     else:
         hidden = bend_from_z(evidence, rows, heads)
-        bend, reaches, outcomes = hidden.bend, hidden.reaches, [_mask(evidence, hidden), *weights]
+        bend, reaches, outcomes = hidden.bend, hidden.reaches, [_mask(evidence, hidden)]
     if bend is None or bend.residual > EXPLAINED:
         why = "no scale, soft-cap and window explain " + ("the scores" if bend and bend.site == "attn_scores" else "z")
         return [*outcomes, *(gap(evidence, knob, why) for knob in (SCALE, CAP)), window_fit(evidence, reaches)]
