@@ -18,12 +18,12 @@ from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
 from parity_audit.core.progress import CAPTURE, REUSE
 from parity_audit.core.shards import RankShare
-from parity_audit.core.sites import ATTENTION_SITES, LOGITS
+from parity_audit.core.sites import ATTENTION_SITES, ENTERS_BLOCK, LEAVES_BLOCK, LOGITS
 from parity_audit.core.types import Checkpoint, NotTested, NotVisible, Probe, SiteTap
 from parity_audit.core.wire import NATIVE, RunRequest
 from parity_audit.specs.view import dims, not_visible, taps
 
-RESIDUAL_SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+RESIDUAL_SITES = (*ENTERS_BLOCK, "altup.active", "resid_mid", *LEAVES_BLOCK, "attn_out", "mlp_out")
 
 
 def wanted(tap: SiteTap, probe: Probe) -> bool:
