@@ -213,6 +213,10 @@ class WatchedMethod:
 
 def before(tap: SiteTap, recorder: Recorder, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
     """Record what a module is given; return `(args, kwargs)` to call it with where a replay replaces the site."""
+    name = tap.take.partition(":")[2]
+    if name in kwargs:
+        replacement = recorder.see(tap, kwargs[name])
+        return None if replacement is None else (args, {**kwargs, name: replacement})
     number = _number(tap.take)
     if tap.take.startswith("input_sum"):
         first, second = (*args[number:], None)[:2]
