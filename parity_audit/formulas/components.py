@@ -59,7 +59,7 @@ def _pos_embed(at: Place) -> Tensor:
 
 def _resid_pre(at: Place) -> Tensor:
     if has_streams(at):
-        return in_altup.active_of(at, at.site("altup.pre"))
+        return in_altup.shown_of(at, at.site("altup.pre"))
     if at.layer:
         return at.site(f"blocks.{at.layer - 1}.resid_post")
     stream = at.site("embed_ln.out" if at.has("norm.embed_ln") else "embed")
@@ -90,7 +90,7 @@ def _mlp_out(at: Place) -> Tensor:
 
 def _resid_post(at: Place) -> Tensor:
     if has_streams(at):
-        return in_altup.active_of(at, at.site("altup.post"))
+        return in_altup.shown_of(at, at.site("altup.post"))
     if is_parallel(at):
         return added(at.site("resid_pre"), at.site("attn_out"), at.site("mlp_out"))
     made = added(at.site("resid_mid"), at.site("mlp_out"))

@@ -35,6 +35,12 @@ def active_of(at: Place, streams: Tensor) -> Tensor:
     return streams[..., int(at.knob("altup.active")), :]
 
 
+def shown_of(at: Place, streams: Tensor) -> Tensor:
+    """The stream that resid_pre and resid_post show, `[batch pos d_model]`: the active one by the model's own config, whichever
+    a program computes on."""
+    return streams[..., at.dim("active_stream") - 1, :]
+
+
 def _projections(at: Place, role: str) -> list[Tensor]:
     """The tensors of a role that each stream but the first has one of, in the order of the streams."""
     held = takewhile(at.has, (f"{role}.{stream}" for stream in count(1)))
