@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from parity_audit.backends.taps import ATTENTION, Recorder, after, before
+from parity_audit.backends.taps import ATTENTION, METHOD, Recorder, after, before
 from parity_audit.core.types import SiteTap
 
 INTERFACE, SOFTMAX = "attention_interface", "softmax"
@@ -36,6 +36,8 @@ def shown(tap: SiteTap, recorder: Recorder, envoy: Any) -> None:
 def _take(tap: SiteTap, recorder: Recorder, envoy: Any) -> None:
     if tap.take.startswith(ATTENTION):
         _attention(tap, recorder, envoy.source)
+    elif tap.take.startswith(METHOD):
+        recorder.misses(tap, "it is made by a method other than forward, which a trace does not show")
     elif tap.take.startswith("input"):
         replaced = before(tap, recorder, None, *envoy.inputs)
         if replaced is not None:

@@ -28,6 +28,7 @@ ATTENTION = "attention:"
 HOOK = "hook"
 TOKENS = "(b p"
 SCATTER = "output_scatter"
+METHOD = "method:"
 
 
 @dataclass
@@ -178,13 +179,47 @@ def hooked(root: nn.Module, recorder: Recorder, whole: nn.Module | None = None) 
 
 
 def _register(module: nn.Module, tap: SiteTap, recorder: Recorder) -> Any:
+    if tap.take.startswith(METHOD):
+        return WatchedMethod(module, tap, recorder)
     if tap.take.startswith("input"):
         return module.register_forward_pre_hook(partial(before, tap, recorder), with_kwargs=True)
     return module.register_forward_hook(partial(after, tap, recorder))
 
 
+class WatchedMethod:
+    """A method of a module other than its forward, watched until `remove`: `method:NAME` is what it returns, `method:NAME:1`
+    its second argument."""
+
+    def __init__(self, module: nn.Module, tap: SiteTap, recorder: Recorder) -> None:
+        _, self.name, *argument = tap.take.split(":")
+        self.module, self.before = module, vars(module).get(self.name)
+        own = getattr(module, self.name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if argument:
+                given = before(replace(tap, take=f"input:{argument[0]}"), recorder, module, args, kwargs)
+                args, kwargs = (args, kwargs) if given is None else given
+                return own(*args, **kwargs)
+            made = own(*args, **kwargs)
+            other = after(replace(tap, take="output"), recorder, module, args, made)
+            return made if other is None else other
+
+        setattr(module, self.name, watched)
+
+    def remove(self) -> None:
+        """The method as it was."""
+        if self.before is None:
+            delattr(self.module, self.name)
+        else:
+            setattr(self.module, self.name, self.before)
+
+
 def before(tap: SiteTap, recorder: Recorder, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
     """Record what a module is given; return `(args, kwargs)` to call it with where a replay replaces the site."""
+    name = tap.take.partition(":")[2]
+    if name in kwargs:
+        replacement = recorder.see(tap, kwargs[name])
+        return None if replacement is None else (args, {**kwargs, name: replacement})
     number = _number(tap.take)
     if tap.take.startswith("input_sum"):
         first, second = (*args[number:], None)[:2]

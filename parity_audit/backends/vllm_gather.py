@@ -103,6 +103,17 @@ def real_rows(probe: Probe) -> list[list[int]]:
     ]
 
 
+def token_axis(tap: SiteTap) -> int:
+    """The axis of an engine's tensor that its tokens are on: that of the batch in the site's layout, else the first."""
+    axes = tap.layout.partition("->")[0].split()
+    return axes.index("b") if "b" in axes else 0
+
+
+def _as_in_layout(value: Tensor, axis: int) -> Tensor:
+    """`[batch, pos, ...]` with these two axes where a site's layout has them."""
+    return value.movedim((0, 1), (axis, axis + 1)) if axis else value
+
+
 @dataclass
 class Gatherer:
     """A recorder for `taps.hooked` that collects a site's tokens over steps and records the site when it is whole."""
@@ -173,18 +184,20 @@ class Gatherer:
 
     def _replaced(self, tap: SiteTap, native: Tensor, given: Tensor) -> Tensor:
         """This step's tokens of a site with the values of `given` `[batch, pos, ...]`."""
-        out = native.clone()
-        tokens = self._by_token(out)
+        out, axis = native.clone(), token_axis(tap)
+        tokens = self._by_token(out, axis)
         for piece in self.pieces:
             columns = self.columns[piece.row][piece.first : piece.first + piece.stop - piece.start]
-            own = tokens[piece.start : piece.stop].clone()[None]
+            own = _as_in_layout(tokens[piece.start : piece.stop].clone()[None], axis)
             value = given[piece.row, columns][None].to(native)
             sized = replace(tap, sizes={**tap.sizes, "b": 1, "p": len(columns)})
-            tokens[piece.start : piece.stop] = from_canonical(value, own, sized)[0]
+            tokens[piece.start : piece.stop] = from_canonical(value, own, sized).movedim((axis, axis + 1), (0, 1))[0]
         return out
 
-    def _by_token(self, native: Tensor) -> Tensor:
-        """`[token, ...]`, of which `[1, token, ...]` and one row per token and head are other views."""
+    def _by_token(self, native: Tensor, axis: int) -> Tensor:
+        """`[token, ...]`, of which `[1, token, ...]`, one row per token and head, and tokens on another axis are other views."""
+        if axis:
+            return native.movedim(axis, 0)
         if native.ndim > 2 and native.shape[:2] == (1, self.tokens):
             return native[0]
         if len(native) != self.tokens and len(native) % self.tokens == 0:
@@ -192,7 +205,7 @@ class Gatherer:
         return native
 
     def _keep(self, tap: SiteTap, native: Tensor) -> None:
-        native = self._by_token(native)
+        native = self._by_token(native, token_axis(tap))
         if tap.slice is not None:
             native = native[..., tap.slice[0] : tap.slice[1]]
         if tap.site not in self.parts:
@@ -209,7 +222,7 @@ class Gatherer:
         if tap.take == COMPUTE_LOGITS:
             self.pending.append(tap)
         else:
-            self.inner.see(tap, self.parts.pop(tap.site))
+            self.inner.see(tap, _as_in_layout(self.parts.pop(tap.site), token_axis(tap)))
 
     @contextmanager
     def sampler_seen(self, model: Any, *, forced: bool) -> Iterator[None]:

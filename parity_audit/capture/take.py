@@ -18,12 +18,12 @@ from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
 from parity_audit.core.progress import CAPTURE, REUSE
 from parity_audit.core.shards import RankShare
-from parity_audit.core.sites import ATTENTION_SITES, LOGITS
+from parity_audit.core.sites import ATTENTION_SITES, ENTERS_BLOCK, LEAVES_BLOCK, LOGITS
 from parity_audit.core.types import Checkpoint, NotTested, NotVisible, Probe, SiteTap
 from parity_audit.core.wire import NATIVE, RunRequest
 from parity_audit.specs.view import dims, not_visible, taps
 
-RESIDUAL_SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "mlp.router_logits")
+RESIDUAL_SITES = (*ENTERS_BLOCK, "altup.active", "resid_mid", *LEAVES_BLOCK, "attn_out", "mlp_out", "mlp.router_logits")
 """The residual stream, what is added to it, and what chooses experts: where that is undecided, the rest follows from the choice."""
 Files = Mapping[str, Mapping[str, str]]
 """Tensor files by probe and site."""

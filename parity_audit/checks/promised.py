@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parity_audit.capture.session import SidePlan
 from parity_audit.capture.store import Capture
-from parity_audit.core.sites import FINAL_NORM, NORMS, layer_of, local_name
+from parity_audit.core.sites import FINAL_NORM, NORMS, final_norm_reads, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, evidence_by_layer, f64
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, Hook
@@ -50,7 +50,7 @@ class Promises:
 def norm_input(site: str, held: set[str], n_layers: int) -> str | None:
     """The site that the norm which makes `site` reads, None where it is not shown."""
     if site == FINAL_NORM:
-        names = [f"blocks.{n_layers - 1}.resid_post"]
+        names = list(final_norm_reads(n_layers))
     else:
         block = site.removesuffix(local_name(site))
         names = [block + name for name in NORMS[local_name(site)][0]]

@@ -32,7 +32,7 @@ from parity_audit.checks.responses import (
     taken,
 )
 from parity_audit.core.limits import OUTER
-from parity_audit.core.sites import layer_of, site_order
+from parity_audit.core.sites import ENTERS_BLOCK, LEAVES_BLOCK, layer_of, site_order
 
 FOLLOWED = 2
 """Layers that are followed, one short run each."""
@@ -67,12 +67,13 @@ def _local(bench: Bench, moved: Moved, amount: float, n_layers: int) -> tuple[di
     amount = moved.amount(amount)
     if not set_to(bench, moved, amount):
         return None
-    inputs = {f"blocks.{layer}.resid_pre" for layer in range(n_layers)} | {f"blocks.{n_layers - 1}.resid_post"}
+    inputs = {f"blocks.{layer}.{name}" for layer in range(n_layers) for name in ENTERS_BLOCK}
+    inputs |= {f"blocks.{n_layers - 1}.{name}" for name in LEAVES_BLOCK}
     capture = taken(bench, "single", forced_by=bench.still, at=inputs)
     found: dict[int, dict[str, float]] = {}
     for site, change in changes(capture, bench).items():
         layer = layer_of(site)
-        if layer is not None and not site.endswith("resid_pre"):  # made by the block before
+        if layer is not None and not site.endswith(ENTERS_BLOCK):  # made by the block before
             found.setdefault(layer, {})[site] = change
     return {layer: Response(moved=moved, amount=amount, by_site=sites) for layer, sites in found.items()}, capture
 
@@ -96,7 +97,9 @@ def _least_sensitive(bench: Bench, responses: ByLayer) -> int:
 def _further_on(bench: Bench, own: Response, local: Capture, layer: int) -> Response:
     """The sites of a block with its constant moved, and those after it with everything right but their input."""
     bench.session.apply(())
-    capture = taken(bench, "followed", only=OUTER, forced_by=local, at={f"blocks.{layer}.resid_post"})
+    capture = taken(
+        bench, "followed", only=OUTER, forced_by=local, at={f"blocks.{layer}.{name}" for name in LEAVES_BLOCK}
+    )
     order = site_order(f"blocks.{layer}.resid_post")
     later = {site: change for site, change in changes(capture, bench).items() if site_order(site) > order}
     shutil.rmtree(capture.folder, ignore_errors=True)

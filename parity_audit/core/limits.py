@@ -8,13 +8,16 @@ reference; 16 is the limit there. A real error of that size still shows, because
 from __future__ import annotations
 
 from parity_audit.core.report import SiteDelta
+from parity_audit.core.sites import ENTERS_BLOCK, LEAVES_BLOCK
 
 PARITY_RATIO = 4.0
 INNER_RATIO = 16.0
 WARN_SHARE = 0.75
 
 # By the ends of names: hooks (`hook_resid_pre`) count too, and a router's logits, whose error chooses other experts.
-OUTER = ("embed", "resid_pre", "resid_mid", "resid_post", "ln_final.out", "logits", "returned")
+OUTER = (
+    "embed", *ENTERS_BLOCK, "resid_mid", *LEAVES_BLOCK, "altup.combined", "ln_final.out", "logits", "returned",
+)  # fmt: skip
 
 
 def limit_of(site: str) -> float:

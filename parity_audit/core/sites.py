@@ -8,19 +8,24 @@ RETURNED = "returned"
 ATTENTION_SITES = (".attn_scores", ".pattern", ".hook_attn_scores", ".hook_pattern")
 """Matrices `[batch head query_pos key_pos]`, sites and hooks; everything else is `[batch pos ...]`."""
 BEFORE_BLOCKS = ("embed", "pos_embed", "embed_ln.out")
-AFTER_BLOCKS = ("ln_final.out", LOGITS, RETURNED)
+AFTER_BLOCKS = ("altup.combined", "ln_final.out", LOGITS, RETURNED)
+ENTERS_BLOCK, LEAVES_BLOCK = ("resid_pre", "altup.pre"), ("resid_post", "altup.post")
+"""What goes from block to block. Where there are several streams (`[batch pos stream d_model]`, Gemma 3n), `altup.pre` and
+`altup.post` are all of them, resid_pre and resid_post the active one of these; resid_mid is between attention and the MLP."""
 BLOCK_ORDER = (
-    "resid_pre", "ln1.out", "q_latent", "q_latent_norm.out", "kv_latent", "kv_latent_norm.out", "q", "k", "v", "attn_gate",
+    "resid_pre", "altup.pre", "altup.predicted", "altup.active", "ln1.out", "laurel.out",
+    "q_latent", "q_latent_norm.out", "kv_latent", "kv_latent_norm.out", "q", "k", "v", "attn_gate",
     "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z", "delta.q", "delta.k", "delta.v", "delta.z",
     "delta.b", "delta.a", "delta.out", "z_gated", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out",
     "mlp.pre", "mlp.pre_linear", "mlp.post", "mlp.dense", "mlp.dense_post.out", "ln2_router.out", "mlp.router_logits",
     "mlp.router_weights", "ln2_experts.out", "mlp.routed", "mlp.routed_post.out", "mlp_proj", "ln2_post.out", "mlp_out",
-    "per_layer.out", "resid_post",
+    "altup.activated", "altup.corrected", "per_layer.out", "altup.post", "resid_post",
 )  # fmt: skip
 
 NORMS: dict[str, tuple[tuple[str, ...], str]] = {
     "embed_ln.out": (("embed",), "norm.embed_ln"),
-    "ln1.out": (("resid_pre",), "norm.ln1"),
+    # Where there are several streams, a block computes on what was predicted for the active one.
+    "ln1.out": (("altup.active", "resid_pre"), "norm.ln1"),
     "ln1_post.out": (("attn_proj",), "norm.ln1_post"),
     # A parallel block has no resid_mid: both norms read what enters it.
     "ln2.out": (("resid_mid", "resid_pre"), "norm.ln2"),
@@ -32,9 +37,14 @@ NORMS: dict[str, tuple[tuple[str, ...], str]] = {
 """The norms of the residual stream but for the final one: what each reads (the first of these that is shown) and whose weight
 it has, by the site that it makes."""
 FINAL_NORM = "ln_final.out"
-"""The final norm reads the last block's resid_post."""
+"""The final norm reads the last block's resid_post, or what several streams are combined to."""
 NORM_ROLES = {**{site: role for site, (_, role) in NORMS.items()}, FINAL_NORM: "norm.final"}
 """Whose weight and bias a norm has, by the site that it makes."""
+
+
+def final_norm_reads(n_layers: int) -> tuple[str, ...]:
+    """What the final norm reads: the first of these that is shown."""
+    return "altup.combined", f"blocks.{n_layers - 1}.resid_post"
 
 
 def layer_of(site: str) -> int | None:

@@ -141,6 +141,8 @@ class SiteTap:
 
     - `output` / `input`: the first tensor the module returns / is given
     - `output:N` / `input:N`: the N-th element of the returned tuple / N-th positional input
+    - `input:NAME`: the argument of that name, of a module that is given it by name
+    - `method:NAME` / `method:NAME:N`: what a method other than forward returns / its N-th positional argument
     - `output_sum`: the sum of the first two returned tensors (vLLM's `(hidden, residual)`)
     - `output_scatter:N`: element N, weights of the experts that element N+1 names, as a dense tensor over all experts
     - `input_sum:N`: the sum of positional inputs N and N+1, where the second may be None or missing

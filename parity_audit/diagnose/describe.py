@@ -35,10 +35,11 @@ COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
 BEHIND = {COPIED: "pattern", UNIFORM: "z"}
 """What is replayed from such a site cannot be right."""
 STREAM = (
-    "resid_pre", "ln1.out", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out", "mlp_proj",
-    "ln2_post.out", "mlp_out", "resid_post",
+    "resid_pre", "altup.active", "ln1.out", "laurel.out", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out",
+    "mlp_proj", "ln2_post.out", "mlp_out", "altup.activated", "resid_post",
 )  # fmt: skip
-SPACES = (STREAM, ("q", "q_norm.out", "rot_q"), ("k", "k_norm.out", "rot_k"))
+STREAMS = ("altup.pre", "altup.predicted", "altup.corrected", "altup.post")
+SPACES = (STREAM, STREAMS, ("q", "q_norm.out", "rot_q"), ("k", "k_norm.out", "rot_k"))
 """Sites of a block whose tensors have the same axes, in the order of the data."""
 BESIDE = (("q", "k", "v"), ("q_latent", "kv_latent"), ("mlp.pre", "mlp.pre_linear"))
 """Sites of one component none of which is made of another."""

@@ -51,7 +51,10 @@ NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads", "cache.")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
     "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted", "moe.dropped"),
-    "residual": ("residual.", "pos_embed.", "norm.order"), "attn_proj": ("weights.attn.o", "attention.o_bias"),
+    "residual": ("residual.", "pos_embed.", "norm.order", "laurel.scale", "altup.active", "per_layer.streams"),
+    "altup": ("altup.", *NORMS), "laurel": ("laurel.", *NORMS),
+    "per_layer": ("per_layer.", "altup.active", "altup.output_scale", *NORMS),
+    "attn_proj": ("weights.attn.o", "attention.o_bias"),
     "qkv": ("norm.order", "weights.attn.gate", "weights.delta.",
             *(name for part in "qkv" for name in (f"weights.attn.{part}", f"attention.{part}_bias"))),
     "delta": ("delta.",), "z_gated": ("attention.gate", "delta.norm_eps", "delta.gate"),

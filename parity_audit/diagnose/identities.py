@@ -3,6 +3,7 @@
     resid_mid  = resid_pre + attn_out
     resid_post = resid_mid + mlp_out
     resid_post = resid_pre + attn_out + mlp_out        where a block has no resid_mid (parallel blocks)
+    altup.activated = resid_mid + mlp_out              where a block has several streams (and then none of the above)
 
 What a block adds for its own embeddings of tokens (`per_layer.out`) is a term too, and a number that the checkpoint stores for
 the block multiplies its last sum.
@@ -33,6 +34,9 @@ ROUNDINGS = 2.0
 Sums = tuple[tuple[str, tuple[str, ...]], ...]
 SEQUENTIAL: Sums = (("resid_mid", ("resid_pre", "attn_out")), ("resid_post", ("resid_mid", "mlp_out")))
 LAST, OWN, SCALAR = "resid_post", "per_layer.out", "residual.scalar"
+STREAMS: Sums = (("altup.activated", ("resid_mid", "mlp_out")),)
+OF_STREAMS = ("altup.pre", "altup.active", "laurel.out")
+"""Sites by which a block with several streams, or with a residual of low rank, is known: its other sums are scaled."""
 WHOLE: Sums = (("resid_post", ("resid_pre", "attn_out", "mlp_out")),)
 
 
@@ -48,11 +52,18 @@ class Identity:
 def identities(sites: set[str]) -> Iterator[Identity]:
     """The sums that a capture of these sites can check."""
     for layer in sorted({layer for site in sites if (layer := layer_of(site)) is not None}):
-        for total, terms in SEQUENTIAL if _has(sites, layer, "resid_mid") else WHOLE:
+        for total, terms in _sums(sites, layer):
             if total == LAST and _has(sites, layer, OWN):
                 terms = (*terms, OWN)
             if _has(sites, layer, total, *terms):
                 yield Identity(layer=layer, total=total, terms=terms)
+
+
+def _sums(sites: set[str], layer: int) -> Sums:
+    """The sums that a block of these sites makes."""
+    if any(_has(sites, layer, name) for name in OF_STREAMS):
+        return STREAMS
+    return SEQUENTIAL if _has(sites, layer, "resid_mid") else WHOLE
 
 
 def _has(sites: set[str], layer: int, *names: str) -> bool:

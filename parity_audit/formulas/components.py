@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
-from parity_audit.formulas import embedding, in_delta, in_mixture, in_mlp, per_layer
+from parity_audit.formulas import embedding, in_altup, in_delta, in_mixture, in_mlp, per_layer
+from parity_audit.formulas.in_altup import has_laurel, has_streams
 from parity_audit.formulas.in_attention import (
     LATENTS,
     gate_of,
@@ -57,10 +58,16 @@ def _pos_embed(at: Place) -> Tensor:
 
 
 def _resid_pre(at: Place) -> Tensor:
+    if has_streams(at):
+        return in_altup.shown_of(at, at.site("altup.pre"))
     if at.layer:
         return at.site(f"blocks.{at.layer - 1}.resid_post")
     stream = at.site("embed_ln.out" if at.has("norm.embed_ln") else "embed")
     return stream + at.site("pos_embed") if at.has("pos_embed") else stream
+
+
+def _ln1(at: Place) -> Tensor:
+    return normed(at, at.site("altup.active" if has_streams(at) else "resid_pre"), "norm.ln1")
 
 
 def _attn_out(at: Place) -> Tensor:
@@ -105,12 +112,16 @@ def _of_mlp(at: Place) -> Tensor:
 
 def _resid_mid(at: Place) -> Tensor:
     """The stream behind attention; in a parallel block that shows one, what its second norm reads."""
+    if has_laurel(at):
+        return in_altup.middle(at, _of_attention(at))
     if is_parallel(at) and at.has("norm.ln2"):
         return at.site("resid_pre")
     return added(at.site("resid_pre"), _of_attention(at))
 
 
 def _resid_post(at: Place) -> Tensor:
+    if has_streams(at):
+        return in_altup.shown_of(at, at.site("altup.post"))
     if is_parallel(at):
         return added(at.site("resid_pre"), _of_attention(at), _of_mlp(at))
     made = added(at.site("resid_mid"), _of_mlp(at))
@@ -134,9 +145,15 @@ def _per_layer(at: Place) -> Tensor:
         normed(at, x * float(at.knob("per_layer.project_scale")), "norm.per_layer"),
         table_scale=at.knob("per_layer.table_scale"), scale=at.knob("per_layer.scale"), dtype=at.decoder.dtype,
     )  # fmt: skip
-    stream = added(at.site("resid_mid"), at.site("mlp_out"))
+    with_streams = has_streams(at)
+    stream = in_altup.read_by_own_embeddings(at) if with_streams else added(at.site("resid_mid"), at.site("mlp_out"))
     made = per_layer.gated(stream, own, gate, at.tensor("per_layer.up"), lambda y: hidden(at, y, None))
     return normed(at, made, "norm.per_layer_post")
+
+
+def _ln_final(at: Place) -> Tensor:
+    last = f"blocks.{at.dim('n_layers') - 1}.resid_post"
+    return normed(at, at.site("altup.combined" if has_streams(at) else last), "norm.final")
 
 
 def _logits(at: Place) -> Tensor:
@@ -152,14 +169,19 @@ OUTSIDE: dict[str, Make] = {
     "embed": _embed,
     "pos_embed": _pos_embed,
     "embed_ln.out": lambda at: normed(at, at.site("embed"), "norm.embed_ln"),
-    "ln_final.out": lambda at: normed(at, at.site(f"blocks.{at.dim('n_layers') - 1}.resid_post"), "norm.final"),
+    "altup.combined": in_altup.combined,
+    "ln_final.out": _ln_final,
     LOGITS: _logits,
     RETURNED: lambda at: at.site(LOGITS),
 }
 """The sites before and after the blocks."""
 IN_BLOCK: dict[str, Make] = {
     "resid_pre": _resid_pre,
-    "ln1.out": lambda at: normed(at, at.site("resid_pre"), "norm.ln1"),
+    "altup.pre": in_altup.entering,
+    "altup.predicted": in_altup.predicted,
+    "altup.active": lambda at: in_altup.active_of(at, at.site("altup.predicted")),
+    "ln1.out": _ln1,
+    "laurel.out": in_altup.laurel,
     **{latent: partial(latent_of, latent=latent) for latent in dict.fromkeys(LATENTS.values())},
     **{f"{latent}_norm.out": partial(latent_norm, latent=latent) for latent in dict.fromkeys(LATENTS.values())},
     **{part: partial(projected, part=part) for part in "qkv"},
@@ -191,7 +213,10 @@ IN_BLOCK: dict[str, Make] = {
     "mlp_proj": lambda at: in_mixture.mixture(at) if is_mixture(at) else in_mlp.down(at),
     "ln2_post.out": lambda at: normed(at, at.site("mlp_proj"), "norm.ln2_post"),
     "mlp_out": _mlp_out,
+    "altup.activated": lambda at: added(at.site("resid_mid"), at.site("mlp_out")),
+    "altup.corrected": in_altup.corrected,
     "per_layer.out": _per_layer,
+    "altup.post": in_altup.leaving,
     "resid_post": _resid_post,
 }
 """The sites of a block, by their names in it."""
@@ -200,6 +225,10 @@ IN_BLOCK: dict[str, Make] = {
 DELTA = {*(f"delta.{part}" for part in in_delta.PARTS), "delta.out"}
 ATTENTION = {"q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z", "attn_gate"}
 """The sites that blocks with a linear attention have, and those that the others have."""
+
+
+STREAMS = ("altup.pre", "altup.predicted", "altup.active", "altup.activated", "altup.corrected", "altup.post")
+"""The sites that blocks with several streams have beside the active stream."""
 
 
 ONLY_WITH = {
@@ -215,6 +244,8 @@ ONLY_WITH = {
     "norm.routed_post": ("mlp.routed", "mlp.routed_post.out"),
     "moe.router": ("mlp.router_logits", "mlp.router_weights"),
     "per_layer.gate": ("per_layer.out",),
+    "laurel.left": ("laurel.out",),
+    "altup.router": STREAMS,
     "attn.gate": ("attn_gate",),
 }
 """The sites that a block has where the checkpoint holds the tensor of a role."""

@@ -14,9 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from parity_audit.core.sites import BEFORE_BLOCKS, LOGITS, layer_of, local_name
+from parity_audit.core.sites import BEFORE_BLOCKS, LEAVES_BLOCK, LOGITS, layer_of, local_name
 from parity_audit.core.types import DecoderFacts
 from parity_audit.formulas.components import IN_BLOCK, OUTSIDE, sites_of
+from parity_audit.formulas.in_altup import has_streams
 from parity_audit.formulas.place import Batch, Decoder, Place, Values
 from parity_audit.formulas.stored import Stored, role_tensor
 
@@ -67,7 +68,8 @@ class Run:
             for layer in range(self.decoder.dims["n_layers"])
             for site in sites_of(self._place(layer))
         ]
-        return [*first, *blocks, "ln_final.out", LOGITS]
+        behind = ["altup.combined"] if has_streams(outside) else []
+        return [*first, *blocks, *behind, "ln_final.out", LOGITS]
 
     def computed(self, site: str) -> Tensor:
         """What the formulas make of the inputs of a site, also where the site itself is given.
@@ -90,9 +92,9 @@ class Run:
 
     def forget(self, before: int) -> None:
         """Drop what the blocks before this one made, all but the stream between them."""
-        kept = f"blocks.{before - 1}.resid_post"
+        kept = {f"blocks.{before - 1}.{name}" for name in LEAVES_BLOCK}
         for made in (self._computed, self._going_on):
-            for site in [site for site in made if (layer_of(site) or 0) < before and site != kept]:
+            for site in [site for site in made if (layer_of(site) or 0) < before and site not in kept]:
                 del made[site]
 
     def _place(self, layer: int | None) -> Place:

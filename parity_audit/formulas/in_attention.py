@@ -106,6 +106,11 @@ def reads_of(at: Place, site: str) -> str:
     own = at.dim("n_layers") - at.knob("attention.shared_layers")
     if at.layer < own:
         return site
+    source = at.knob("attention.shared_source")
+    if source is not None:
+        if not 0 <= source < own:
+            raise ValueError(f"layer {source} has no keys and values of its own")
+        return f"blocks.{source}.{site}"
     alike = [n for n in range(own) if _width_of_queries(at, n) == _width_of_queries(at, at.layer)]
     if not alike:
         raise ValueError("no block before the shared ones has heads of this size")

@@ -9,8 +9,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import GATE_UP
-from parity_audit.formulas.mlp import gated
+from parity_audit.formulas.knobs import GATE_UP, SAMPLE
+from parity_audit.formulas.mlp import gated, sparse
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project
 
@@ -68,6 +68,8 @@ def post(at: Place) -> Tensor:
     if not has_gate(at):
         return hidden(at, at.site("mlp.pre"), None)
     pre, linear = at.site("mlp.pre"), at.site("mlp.pre_linear")
+    if at.knob("mlp.sparsity") is not None:
+        pre = sparse(pre, at.knob("mlp.sparsity"), correction=int(at.knob("mlp.sparsity_spread") == SAMPLE))
     return hidden(at, linear, pre) if at.knob("mlp.gate_up") == GATE_UP[1] else hidden(at, pre, linear)
 
 

@@ -14,7 +14,8 @@ REAL, COUNT, CHOICE, FLAG, STRUCTURE = "real", "count", "choice", "flag", "struc
 """A real number; a whole number; one of a few names; true or false; or a value with parts of its own (a dictionary)."""
 OWN, FULL, FLOAT32, MISSING = "the checkpoint's", "full", "float32", "missing"
 FACTOR, SHIFT, EPS, CAP = (1e-4, 1e4), (-100.0, 100.0), (1e-14, 1.0), (0.1, 1e4)
-"""Ends between which a factor, a shift, an eps or a cap is searched: far beyond every released model."""
+CLAMPS = (1e-3, 1e3)
+"""Ends between which a factor, a shift, an eps, a cap or a clamp of weights is searched: far beyond every released model."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,12 @@ ROTATED_PARTS = (0.25, 0.5, 0.75)
 """Shares of a head that are rotated where the rest has frequency 0, which are tried; Gemma 4 has 0.25."""
 
 
+EVERY_STREAM, NOT_FIRST, NOT_ACTIVE = "every stream", "every stream but the first", "every stream but the active one"
+"""The streams that what a block makes of its own embeddings is added to."""
+POPULATION, SAMPLE = "of all components", "of a sample"
+"""The variance that divides by the number of components, and the one that divides by one less."""
+
+
 ROWS: tuple[Knob, ...] = (
     Knob("embed.scale", REAL, "embed", "Factor on token embeddings.", 1.0, span=FACTOR, judged=True),
     Knob("embed.scale_dtype", CHOICE, "embed", "The dtype that the factor on embeddings is rounded to.", FLOAT32, (FLOAT32, FULL)),
@@ -125,6 +132,9 @@ ROWS: tuple[Knob, ...] = (
          (True, False)),
     Knob("attention.shared_layers", COUNT, "scores",
          "How many of the last layers attend to the keys and values of a layer before them: the last whose heads are as large.", 0,
+         span=(0, 1024)),
+    Knob("attention.shared_source", COUNT, "scores",
+         "The layer whose keys and values one of these layers attends to, where it isn't the last whose heads are as large.",
          span=(0, 1024)),
     Knob("n_kv_heads", COUNT, "qkv", "Heads of keys and values; consecutive query heads share one.", span=(1, 1024)),
     _bias("q", "of queries", "qkv"),
@@ -192,6 +202,11 @@ ROWS: tuple[Knob, ...] = (
     Knob("delta.gate", CHOICE, "delta_norm", "The activation of the gate of that norm.", "silu", ACTIVATIONS),
     Knob("delta.gate_order", CHOICE, "delta_norm", "Where the gate stands.", GATE_ORDERS[0], GATE_ORDERS, judged=True),
     Knob("mlp.activation", CHOICE, "mlp", "The activation of the MLP.", "silu", ACTIVATIONS),
+    Knob("mlp.sparsity", REAL, "mlp",
+         "Share of a normal distribution below the cut of the gate's projection, which is set to 0 there; no cut where absent.",
+         span=(0.01, 0.999), optional=True),
+    Knob("mlp.sparsity_spread", CHOICE, "mlp", "The variance that this cut is made with.", POPULATION, (POPULATION, SAMPLE),
+         judged=True),
     Knob("mlp.gelu_root", REAL, "mlp", "The constant sqrt(2/pi) in the tanh form of GELU, as a program writes it.",
          math.sqrt(2 / math.pi), span=(0.1, 10.0)),
     Knob("mlp.limit", REAL, "mlp", "Where a clamped MLP clamps its inputs.", 7.0, span=CAP),
@@ -225,10 +240,32 @@ ROWS: tuple[Knob, ...] = (
     Knob("residual.scalar", FLAG, "residual",
          "Whether the stream behind a block is multiplied by the block's stored number; where a spec is silent, if there is one.",
          None, (True, False)),
-    Knob("per_layer.table_scale", REAL, "per_layer", "Factor on a block's own embeddings of tokens.", 1.0, span=FACTOR),
+    Knob("per_layer.table_scale", REAL, "per_layer", "Factor on a block's own embeddings of tokens; 0 where they are left out.", 1.0,
+         (0.0,), span=FACTOR),
     Knob("per_layer.project_scale", REAL, "per_layer", "Factor on what token embeddings are projected to for a block.", 1.0,
          span=FACTOR),
     Knob("per_layer.scale", REAL, "per_layer", "Factor on the sum of both.", 1.0, span=FACTOR),
+    Knob("per_layer.streams", CHOICE, "residual",
+         "The streams that what a block makes of its own embeddings is added to, where there are several.", NOT_FIRST,
+         (NOT_FIRST, EVERY_STREAM, NOT_ACTIVE), judged=True),
+    Knob("altup.active", COUNT, "altup", "Which of several streams a block computes on.", 0, span=(0, 64)),
+    Knob("altup.router", CHOICE, "altup", "The activation of the router that predicts and corrects streams.", "tanh",
+         ("tanh", "sigmoid", "linear"), judged=True),
+    Knob("altup.router_scale", REAL, "altup", "Factor on what this router reads behind its norm.", 1.0, span=FACTOR),
+    Knob("altup.share_offset", REAL, "altup", "What is added to each stream's share of the active one's error.", 1.0, span=SHIFT,
+         judged=True),
+    Knob("altup.limit", REAL, "altup",
+         "Where the stored weights of coefficients are clamped; they are not where absent, as outside training.", span=CLAMPS,
+         optional=True, judged=True),
+    Knob("altup.least_size", REAL, "altup",
+         "The least mean square that streams are divided by when they are brought to the size of the first; none where absent.",
+         span=EPS, optional=True),
+    Knob("altup.output_scale", FLAG, "per_layer",
+         "Whether what the gate of a block's own embeddings reads is multiplied by a stored vector.", True, (True, False),
+         judged=True),
+    Knob("laurel.scale", REAL, "residual", "Factor on the stream plus attention plus the residual of low rank.", 1.0, span=FACTOR),
+    Knob("laurel.adds_input", FLAG, "laurel", "Whether the residual of low rank is added to its own input.", True, (True, False),
+         judged=True),
     Knob("residual.attn_out", REAL, "residual", "Factor on what attention adds.", 1.0, span=SHIFT, judged=True),
     Knob("residual.mlp_out", REAL, "residual", "Factor on what the MLP adds.", 1.0, span=SHIFT, judged=True),
     Knob("logits.scale", REAL, "logits", "Factor on the logits.", 1.0, span=FACTOR, judged=True),

@@ -3,10 +3,15 @@
 without a gate:  post = act(pre)
 gated:           post = act(pre) * linear        (SwiGLU and its kin, arXiv 2002.05202)
 clamped:         gpt-oss's own, see `activations.clamped_swiglu`
+sparse:          act(max(pre - (mean + z std), 0)) in place of act(pre), mean and std over the components of a token, and z such
+                 that a share p of a normal distribution is below it (Gemma 3n's statistical top-k, arXiv 2506.06644)
 """
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 from parity_audit.formulas.activations import CLAMP, CLAMPED, GELU_ROOT, SWISH_SLOPE, activation, clamped_swiglu
@@ -33,3 +38,23 @@ def gated(
         return clamped_swiglu(pre, linear, SWISH_SLOPE, CLAMP if limit is None else limit)
     made = activation(name, gelu_root)(pre)
     return made if linear is None else made * linear
+
+
+def sparse(pre: Tensor, share: float | None, *, correction: int = 0) -> Tensor:
+    """What is above the quantile of a normal distribution that has the mean and spread of a token's components, `[... d_mlp]`.
+
+    Args:
+        pre: of that shape.
+        share: of the components that would be below if they were normal, between 0 and 1; None for all of `pre` as it is.
+        correction: what is taken off the number of components in the variance.
+
+    Raises:
+        ValueError: a share that is not between 0 and 1.
+    """
+    if share is None:
+        return pre
+    if not 0.0 < share < 1.0:
+        raise ValueError(f"a share of {share} is not between 0 and 1")
+    quantile = math.sqrt(2.0) * float(torch.erfinv(torch.tensor(2.0 * share - 1.0, dtype=torch.float64)))
+    spread = pre.std(-1, keepdim=True, correction=correction)
+    return torch.relu(pre - (pre.mean(-1, keepdim=True) + quantile * spread))

@@ -18,7 +18,7 @@ from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture, wanted
 from parity_audit.core.progress import Progress
-from parity_audit.core.sites import AFTER_BLOCKS, site_order
+from parity_audit.core.sites import RETURNED, site_order
 from parity_audit.core.types import BackendRef, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.fit.residuals import HELD, Component, Residuals
@@ -83,7 +83,7 @@ def _components(residuals: Residuals, taken: Capture) -> list[Component]:
     """Every captured site that has a formula, with the knobs that it asks for."""
     found = []
     for probe in taken.probes:
-        sites = (site for site in taken.sites(probe.name) if site not in AFTER_BLOCKS[2:])
+        sites = (site for site in taken.sites(probe.name) if site != RETURNED)
         if probe.sites != "all":
             sites = (site for site in sites if site.endswith("attn_out"))
         for site in sorted(sites, key=site_order):

@@ -30,6 +30,8 @@ OTHER_KINDS = {"su": "longrope"}
 """Names of RoPE scalings that transformers renamed."""
 OF_LAYERS = "per_layer_config"
 """What a layer has otherwise than the model; transformers writes it by the number of the layer, here every layer has a place."""
+WIDTHS = "intermediate_size"
+"""A width of the MLP that some architectures have one of for each layer, where a file may say one for all."""
 NEED_LENGTHS = ("yarn", "dynamic", "longrope")
 """Scalings whose table depends on the context that the model was trained for."""
 
@@ -88,6 +90,8 @@ def _translated(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
     merged = {**usual, **found}
     found["rope_scaling"] = _scaling(found.get("rope_scaling"), merged)
     layers, every = merged.get("num_hidden_layers"), found.get("sliding_window_pattern")
+    if isinstance(layers, int) and isinstance(width := merged.get(WIDTHS), int) and isinstance(usual.get(WIDTHS), list):
+        found[WIDTHS] = [width] * layers
     if isinstance(own := merged.get(OF_LAYERS), dict) and isinstance(layers, int):
         numbered = {int(layer): said for layer, said in own.items()}  # "4" or, of more than ten layers, "04"
         found[OF_LAYERS] = [numbered.get(layer, {}) for layer in range(layers)]

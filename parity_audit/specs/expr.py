@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,12 +34,19 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
+def _float32(number: float) -> float:
+    """A number as a program keeps it that has it in float32."""
+    rounded: float = struct.unpack("f", struct.pack("f", float(number)))[0]
+    return rounded
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sqrt": math.sqrt,
     "floor": math.floor,
     "min": min,
     "max": max,
     "log": math.log,
+    "float32": _float32,
 }
 
 

@@ -30,6 +30,7 @@ from parity_audit.core.text_names import text_names
 from parity_audit.core.types import Checkpoint
 from parity_audit.specs.canonical import written_name
 from parity_audit.specs.draws import DEFAULT_SCALES, draw, inputs_of, tapered
+from parity_audit.specs.expr import evaluate
 from parity_audit.specs.installed import instead, lacks, release
 from parity_audit.specs.other_forms import QUANTISED
 from parity_audit.specs.resolve import ResolvedModel
@@ -37,7 +38,7 @@ from parity_audit.specs.schema import ModelEntry, Spec
 from parity_audit.specs.sealed import sealed
 from parity_audit.specs.statistics import make_real
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
-from parity_audit.specs.view import dims, knob_values, role_tensor
+from parity_audit.specs.view import config_names, dims, knob_values, role_tensor
 from parity_audit.specs.wrapped import TEXT_MODEL, WRAPPED_IN
 
 RESAVED, REAL = "resaved", "real"
@@ -59,7 +60,7 @@ NOT_OURS = (QUANTISED, WRAPPED_IN)
 """Keys of a released config that its miniature has not: its weights are plain, and they are those of the text model alone."""
 REPEATED = "attention_types"
 """GPT-Neo's kinds of layers: `[[[kind, ...], how often]]`."""
-PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "activation_sparsity_pattern")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,7 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
     sizes = {key: value for key, value in sizes.items() if config.get(written_name(config, key), value) is not None}
     config |= {written_name(config, key): value for key, value in sizes.items()}
     config = {**config, "bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
-    n_layers = dims(model.spec, config)["n_layers"]
+    n_layers = int(evaluate(str(model.spec.content.dims["n_layers"]), config_names(config)))
     config |= {key: config[key][:n_layers] for key in PER_LAYER if isinstance(config.get(key), list)}
     if REPEATED in config:
         config[REPEATED] = [[kinds, n_layers // len(kinds)] for kinds, _ in config[REPEATED][:1]]

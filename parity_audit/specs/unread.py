@@ -17,7 +17,7 @@ from parity_audit.specs.resolve import ResolvedModel
 from parity_audit.specs.schema import Spec
 
 NO_FUNCTION = re.compile(
-    r"_token_id$|dropout|_drop$|_pdrop$|^initializer_|^init_std$|^output_|^use_cache$|^return_dict$|^cache_|^_"
+    r"_token_id$|dropout|_drop$|_pdrop$|_coef_clip$|_lr_multiplier$|^initializer_|^init_std$|^output_|^use_cache$|^return_dict$|^cache_|^_"
     r"|^(architectures|model_type|torch_dtype|dtype|transformers_version|auto_map|max_position_embeddings|n_positions"
     r"|tie_word_embeddings|quantization_config|pretraining_tp|router_aux_loss_coef|id2label|label2id|problem_type|task_specific_params)$"
 )

@@ -149,7 +149,7 @@ def _slice(entry: list[str] | None, names: dict[str, Any]) -> tuple[int, int] | 
 
 AXIS_DIMS = {
     "d_head": "d_head", "head": "n_heads", "kv_head": "n_kv_heads", "d_model": "d_model", "d_mlp": "d_mlp", "expert": "n_experts",
-    "key_head": "n_key_heads", "value_head": "n_value_heads",
+    "key_head": "n_key_heads", "value_head": "n_value_heads", "stream": "n_streams",
 }  # fmt: skip
 COUNTS = {"two": 2, "three": 3}
 

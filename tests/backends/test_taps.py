@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from parity_audit.backends.attention import watched
@@ -96,3 +96,50 @@ def test_a_pattern_is_over_keys_and_goes_back_into_its_place(tmp_path):
     path = next(str(tmp_path / entry.file) for entry in reply.entries if entry.site == "blocks.0.pattern")
     _, again = recorded(tmp_path / "again", *taps, inputs={"blocks.0.pattern": path})
     assert torch.equal(out, again)
+
+
+class TwoSteps(nn.Module):
+    """A module whose work is in methods, as that of several streams is, called by its own forward."""
+
+    def predict(self, x):
+        return 2.0 * x
+
+    def correct(self, before, made):
+        return before + made
+
+    def forward(self, x, *, scale):
+        before = self.predict(x)
+        return self.correct(before, scale * before)
+
+
+@pytest.mark.parametrize("replaced", [{}, {"predicted": 1.0}, {"made": 5.0}, {"corrected": 7.0}, {"scale": 0.0}])
+def test_methods_and_arguments_by_name_are_seen_and_replaced(tmp_path, replaced):
+    whole, model = torch.ones(1, 6, 4), TwoSteps()
+    takes = {
+        "scale": "input:scale",
+        "predicted": "method:predict",
+        "made": "method:correct:1",
+        "corrected": "method:correct",
+    }
+    given = {site: tmp_path / f"{site}.safetensors" for site in replaced}
+    for site, path in given.items():
+        save_file({"x": torch.full((1, 6, 4), replaced[site])}, path)
+    taps = tuple(SiteTap(site=site, module="", take=take) for site, take in takes.items())
+    recorder = Recorder(
+        RunRequest(
+            probe=PROBE, taps=taps, out=str(tmp_path / "out"), inputs={site: str(path) for site, path in given.items()}
+        )
+    )
+
+    with hooked(model, recorder):
+        out = model(whole, scale=3.0 * whole)
+
+    predicted = replaced.get("predicted", 2.0)
+    made = replaced.get("made", replaced.get("scale", 3.0) * predicted)
+    assert torch.equal(out, whole * replaced.get("corrected", predicted + made))
+    shown = {
+        entry.site: float(load_file(tmp_path / "out" / entry.file)["x"].mean()) for entry in recorder.reply().entries
+    }
+    computed = replaced.get("scale", 3.0) * predicted
+    assert shown == {"scale": 3.0, "predicted": 2.0, "made": computed, "corrected": predicted + made}
+    assert vars(model).keys() & {"predict", "correct"} == set()

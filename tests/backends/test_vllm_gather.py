@@ -53,6 +53,25 @@ def test_every_token_comes_back_to_its_place(probe, budget, backwards, tmp_path)
     assert torch.equal(seen[real], expected[real][:, None].expand(-1, 3))
 
 
+@pytest.mark.parametrize("budget", [4, 7, 1000])
+def test_tokens_on_another_axis_come_back_to_their_places(budget, tmp_path):
+    """Streams `[stream token d]`, four of them, also where a step has four tokens."""
+    request = RunRequest(probe=SAME, taps=(), out=str(tmp_path))
+    gatherer = Gatherer(request, Recorder(request))
+    tap = SiteTap(site="x", module="", layout="stream b p d -> b p stream d")
+    for ids, positions in steps(gatherer.rows, budget, False):
+        gatherer.before_step(torch.nn.Identity(), (torch.tensor(ids), torch.tensor(positions)), {})
+        value = torch.tensor(ids) + 0.1 * torch.tensor(positions)
+        gatherer.see(tap, 1000.0 * torch.arange(4)[:, None, None] + value[None, :, None].expand(-1, -1, 3))
+    gatherer.finish(None)
+
+    seen = load_file(tmp_path / SAME.name / "x.safetensors")["x"]
+    value = torch.tensor(SAME.token_ids) + 0.1 * torch.arange(4)
+    expected = value[:, :, None, None] + 1000.0 * torch.arange(4)[:, None]
+    real = torch.tensor(SAME.mask, dtype=torch.bool)
+    assert torch.equal(seen[real], expected.expand(-1, -1, -1, 3)[real])
+
+
 def test_logits_are_computed_of_the_kept_positions_and_what_was_sampled_from_stands_in_its_place(tmp_path):
     """A head that doubles; the step of 40 tokens ends at 39, which is not kept, the last one at 47, which is."""
     probe = replace(PROBES["short"], kept=(0, 5, 30, 47))

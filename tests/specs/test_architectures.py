@@ -36,6 +36,9 @@ def test_the_residual_stream_adds_up(architecture):
     for layer in range(architecture.n_layers):
         block = {name: sites.get(f"blocks.{layer}.{name}") for name in ("resid_pre", "resid_mid", "resid_post")}
         attn, mlp = (sites[f"blocks.{layer}.{name}"] for name in ("attn_out", "mlp_out"))
+        if f"blocks.{layer}.altup.pre" in sites:
+            assert streams_add_up(sites, f"blocks.{layer}.", attn, mlp) < ROUNDING
+            continue
         if block["resid_mid"] is None:
             assert apart(block["resid_pre"] + attn + mlp, block["resid_post"]) < ROUNDING
         else:
@@ -43,6 +46,20 @@ def test_the_residual_stream_adds_up(architecture):
             own = sites.get(f"blocks.{layer}.per_layer.out")
             total = block["resid_mid"] + mlp + (0.0 if own is None else own)
             assert apart(total * stored.get(f"model.layers.{layer}.layer_scalar", 1.0), block["resid_post"]) < ROUNDING
+
+
+def streams_add_up(sites, block, attn, mlp):
+    """The sums of a block with several streams, the first of which is active; the largest distance."""
+    laurel, own, made = (sites[block + name] for name in ("laurel.out", "per_layer.out", "altup.activated"))
+    corrected, post = sites[block + "altup.corrected"], sites[block + "altup.post"]
+    return max(
+        apart(sites[block + "altup.pre"][..., 0, :], sites[block + "resid_pre"]),
+        apart(sites[block + "altup.predicted"][..., 0, :], sites[block + "altup.active"]),
+        apart((sites[block + "altup.active"] + attn + laurel) / 2**0.5, sites[block + "resid_mid"]),
+        apart(sites[block + "resid_mid"] + mlp, made),
+        apart(corrected[..., 1:, :] + own[..., None, :], post[..., 1:, :]),
+        apart(corrected[..., 0, :], sites[block + "resid_post"]),
+    )
 
 
 def test_the_judge_differs_from_float32_by_rounding(architecture):

@@ -134,3 +134,11 @@ def test_what_layers_have_for_themselves_has_a_place_for_every_layer():
     own = canonical({**config, "layer_types": kinds})["per_layer_config"]
 
     assert [layer.get("head_dim") for layer in own] == [None, None, 64] * 4
+
+
+def test_one_width_stands_for_all_layers_where_the_architecture_has_one_of_each():
+    known = resolve_model("google/gemma-3n-E2B")
+    one = {**known.config, "intermediate_size": 8192}
+
+    assert canonical(one)["intermediate_size"] == canonical(known.config)["intermediate_size"] == [8192] * 30
+    assert constants(known.spec, one) == constants(known.spec, known.config)

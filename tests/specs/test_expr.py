@@ -14,6 +14,7 @@ from parity_audit.specs.expr import ExprError, evaluate
         ('config["head_dim"] or 7', {"config": {}}, 7),
         ("x if x > 0 else null", {"x": -1.0, "null": None}, None),
         ("{'scale': a, 'step': 2 * b}", {"a": 0.1, "b": 4}, {"scale": 0.1, "step": 8}),
+        ("float32(1 / 3)", {}, 0.3333333432674408),
         ("l not in moe_layers", {"l": 2, "moe_layers": [1, 3]}, True),
     ],
 )

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from parity_audit.core.sites import BEFORE_BLOCKS, FINAL_NORM, NORM_ROLES, NORMS
+from parity_audit.core.sites import BEFORE_BLOCKS, FINAL_NORM, NORM_ROLES, NORMS, final_norm_reads
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.norm.dtype import arithmetic, moved_by_rounding
@@ -48,7 +48,7 @@ def norms_of(evidence: Evidence) -> Iterator[Norm]:
     outside = evidence.layer is None
     places = {site: inputs for site, (inputs, _) in NORMS.items() if (site in BEFORE_BLOCKS) == outside}
     if outside:
-        places[FINAL_NORM] = (f"blocks.{evidence.dims['n_layers'] - 1}.resid_post",)
+        places[FINAL_NORM] = final_norm_reads(evidence.dims["n_layers"])
     for out, inputs in places.items():
         tokens = next((found for into in inputs if (found := tokens_of(evidence, into, out)) is not None), None)
         if tokens is not None:
