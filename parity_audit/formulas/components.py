@@ -213,7 +213,7 @@ IN_BLOCK: dict[str, Make] = {
     "mlp_proj": lambda at: in_mixture.mixture(at) if is_mixture(at) else in_mlp.down(at),
     "ln2_post.out": lambda at: normed(at, at.site("mlp_proj"), "norm.ln2_post"),
     "mlp_out": _mlp_out,
-    "altup.activated": lambda at: added(at.site("resid_mid"), at.site("mlp_out")),
+    "altup.activated": lambda at: added(at.site("resid_mid"), _of_mlp(at)),
     "altup.corrected": in_altup.corrected,
     "per_layer.out": _per_layer,
     "altup.post": in_altup.leaving,
