@@ -14,6 +14,8 @@ KEYS, VALUES, PER_HEAD = ("delta.q", "delta.k"), ("delta.v", "delta.z", "delta.o
 """Of linear attentions."""
 INNER = ("mlp.pre", "mlp.pre_linear", "mlp.post")
 ROUTER = ("mlp.router_logits", "mlp.router_weights")
+STREAMS = ("altup.pre", "altup.predicted", "altup.corrected", "altup.post")
+"""Of blocks with several streams."""
 
 
 def numbers_of(probe: Probe, chosen: Sequence[SiteTap], sizes: Mapping[str, int]) -> int:
@@ -30,6 +32,7 @@ def numbers_of(probe: Probe, chosen: Sequence[SiteTap], sizes: Mapping[str, int]
         **dict.fromkeys(KV_HEADS, sizes["n_kv_heads"] * sizes["d_head"]),
         **dict.fromkeys(INNER, sizes["d_mlp"]),
         **dict.fromkeys(ROUTER, sizes.get("n_experts", 0)),
+        **dict.fromkeys(STREAMS, sizes.get("n_streams", 1) * sizes["d_model"]),
         **dict.fromkeys((LOGITS, RETURNED), sizes["d_vocab"]),
         **dict.fromkeys((site.removeprefix(".") for site in ATTENTION_SITES), sizes["n_heads"] * positions),
     }

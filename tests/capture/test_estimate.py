@@ -25,7 +25,13 @@ HEADERS = 0.02
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    "name", ["meta-llama/Llama-3.2-1B", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-Next-80B-A3B-Instruct"]
+    "name",
+    [
+        "meta-llama/Llama-3.2-1B",
+        "mistralai/Mixtral-8x7B-v0.1",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "google/gemma-3n-E2B",
+    ],
 )
 def test_the_captures_of_an_audit_take_what_was_said(name, cache, tmp_path):
     probes = ("short", "left_padded", "decode", "ids")
