@@ -44,9 +44,9 @@ class Reference:
 
     `judging` is the session that runs in float64: the reference's own where it can. `definition` is that session's
     native run, set only where the reference does not compute what the definition computes. `held` are captures of the
-    judging session, to be dropped with the reference's. `followed` says which choices
-    of experts both runs took over from a candidate, or why they could not; `plain` is the reference before that. `replays` are
-    what the judge made of runs of either side, for all candidates of one audit.
+    judging session, to be dropped with the reference's. `followed` says which choices of experts both runs took over from a
+    candidate, or why they could not; `plain` is the reference before that. `replays` are what the judge made of runs of either
+    side, for all candidates of one audit.
     """
 
     session: Session

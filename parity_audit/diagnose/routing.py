@@ -18,7 +18,7 @@ from torch import Tensor
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import TENSOR, Capture, with_newer
 from parity_audit.capture.take import Files, take_capture
-from parity_audit.compare.choices import DTYPE, ROUTER_LOGITS, OtherChoice, Pair, Route, other_choices
+from parity_audit.compare.choices import DTYPE, ROUTER_LOGITS, ROUTER_WEIGHTS, OtherChoice, Pair, Route, other_choices
 from parity_audit.core.types import Probe
 from parity_audit.core.wire import FLOAT64, NATIVE
 from parity_audit.formulas.decoder import Run, decoder_of
@@ -50,7 +50,7 @@ def route_of(plan: SidePlan) -> Route | None:
         ones = torch.ones(logits.shape[:-1], dtype=torch.long)
         own = {f"blocks.{layer}.{ROUTER_LOGITS}": logits}
         run = Run(decoder=decoder, batch=Batch(tokens=ones, mask=ones, positions=ones), given=own.get)
-        return run.computed(f"blocks.{layer}.mlp.router_weights")
+        return run.computed(f"blocks.{layer}.{ROUTER_WEIGHTS}")
 
     return route
 
