@@ -17,7 +17,21 @@ from parity_audit.core.types import Checkpoint
 SIGHT = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14
 }  # fmt: skip
+OF_3N = {"vocab_size": 4, "vocab_offset": 515}
+"""What sees and hears in a Gemma 3n has embeddings of its own, numbered behind the 515 tokens of the miniature."""
 KINDS = {
+    "gemma3n": (
+        partial(
+            transformers.Gemma3nConfig,
+            audio_config=transformers.Gemma3nAudioConfig(
+                hidden_size=32, conf_num_hidden_layers=1, conf_num_attention_heads=2, **OF_3N
+            ),
+            image_token_id=514,
+            audio_token_id=513,
+        ),
+        lambda **_: transformers.Gemma3nVisionConfig(architecture="test_efficientnet", hidden_size=32, **OF_3N),
+        {},
+    ),
     "gemma3": (
         transformers.Gemma3Config,
         partial(transformers.SiglipVisionConfig, vision_use_head=False),

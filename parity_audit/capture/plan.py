@@ -170,7 +170,7 @@ def side_plan(plan: AuditPlan, ref: BackendRef, *, install: bool, progress: Prog
         CannotRun: the spec says that this release does not run the architecture.
     """
     environment = python_for(ref, device=plan.device, allow_install=install, progress=progress)
-    why = cannot(plan.model.spec, environment.backend_key, environment.version)
+    why = cannot(plan.model.spec, environment.backend_key, environment.version, plan.config)
     if why:
         raise CannotRun(f"{ref} does not run {plan.model.spec.architecture}: {why}")
     sites = ref.settings.get("sites")

@@ -119,10 +119,15 @@ def not_tested(owner: Candidate | Report) -> list[tuple[str, str]]:
 
 
 def _grouped(items: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    groups: dict[tuple[str, str], list[str]] = {}
+    """One row for what differs by the number of its layer alone, in what it names and in the reason."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for what, why in items:
-        groups.setdefault((re.sub(r"(blocks|layers)\.\d+\.", r"\1.*.", what), why), []).append(what)
-    return [(what if len(set(names)) > 1 else names[0], why) for (what, why), names in groups.items()]
+        groups.setdefault((_of_any_layer(what), _of_any_layer(why)), []).append((what, why))
+    return [kind if len(set(rows)) > 1 else rows[0] for kind, rows in groups.items()]
+
+
+def _of_any_layer(said: str) -> str:
+    return re.sub(r"(blocks|layers)\.\d+\.", r"\1.*.", said)
 
 
 def own_variation_line(candidate: Candidate) -> str | None:

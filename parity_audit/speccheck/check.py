@@ -120,10 +120,10 @@ def able_backends(
 
 
 def _cannot(spec: Spec, ref: BackendRef) -> str:
-    """Why the spec says that this release does not run this architecture; empty where it does."""
+    """Why the spec says that this release does not run the text model by itself, as miniatures are; empty where it does."""
     release = _release(ref)
     key = backend_key(ref, release)
-    return cannot(spec, key, release) if key in spec.content.backends else "the spec has no section for it"
+    return cannot(spec, key, release, {}) if key in spec.content.backends else "the spec has no section for it"
 
 
 def _release(ref: BackendRef) -> str:

@@ -110,7 +110,8 @@ class BackendSection(_Strict):
 
     `like` names another backend whose section holds for this one wherever it says nothing itself; `renamed` are load
     settings of that backend, and what this one calls them.
-    `cannot` is why it does not run the architecture at all. `other_weights` is the path, with `{name}`, of every
+    `cannot` is why it does not run the architecture at all, `cannot_alone` why it runs it only inside a model of several
+    modalities. `other_weights` is the path, with `{name}`, of every
     checkpoint tensor that `weights` does not mention; empty where the backend has names of its own. `known` are errors
     of the backend itself, by the knob of their finding (`self-check: WORDS`: of the reference's), and their cause.
     """
@@ -123,6 +124,7 @@ class BackendSection(_Strict):
     other_weights: str = ""
     knobs: dict[str, BackendKnob | None] = {}
     cannot: str = ""
+    cannot_alone: str = ""
     known: dict[str, str | None] = {}
     variants: list[BackendVariant] = []
 

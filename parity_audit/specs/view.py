@@ -12,6 +12,7 @@ from parity_audit.specs.as_program import SPEC, own_section
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, RoleEntry, SiteEntry, Spec, WeightEntry
+from parity_audit.specs.wrapped import WRAPPED_IN
 
 
 def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
@@ -85,11 +86,12 @@ def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
     return BackendSection(**present, other_weights=base.other_weights, variants=[])
 
 
-def cannot(spec: Spec, backend_key: str, version: str) -> str:
-    """Why this release of a backend does not run the architecture; empty where it does, as far as the spec knows."""
+def cannot(spec: Spec, backend_key: str, version: str, config: Mapping[str, Any]) -> str:
+    """Why this release of a backend does not run a model with this config; empty where it does, as far as the spec knows."""
     base = spec.content.backends.get(backend_key, BackendSection())
     own = (item for item in base.variants if version and version in SpecifierSet(item.versions, prereleases=True))
-    return base.cannot or next((item.cannot for item in own if item.cannot), "")
+    alone = "" if config.get(WRAPPED_IN) else base.cannot_alone
+    return base.cannot or alone or next((item.cannot for item in own if item.cannot), "")
 
 
 def _present(entries: dict[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,21 @@ def test_llava_runs_as_what_it_wraps(cache, tmp_path):
         assert torch.equal(alone, network("llava", llama)(input_ids=ids).logits)
 
 
+def test_gemma_3n_is_audited_inside_its_release(cache, tmp_path):
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("GEMMA 3N INSIDE ITS RELEASE WAS NOT TESTED: transformers needs timm and torchvision to load it")
+    alone = miniature.make(resolve_model("google/gemma-3n-E2B"), root=cache / "synthetic")
+    folder = save("gemma3n", alone, tmp_path / "whole")
+    report = parity_audit.audit(
+        str(folder), candidates=["transformer_lens", "hf,attn_implementation=sdpa,rms_norm_eps=1e-3", "spec"],
+        probes=PROBES, repair=False, out=tmp_path / "out",
+    )  # fmt: skip
+    bridge, wrong, formulas = report.candidates
+
+    assert [(one.verdict.value, one.findings) for one in (bridge, formulas)] == [("parity", ())] * 2
+    assert {finding.knob for finding in wrong.findings} == {"norm.eps", "qk_norm.eps"}
+
+
 def test_sglang_numbers_positions_from_one_and_computes_the_same(text, tmp_path):
     try:
         python_for(parse_backend("sglang"))

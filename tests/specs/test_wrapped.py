@@ -14,10 +14,11 @@ from parity_audit.core.text_names import in_whole, text_names
 from parity_audit.formulas.stored import CheckpointTensors
 from parity_audit.specs import miniature
 from parity_audit.specs.checkpoints import find_checkpoint, stored_names
+from parity_audit.specs.load import load_spec
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edits
-from parity_audit.specs.view import knob_values
-from parity_audit.specs.wrapped import WRAPPED_IN
+from parity_audit.specs.view import cannot, knob_values
+from parity_audit.specs.wrapped import WRAPPED_IN, text_config
 
 TEXT = {"gemma3": "google/gemma-3-1b-it", "llava": "meta-llama/Llama-3.2-1B"}
 
@@ -111,3 +112,13 @@ def test_names_of_tensors(stored, own):
 )
 def test_paths_in_the_model_that_was_loaded(path, paths, expected):
     assert in_whole(path, paths) == expected
+
+
+def test_a_backend_that_runs_a_text_model_only_inside_its_release_says_so():
+    spec = load_spec("gemma3n")
+    alone = {"model_type": "gemma3n_text"}
+    inside = text_config({"model_type": "gemma3n", "text_config": alone})
+
+    assert "Gemma3nForConditionalGeneration alone" in cannot(spec, "transformer_bridge", "4.3.0", alone)
+    assert cannot(spec, "transformer_bridge", "4.3.0", inside) == ""
+    assert "no release" in cannot(spec, "hooked_transformer", "3.9.0", inside)
