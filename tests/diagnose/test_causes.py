@@ -237,6 +237,17 @@ def test_two_scales_that_say_the_same_are_one_cause():
     assert {fit.knob for fit in found.candidate} == {"attention.scale"}
 
 
+def test_a_scaling_that_is_dropped_is_said_so_and_not_as_the_base_that_it_makes():
+    """`alpha` is the same function as another base; that there is none is a choice, and the base a free number."""
+    raised = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    knobs = spec_of(PORT, rope__scaling=raised)
+    right = PORT.but(theta=PORT.theta * 1000.0 ** (PORT.d_head / (PORT.d_head - 2)))
+    found = fits_of(PORT, right, knobs)
+
+    assert {(fit.knob, fit.value) for fit in found.candidate} == {("rope.scaling", None)}
+    assert {str(fit.value) for fit in found.reference} == {str(raised)}
+
+
 def test_an_error_of_what_attention_adds_is_looked_for_in_the_norm_behind_it():
     """Where a block has such a norm, its output is what attention adds, and only that site is judged."""
     g = torch.Generator().manual_seed(0)

@@ -100,8 +100,11 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
 
 
 def _order(one: Explanation, alike: float, said: Collection[str]) -> tuple[bool, int, int]:
-    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names."""
-    freedom = sum(FREEDOM[KNOBS[knob].kind] for knob in one.values)
+    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names.
+
+    That a model has none of what a knob says is a choice, whatever else its value could be.
+    """
+    freedom = sum(FREEDOM[CHOICE if value is None else KNOBS[knob].kind] for knob, value in one.values.items())
     return one.residual > alike, freedom, sum(knob not in said for knob in one.values)
 
 
