@@ -35,6 +35,9 @@ FLOAT64_BACKENDS = (JUDGES, "spec")
 """The backends that can."""
 OTHER_EXPERTS = "the candidate sends tokens to other experts where their scores differ by less than rounding"
 FOLLOWED = f"{OTHER_EXPERTS}; the reference and its judge were run with the same choice there"
+OWN_NOT_FOLLOWED = (
+    "the judge could not be run with the experts that the reference chose where scores differ by less than rounding"
+)
 NOT_FOLLOWED = f"{OTHER_EXPERTS}, which counts as an error here: the reference could not be run with the same choice"
 
 
@@ -145,14 +148,23 @@ def take_reference(
         why = f"{session.label} cannot run in float64, and {judging.label} could not judge it: {error.message}"
         return dataclasses.replace(bare, notes=(why,))
     if judging is session:
-        own = follow(
-            session, Pair(judge=judge, floor=capture), capture, probes, folder.with_name("choices-of-reference")
-        )
-        return dataclasses.replace(bare, judge=own.pair.judge, held=(judge,))
+        own, notes = _with_own_choices(session, Pair(judge=judge, floor=capture), probes, folder)
+        return dataclasses.replace(bare, judge=own, held=(judge,), notes=notes)
     departs, notes = _check(session, judging, capture, definition, judge, dtype)
     return dataclasses.replace(
         bare, judge=judge, notes=notes, definition=definition if departs else None, held=(judge, definition)
     )
+
+
+def _with_own_choices(
+    session: Session, pair: Pair[Capture], probes: tuple[Probe, ...], folder: Path
+) -> tuple[Capture, tuple[str, ...]]:
+    """The judge with the experts that the reference itself chose where rounding decides, or as it was and why."""
+    try:
+        found = follow(session, pair, pair.floor, probes, folder.with_name("choices-of-reference"))
+    except NotJudged as error:
+        return pair.judge, (f"{OWN_NOT_FOLLOWED}: {error.message}",)
+    return found.pair.judge, ()
 
 
 def _check(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 import parity_audit
+from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Verdict
 from parity_audit.specs import miniature
 from parity_audit.specs.resolve import resolve_model
@@ -61,3 +63,19 @@ def test_a_constant_is_named_and_mended_beside_other_choices(tied, tmp_path):
     assert {item.knob for item in port.findings} == {"norm.eps", "qk_norm.eps"}
     assert port.patched is not None
     assert port.patched.verdict is Verdict.PARITY
+
+
+@pytest.mark.engine
+def test_a_judge_that_cannot_follow_the_reference_still_judges_and_says_so(tied, tmp_path, monkeypatch):
+    def no_room(*_args, **_kwargs):
+        raise NotJudged("no room for one more run", code="disk")
+
+    monkeypatch.setattr(importlib.import_module("parity_audit.audit.reference"), "follow", no_room)
+    report = parity_audit.audit(
+        MODEL, candidates=["hf,attn_implementation=sdpa"], weights=tied, probes=["short"], repair=False, out=tmp_path
+    )
+
+    assert report.exit_code == 0
+    assert report.candidates[0].verdict is Verdict.PARITY
+    assert report.reference is not None
+    assert any("no room for one more run" in note for note in report.reference.self_check)

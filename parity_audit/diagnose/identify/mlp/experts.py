@@ -74,15 +74,12 @@ def fit(evidence: Evidence) -> list[Outcome]:
             made.index_add_(0, expert.tokens, expert.output(hidden, weighted))
         return relative_rms(made - y, y)
 
-    tried = _tried(left)
+    tried, (_, site) = _tried(left), _ends(evidence)
     if min(tried.values()) <= EXPLAINED:
-        outputs = KnobFit(knob=WEIGHTED, layer=evidence.layer, value="outputs", stderr=None, residual=min(tried.values()),
-                          n=y.numel(), site=_ends(evidence)[1])  # fmt: skip
-        return [
-            *chosen(evidence, tried, gated=True, n=y.numel(), site=_ends(evidence)[1]),
-            outputs,
-            *_dropped(evidence),
-        ]
+        outputs = KnobFit(
+            knob=WEIGHTED, layer=evidence.layer, value="outputs", stderr=None, residual=min(tried.values()), n=y.numel(), site=site
+        )  # fmt: skip
+        return [*chosen(evidence, tried, gated=True, n=y.numel(), site=site), outputs, *_dropped(evidence)]
     return _dropped(evidence) or _elsewhere(evidence, left, y.numel())
 
 
@@ -140,14 +137,14 @@ def _dropped(evidence: Evidence) -> list[Outcome]:
 
 def _elsewhere(evidence: Evidence, left: Callable[..., float], n: int) -> list[Outcome]:
     """The spec's activation, with the router's weights in another place."""
-    how = _usual(evidence)
+    how, (_, site) = _usual(evidence), _ends(evidence)
     for place in ("inputs", "nothing") if how is not None else ():
         rest = left(how, place)
         if rest <= EXPLAINED:
-            return [KnobFit(
-                knob=WEIGHTED, layer=evidence.layer, value=place, stderr=None, residual=rest, n=n, site=_ends(evidence)[1]
-            )]  # fmt: skip
-    return [gap(evidence, ACTIVATION, f"no known activation of the experts makes {_ends(evidence)[1]}")]
+            return [
+                KnobFit(knob=WEIGHTED, layer=evidence.layer, value=place, stderr=None, residual=rest, n=n, site=site)
+            ]
+    return [gap(evidence, ACTIVATION, f"no known activation of the experts makes {site}")]
 
 
 def _ends(evidence: Evidence) -> tuple[str, str]:
