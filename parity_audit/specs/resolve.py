@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,9 +162,14 @@ def spec_named(name: str) -> Spec:
     try:
         return load_spec(name)
     except UsageError as error:
-        known = _known(name)
-        if known is None or error.code != "unknown-spec":
+        if error.code != "unknown-spec":
             raise
+        known = _known(name)
+        if known is None:
+            near = _nearest(name, [spec.name for spec in list_specs()])
+            raise UsageError(
+                f"no spec and no known model `{name}`", code="unknown-spec", expected=error.expected, hint=_did_you_mean(near)
+            ) from None  # fmt: skip
         model, spec = known
         return spec.led_by(model)
 
@@ -177,19 +183,27 @@ def _known(name: str) -> tuple[str, Spec] | None:
     return None
 
 
-def _unknown(name: str, hub_said: str) -> UsageError:
-    names = [
+def _nearest(name: str, more: Iterable[str] = ()) -> list[str]:
+    """The names of specs' models, or of `more`, that are spelt most like this one."""
+    names = [*more] + [
         alias
         for spec in list_specs()
         for repo_id, entry in spec.content.models.items()
         for alias in (repo_id, *entry.aliases)
     ]
     lowered = {item.lower(): item for item in names}
-    near = [lowered[item] for item in difflib.get_close_matches(name.lower(), lowered, 3, 0.5)]
+    return [lowered[item] for item in difflib.get_close_matches(name.lower(), lowered, 3, 0.5)]
+
+
+def _did_you_mean(near: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near else ""
+
+
+def _unknown(name: str, hub_said: str) -> UsageError:
     if Path(name).is_dir():
         return of_no_config(Path(name))
     return UsageError(
         f"unknown model `{name}`: no spec lists it, it is not in the hub cache, and {hub_said}", code="unknown-model",
-        hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near
-        else "`parity-audit specs list` shows the known ones; a local directory with config.json works too",
+        hint=_did_you_mean(_nearest(name))
+        or "`parity-audit specs list` shows the known ones; a local directory with config.json works too",
     )  # fmt: skip

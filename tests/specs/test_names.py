@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from parity_audit.core.errors import UsageError
 from parity_audit.specs import miniature
-from parity_audit.specs.resolve import resolve_model
+from parity_audit.specs.resolve import resolve_model, spec_named
 
 NAMES = ("gemma-2-2b-it", "google/gemma-2-2b-it")
 
@@ -50,3 +51,21 @@ def test_a_miniature_of_a_folder_has_a_name_that_is_no_path(beside, tmp_path):
     assert made[0].repo_id == "local/gemma-2-2b-it"
     assert json.loads((Path(made[0].path) / "config.json").read_text())["query_pre_attn_scalar"] == 7
     assert "models--local--gemma-2-2b-it" in made[0].path
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"), [("gema2", "`gemma2`"), ("Qwen/Qwen3-0.7B", "`Qwen/Qwen3-0.6B`"), ("zzzz", "")]
+)
+def test_a_wrong_name_of_a_spec_is_answered_with_the_nearest_of_specs_and_models(typed, near):
+    with pytest.raises(UsageError) as error:
+        spec_named(typed)
+
+    assert error.value.code == "unknown-spec"
+    assert near in error.value.hint
+    assert bool(near) == bool(error.value.hint)
+
+
+def test_a_model_stands_for_its_spec_and_comes_first():
+    spec = spec_named("gemma-2-9b-it")
+
+    assert (spec.name, spec.first_model) == ("gemma2", "google/gemma-2-9b-it")
