@@ -18,6 +18,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name, site_order
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.attempt import attempt
+from parity_audit.diagnose.confidence import DESCRIBED, confidence
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms.attended import attended, neighbours, rounded_values
@@ -28,7 +29,6 @@ from parity_audit.diagnose.identify.linear.sample import NOT_STORED
 from parity_audit.diagnose.localise import component_of
 
 MOST_TOKENS = 512
-CONFIDENCE = 0.8
 CLEAR = 4.0
 EVEN = 1e-6
 COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
@@ -265,6 +265,6 @@ def _finding(unexplained: Finding, group: _Group) -> Finding:
         unexplained, knob=f"{name}.{form.kind}", kind="variant", layers=numbers or None, site=site,
         candidate_value=form.value, reference_value=form.usual, departs_from_spec="candidate",
         evidence={**unexplained.evidence, "where": form.where or "everywhere", "unexplained": form.left},
-        confidence=CONFIDENCE,
+        confidence=confidence([DESCRIBED]),
         message=f"given its own inputs, {name} of the candidate is not what the reference makes of them: {form.kind} {said}",
     )  # fmt: skip

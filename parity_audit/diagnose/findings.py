@@ -7,7 +7,7 @@ absence count with the rest, so that a constant that is wrong everywhere is not 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from parity_audit.core.report import Finding
@@ -29,6 +29,7 @@ from parity_audit.diagnose.agreement import (
     tied,
     undecided,
 )
+from parity_audit.diagnose.confidence import FEW_SIGMAS, REMAINDER, TIED, confidence
 from parity_audit.diagnose.evidence import POINTS, KnobFit, KnobSpec, spec_value, spoken_of
 from parity_audit.diagnose.identify.attention.rows import grouped
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS, bias_knob
@@ -38,6 +39,9 @@ from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.knobs import KNOBS, ROWS
 
 NEARER = 0.25
+REMAINS, MUCH = 30.0, 1e-4
+"""A value leaves more than rounding where that is `MUCH` of the component, and `REMAINS` times what the reference's value leaves of
+its own: something else is wrong as well, or instead. Rounding to float32 leaves 1e-7, and a sum of a thousand terms ten times that."""
 MASKS = ("attention.window", "attention.mask")
 DEFAULTS: dict[str, KnobValue] = {
     **{row.name: row.default for row in ROWS if row.judged},
@@ -121,7 +125,7 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     return Finding(
         knob=knob, kind=_kind(knob, candidate, reference), layers=_layers([*group, *blunt], every),
         site=_full_site(first.candidate), reference_value=_finite(reference), candidate_value=_finite(candidate),
-        spec_value=_finite(_spec(first.candidate, knobs)), evidence=_evidence(group, blunt), confidence=confidence(group),
+        spec_value=_finite(_spec(first.candidate, knobs)), evidence=_evidence(group, blunt), confidence=confidence(_marks(group)),
         departs_from_spec=departure(*fits, knobs),
         message=f"{knob} is {shown(candidate)} in the candidate and {shown(reference)} in the reference",
     )  # fmt: skip
@@ -207,20 +211,15 @@ def _kind(knob: str, candidate: KnobValue, reference: KnobValue) -> str:
     return "constant" if number else "variant"
 
 
-def confidence(group: Sequence[Pair]) -> float:
-    """0.99 for a clean and wide separation; less for ties, few sigmas, or a fit that leaves much unexplained."""
+def _marks(group: Sequence[Pair]) -> Iterator[str]:
+    """What makes a finding less sure: see `diagnose.confidence`."""
     worst = max(group, key=lambda pair: pair.candidate.residual)
-    floor = max(worst.reference.residual, 1e-7)
-    value = 0.99
-    if worst.candidate.residual > 30 * floor and worst.candidate.residual > 1e-4:
-        value *= 0.5  # something else is wrong as well, or instead
-    if worst.candidate.residual > 0.02:
-        value *= 0.8
+    if worst.candidate.residual > max(MUCH, REMAINS * worst.reference.residual):
+        yield REMAINDER
     if min(pair.sigmas for pair in group) < 2 * SIGMAS:
-        value *= 0.85
+        yield FEW_SIGMAS
     if _ties(group):
-        value *= 0.6
-    return round(value, 3)
+        yield TIED
 
 
 def _ties(group: Sequence[Pair]) -> list[str]:
