@@ -170,11 +170,16 @@ class RightReference:
 
 @dataclass(frozen=True, kw_only=True)
 class Imposed:
-    """A value of the candidate that the reference was given, for a proof; layers None is everywhere."""
+    """A value of the candidate that the reference was given, for a proof; layers None is everywhere.
+
+    `by` is "setting" (the live reference's), or "formula": the reference has no such setting, and the formula with this value makes
+    the candidate's tensor of the candidate's inputs up to rounding, from which the reference then went on.
+    """
 
     knob: str
     value: KnobValue
     layers: tuple[int, ...] | None
+    by: str = "setting"
 
 
 @dataclass(frozen=True, kw_only=True)

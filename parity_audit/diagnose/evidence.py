@@ -77,6 +77,8 @@ class Evidence:
         return (probe for probe in self.probes if probe.sites == "all")
 
 
+EXPLAINED_BY, FORMULA = "explained_by", "formula"
+"""In the evidence of a fit: that a formula of the component with this value leaves rounding."""
 POINTS = "points"
 """In the evidence of a fit: some of what it was fitted to, for a picture. A finding keeps those of its first layer."""
 DRAWN = 120

@@ -41,7 +41,7 @@ from parity_audit.formulas.knobs import KNOBS, ROWS
 NEARER = 0.25
 REMAINS, MUCH = 30.0, 1e-4
 """A value leaves more than rounding where that is `MUCH` of the component, and `REMAINS` times what the reference's value leaves of
-its own: something else is wrong as well, or instead. Rounding to float32 leaves 1e-7, and a sum of a thousand terms ten times that."""
+its own: something else is wrong as well, or instead. Rounding to float32 leaves 1e-7, sums of a thousand terms ten times that."""
 MASKS = ("attention.window", "attention.mask")
 DEFAULTS: dict[str, KnobValue] = {
     **{row.name: row.default for row in ROWS if row.judged},

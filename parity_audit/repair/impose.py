@@ -2,7 +2,8 @@
 
 A value is imposed by the reference's own settings, in the finding's layers. What they cannot say (a cause in some tokens
 only, a tensor, an error without a known cause) is set aside: the reference goes on from the candidate's own tensor at the
-site in question, and that site is not compared. Whatever else is wrong then still shows.
+site in question, and that site is not compared. Whatever else is wrong then still shows. Where a formula with the value makes that
+tensor up to rounding, the value counts as imposed: in the formula.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from parity_audit.capture.session import Session, SidePlan
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import BLOCK_ORDER, LOGITS, RETURNED, layer_of, local_name
 from parity_audit.core.types import Edit, KnobValue
+from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS
 from parity_audit.diagnose.identify.rotary.scalings import as_setting
 from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, whole_value
@@ -39,6 +41,13 @@ class Way:
     finding: Finding
     edits: tuple[Edit, ...] = ()
     why: str = ""
+
+    @property
+    def in_formula(self) -> bool:
+        """Whether the finding's value is imposed in the formulas instead: with it they make the candidate's own tensors of its own
+        inputs, up to rounding, so that to go on from those tensors is to go on from what the formulas make."""
+        facts = self.finding.evidence.get("candidate") or ()
+        return bool(self.why and facts) and all(fact.get(EXPLAINED_BY) == FORMULA for fact in facts)
 
 
 def ways_of(findings: Sequence[Finding], reference: Session) -> list[Way]:

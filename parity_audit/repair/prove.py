@@ -96,13 +96,23 @@ def _proof(trial: Trial, capture: Capture, ways: Sequence[Way], unpatched: Seque
     verdict, why = judge_comparison(comparison)
     if comparison.logits is None:  # set aside: the rest decides
         verdict, why = judge_rest(comparison)
-    causes, good = [way.finding for way in imposed], verdict in GOOD
+    by_formula, left = [way for way in aside if way.in_formula], [way for way in aside if not way.in_formula]
+    good = verdict in GOOD
     return Proof(
-        proven=good and bool(imposed), verdict=verdict, why=why, before=trial.before, after=comparison.logits,
-        statement=statement(causes, good, unpatched, trial.who, aside=aside, why=why),
-        imposed=tuple(Imposed(knob=item.knob, value=imposed_value(item), layers=item.layers) for item in causes),
-        not_imposed=tuple(NotTested(what=f"{way.finding.knob}{_where(way.finding)}", why=way.why) for way in aside),
+        proven=good and bool(imposed or by_formula), verdict=verdict, why=why, before=trial.before, after=comparison.logits,
+        statement=statement(
+            [way.finding for way in imposed], good, unpatched, trial.who, aside=left, why=why,
+            by_formula=[way.finding for way in by_formula],
+        ),
+        imposed=tuple(_imposed(way) for way in (*imposed, *by_formula)),
+        not_imposed=tuple(NotTested(what=f"{way.finding.knob}{_where(way.finding)}", why=way.why) for way in left),
     )  # fmt: skip
+
+
+def _imposed(way: Way) -> Imposed:
+    finding = way.finding
+    by = "formula" if way.why else "setting"
+    return Imposed(knob=finding.knob, value=imposed_value(finding), layers=finding.layers, by=by)
 
 
 def _taken(probe: Probe, capture: Capture, aside: Sequence[Way], plan: SidePlan) -> SetAside:
@@ -134,22 +144,29 @@ def _compared(trial: Trial, capture: Capture, imposed: Sequence[Way], taken: Map
 
 def statement(
     causes: Sequence[Finding], proven: bool, unpatched: Sequence[str], who: str = "the reference",
-    *, aside: Sequence[Way] = (), why: str = "",
+    *, aside: Sequence[Way] = (), why: str = "", by_formula: Sequence[Finding] = (),
 ) -> str:  # fmt: skip
     """The result in a few sentences: what was imposed, what was set aside, and whether the two then agree."""
-    values = ", ".join(f"{item.knob}={_value(item)}{_where(item)}" for item in causes)
-    open_knobs = [knob for knob in dict.fromkeys(item.knob for item in causes) if knob in unpatched]
+    every = [*causes, *by_formula]
+    open_knobs = [knob for knob in dict.fromkeys(item.knob for item in every) if knob in unpatched]
     start = f"Not patchable: the candidate has no setting for {', '.join(open_knobs)}. " if open_knobs else ""
     left = "; ".join(f"{way.finding.knob}{_where(way.finding)} ({way.why})" for way in aside)
     end = f" Not imposed: {left}; there the candidate's own values were taken over." if aside else ""
+    if by_formula:
+        given = f"{who[:1].upper()}{who[1:]} has no setting for {_values(by_formula)}"
+        end = f" {given}: the formulas with it make the candidate's own values, up to rounding, and the run went on from those.{end}"
     if not proven:
-        given, more = f"with {values}" if causes else "beside what is not imposed", f": {why}" if why else ""
+        given, more = f"with {_values(every)}" if every else "beside what is not imposed", f": {why}" if why else ""
         return f"{start}Not proven: {given} {who} still does not compute what the candidate computes{more}.{end}"
-    if not causes:
+    if not every:
         return f"Beside what is not imposed {who} computes what the candidate computes: nothing else is wrong.{end}"
-    wrong = all(item.departs_from_spec == "reference" for item in causes)
+    wrong = all(item.departs_from_spec == "reference" for item in every)
     side = " The candidate follows the spec, the reference departs from it." if wrong else ""
-    return f"{start}Proved off-line: with {values} {who} computes what the candidate computes.{side}{end}"
+    return f"{start}Proved off-line: with {_values(every)} {who} computes what the candidate computes.{side}{end}"
+
+
+def _values(findings: Sequence[Finding]) -> str:
+    return ", ".join(f"{item.knob}={_value(item)}{_where(item)}" for item in findings)
 
 
 def _value(finding: Finding) -> str:

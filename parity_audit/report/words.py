@@ -10,6 +10,7 @@ from parity_audit.core.report import (
     Candidate,
     DetectionLimit,
     Finding,
+    Imposed,
     Proof,
     Report,
     RightReference,
@@ -186,10 +187,15 @@ def where_found(finding: Finding, layers: str) -> str:
     return f"{finding.kind}, {layers}, seen at {finding.site}" if finding.site else f"{finding.kind}, {layers}"
 
 
+def _given(imposed: Imposed) -> str:
+    how = ", in the formula" if imposed.by == "formula" else ""
+    return f"{shown(imposed.value)}, {layer_set(imposed.layers)}{how}"
+
+
 def proof_rows(proof: Proof) -> list[tuple[str, str]]:
     """The statement, what was imposed, and the logits before and after."""
     rows = [("proved" if proof.proven else "not proved", proof.statement)]
-    rows += [(f"imposed {item.knob}", f"{shown(item.value)}, {layer_set(item.layers)}") for item in proof.imposed]
+    rows += [(f"imposed {item.knob}", _given(item)) for item in proof.imposed]
     rows += [(f"not imposed: {item.what}", item.why) for item in proof.not_imposed]
     if proof.before is not None and proof.after is not None:
         pair = number(proof.before.max_abs), number(proof.after.max_abs)

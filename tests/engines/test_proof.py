@@ -30,6 +30,22 @@ GELU_AND_HEAD = GELU.replace(
     "    return model",
 )
 
+NOT_CAUSAL = """
+import torch, transformers
+
+def load(model_path: str, dtype: str, device: str):
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=getattr(torch, dtype), attn_implementation="eager"
+    ).to(device)
+    inner = model.model.layers[1].self_attn.forward
+
+    def forward(*args, **kwargs):
+        return inner(*args, **{**kwargs, "attention_mask": torch.zeros_like(kwargs["attention_mask"])})
+
+    model.model.layers[1].self_attn.forward = forward
+    return model
+"""
+
 SCALED_TWICE = """
 import torch, transformers
 from transformers.models.llama import modeling_llama
@@ -92,6 +108,17 @@ def test_an_activation_that_only_a_load_sets_is_proved_by_loading_the_reference_
     assert [finding.knob for finding in wrong.findings] == ["mlp.activation"]
     assert wrong.proof.proven
     assert wrong.proof.verdict in GOOD
+
+
+def test_a_mask_that_no_setting_of_the_reference_makes_is_proved_by_the_formula(tmp_path):
+    (tmp_path / "port.py").write_text(NOT_CAUSAL)
+    (wrong,) = audit(LLAMA, tmp_path / "out", f"python:{tmp_path / 'port.py'}:load", probes=("short",))
+
+    assert [(finding.knob, finding.layers) for finding in wrong.findings] == [("attention.mask", (1,))]
+    assert wrong.proof.proven
+    assert [(item.knob, item.by, item.layers) for item in wrong.proof.imposed] == [("attention.mask", "formula", (1,))]
+    assert wrong.proof.not_imposed == ()
+    assert wrong.proof.after.max_abs < 2e-5 < wrong.proof.before.max_abs
 
 
 def test_the_reference_is_as_before_for_the_next_candidate(wrong_ports):

@@ -45,6 +45,19 @@ def test_what_no_setting_of_the_reference_says_is_not_imposed_and_why(wrong, why
     assert why in way.why
 
 
+@pytest.mark.parametrize(
+    ("fact", "by_formula"),
+    [({"explained_by": "formula", "read_from": "attn_scores"}, True), ({"read_from": "z"}, False)],
+)
+def test_what_no_setting_says_is_imposed_in_the_formula_where_a_formula_leaves_rounding(fact, by_formula):
+    evidence = {"candidate": [fact], "extent": "in row 1 of a batch"}
+    (no_setting,) = ways_of([finding(evidence=evidence)], REFERENCE)
+    (setting,) = ways_of([finding(evidence={"candidate": [fact]})], REFERENCE)
+
+    assert no_setting.in_formula is by_formula
+    assert not setting.in_formula
+
+
 def test_a_cause_in_decoded_tokens_does_not_change_what_is_imposed_everywhere():
     late = finding(value=12.0, evidence={"extent": "in tokens decoded from the cache"})
 

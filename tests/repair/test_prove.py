@@ -106,3 +106,15 @@ def test_what_is_not_imposed_is_said_with_the_reason_and_never_alone():
         "Not proven: with attention.scale=14.9666 the reference still does not compute what the candidate computes: "
         "9x the noise floor at blocks.2.z. Not imposed: mlp"
     )
+
+
+def test_a_value_of_the_formulas_is_said_apart_from_the_settings():
+    mask = dataclasses.replace(SCALE, knob="attention.mask", candidate_value="not causal", layers=(1,))
+    words = statement([SCALE], True, ["attention.mask"], by_formula=[mask])
+
+    assert words == (
+        "Not patchable: the candidate has no setting for attention.mask. Proved off-line: with attention.scale=14.9666, "
+        "attention.mask=not causal in layer 1 the reference computes what the candidate computes. The reference has no setting "
+        "for attention.mask=not causal in layer 1: the formulas with it make the candidate's own values, up to rounding, and "
+        "the run went on from those."
+    )

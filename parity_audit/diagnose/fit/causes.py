@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from parity_audit.core.limits import limit_of
 from parity_audit.core.sites import layer_of, local_name
-from parity_audit.diagnose.evidence import KnobFit
+from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
 from parity_audit.diagnose.fit.explain import (
     MORE_ON_ALL,
     Explanation,
@@ -191,5 +191,5 @@ def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
     drawn = picture(residuals, first, knob, under(residuals, {**held, knob: value}, first.layer))
     return KnobFit(
         knob=knob, layer=layer_of(first.site), value=value, stderr=stderr, residual=left, n=0 if off is None else off.numel(),
-        site=local_name(first.site), evidence={"explained_by": "formula", **drawn},
+        site=local_name(first.site), evidence={EXPLAINED_BY: FORMULA, **drawn},
     )  # fmt: skip
