@@ -27,9 +27,9 @@ from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.identify.attention.rows import are_the_pattern
 from parity_audit.diagnose.identify.linear.sample import NOT_STORED
 from parity_audit.diagnose.localise import component_of
+from parity_audit.diagnose.thresholds import CLEAR
 
 MOST_TOKENS = 512
-CLEAR = 4.0
 EVEN = 1e-6
 COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
 BEHIND = {COPIED: "pattern", UNIFORM: "z"}

@@ -18,12 +18,11 @@ from torch import Tensor
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
 from parity_audit.diagnose.fit.search import Difference, fitted, named, shortened, together
+from parity_audit.diagnose.thresholds import TIED
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, STRUCTURE
 
 MORE_ON_ALL = 10.0
 """What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
-ALIKE = 3.0
-"""Explanations whose residuals are within this factor of the least explain equally well."""
 FREEDOM = {FLAG: 0, CHOICE: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
 MOST_KNOBS = 3
 """Knobs that are searched together at one site. The knobs of a site are few, and each one more multiplies the search."""
@@ -95,7 +94,7 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
         found = [one for one in several if one.residual <= limit]
         if found:
             break
-    alike = ALIKE * max(min((one.residual for one in found), default=0.0), floor)
+    alike = TIED * max(min((one.residual for one in found), default=0.0), floor)
     return sorted(found, key=lambda one: _order(one, alike, residuals.decoder.values))
 
 

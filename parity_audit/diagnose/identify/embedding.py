@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms
 from parity_audit.diagnose.identify.least_squares import ratio
+from parity_audit.diagnose.thresholds import EXPLAINED
 
 KNOB, ROWS = "embed.scale", "embed.rows"
 OWN_ROWS = "each token's own"
-EXPLAINED = 0.05
 SAME_ROW = 1e-4
 
 

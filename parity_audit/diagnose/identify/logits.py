@@ -15,13 +15,13 @@ from torch import Tensor
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.attention.saturation import CapEstimate, cap_fit, fit_curve
 from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, rounded
+from parity_audit.diagnose.thresholds import EXPLAINED, TIED
 
 SCALE, CAP, SHIFT, DTYPE = "logits.scale", "logits.softcap", "logits.shift", "logits.dtype"
 PLAIN, CENTRED, WITHOUT = 0.0, "centred", "without its bias"
 BIAS, AS_STORED, MISSING = "logits.bias", "the checkpoint's", "missing"
 TOKENS, COLUMNS, MEAN_ROWS = 64, 2048, 16384
-EXPLAINED, NARROWEST, ATANH = 0.05, 0.03, 1e-12
-CLEAR = 3.0
+NARROWEST, ATANH = 0.03, 1e-12
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
@@ -109,7 +109,7 @@ def _knobs(evidence: Evidence, fits: dict[str | float, CapEstimate], size: float
         why = f"no scale, cap or shift explains the logits: {left[best]:.2g} left"
         return [gap(evidence, knob, why) for knob in (SCALE, CAP)]
     estimate = fits[best]
-    tied = [name for name in left if name != best and left[name] <= CLEAR * left[best]]
+    tied = [name for name in left if name != best and left[name] <= TIED * left[best]]
     outcomes: list[Outcome] = [KnobFit(
         knob=SCALE, layer=None, value=float(estimate.value[0]), stderr=float(estimate.stderr[0]), residual=left[best],
         n=estimate.n, site="logits",

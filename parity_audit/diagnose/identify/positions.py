@@ -17,10 +17,11 @@ from parity_audit.core.types import KnobValue, Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms
 from parity_audit.diagnose.identify.least_squares import ratio
 from parity_audit.diagnose.identify.rotary.positions import where_they_stand
+from parity_audit.diagnose.thresholds import EXPLAINED
 
 SITE, OFFSET, SCALE = "pos_embed", "pos_embed.offset", "pos_embed.scale"
 FROM_PADDING = "counted from the padding"
-EXPLAINED, EXACT = 0.05, 1e-6
+EXACT = 1e-6
 
 
 def fit(evidence: Evidence) -> list[Outcome]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import relative_rms
+from parity_audit.diagnose.thresholds import CLEAR
 
 NARROW: dict[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FULL = "full"
-BETTER = 4.0
 FLOOR = 1e-6  # less is float32's own rounding
 LARGEST_ERROR = 4.0
 ONE_WAY = 0.5
@@ -40,7 +40,7 @@ def best_of(truth: Tensor, variants: Mapping[str, Tensor]) -> tuple[str, dict[st
     """The variant that reproduces `truth` clearly better than `FULL` does, else `FULL`; with what each leaves."""
     left = {name: relative_rms(value - truth, truth) for name, value in variants.items()}
     best = min(left, key=lambda name: left[name])
-    return (best if BETTER * left[best] < left[FULL] and left[FULL] > FLOOR else FULL), left
+    return (best if CLEAR * left[best] < left[FULL] and left[FULL] > FLOOR else FULL), left
 
 
 def like_rounding(truth: Tensor, formula: Tensor) -> str | None:

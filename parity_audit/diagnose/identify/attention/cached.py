@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap
-from parity_audit.diagnose.identify.attention.hidden import EXPLAINED, best_bend
+from parity_audit.diagnose.identify.attention.hidden import best_bend
 from parity_audit.diagnose.identify.attention.knobs import law_knobs
 from parity_audit.diagnose.identify.attention.law import Law
 from parity_audit.diagnose.identify.attention.rows import Row, attention_rows, grouped
 from parity_audit.diagnose.identify.attention.synthesis import Query, queries_of, unexplained
+from parity_audit.diagnose.thresholds import EXPLAINED
 
 KEYS, DTYPE = "cache.keys", "cache.dtype"
 EVERY, FULL = "every key", "full"

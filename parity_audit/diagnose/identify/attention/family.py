@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap
 from parity_audit.diagnose.identify.attention.bias import bias_of, changed_scores, told
 from parity_audit.diagnose.identify.attention.head_map import head_maps
-from parity_audit.diagnose.identify.attention.hidden import EXPLAINED, Hidden, bend_from_z
+from parity_audit.diagnose.identify.attention.hidden import Hidden, bend_from_z
 from parity_audit.diagnose.identify.attention.knobs import ALIBI, law_knobs
 from parity_audit.diagnose.identify.attention.mask import mask_from_scores
 from parity_audit.diagnose.identify.attention.output import fit_output
@@ -26,6 +26,7 @@ from parity_audit.diagnose.identify.attention.window import (
     reach_from_z,
     window_fit,
 )
+from parity_audit.diagnose.thresholds import EXPLAINED
 
 Maps = tuple[list[int], list[int]]  # kv head of each head, for k and for v
 SCALE, CAP, WINDOW, MASK = "attention.scale", "attention.softcap", "attention.window", "attention.mask"

@@ -20,10 +20,9 @@ from parity_audit.core.types import KnobValue, NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, gap
 from parity_audit.diagnose.identify.attention.rows import Row, attention_rows, grouped, visible_scores
 from parity_audit.diagnose.identify.attention.synthesis import SCALE_STEPS
+from parity_audit.diagnose.thresholds import CLEAR, EXPLAINED
 
 KNOB = "n_kv_heads"
-EXPLAINED = 0.05
-CLEAR = 4.0
 UNCAPPED = 0.1
 FIRST = 8
 

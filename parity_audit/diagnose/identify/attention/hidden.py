@@ -26,12 +26,12 @@ from parity_audit.diagnose.identify.attention.synthesis import (
     unexplained,
 )
 from parity_audit.diagnose.identify.attention.synthesis_heads import Heads, fit_heads, worth_trying
-from parity_audit.diagnose.identify.attention.visible import CAP, CLEAR, SCALE, Bend, bend_from_curve, law_of_spec
+from parity_audit.diagnose.identify.attention.visible import CAP, SCALE, Bend, bend_from_curve, law_of_spec
 from parity_audit.diagnose.identify.attention.window import Reach, joined, reach_from_z
+from parity_audit.diagnose.thresholds import CLEAR, EXPLAINED
 
 EARLY = (8, 3, 2)
 QUERIES = 16
-EXPLAINED = 0.05
 MASKS: dict[str, int | None] = {"not causal": None, "sees one key ahead": 1, "hides the query's own key": -1}
 ROUNDING = 1e-5
 

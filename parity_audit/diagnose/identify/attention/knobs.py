@@ -14,12 +14,12 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import POINTS, Evidence, KnobFit, Outcome, gap
 from parity_audit.diagnose.identify.attention.saturation import cap_fit
 from parity_audit.diagnose.identify.attention.softmax import sinks_fit
-from parity_audit.diagnose.identify.attention.visible import CAP, SCALE, SIGMAS, Bend
+from parity_audit.diagnose.identify.attention.visible import CAP, SCALE, Bend
 from parity_audit.diagnose.identify.rotary.turns import q_over_k
+from parity_audit.diagnose.thresholds import ALIKE, SIGMAS
 from parity_audit.formulas.alibi import standard_slopes
 
 ALIBI = "attention.alibi"
-ALIKE = 1e-3
 
 
 def law_knobs(evidence: Evidence, bend: Bend) -> list[Outcome]:

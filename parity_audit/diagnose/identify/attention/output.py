@@ -15,15 +15,14 @@ from torch import Tensor
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, relative_rms
 from parity_audit.diagnose.identify.attention.rows import Row
+from parity_audit.diagnose.thresholds import ALIKE, CLEAR
 
 KNOB = "attention.heads"
 PLAIN = "as attended"
-CLEAR = 4.0
 FLOOR = 1e-5
 ROUNDING = 2.0**-9
 """Of z in bfloat16. Pattern and values are the candidate's own, so a law leaves no more: where one key has nearly all the weight,
 factors and gates come near anything that changes its values."""
-ALIKE = 1e-3
 
 
 def fit_output(evidence: Evidence, rows: Sequence[Row], values: Sequence[int]) -> Outcome:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.identify.least_squares import Chunk, Estimate, gauss_newton, squares_of
+from parity_audit.diagnose.thresholds import SIGMAS
 
 SERIES_BELOW = 1e-3
-CAP_SIGMAS = 8.0
 LESS = 0.5
 """A hypothesis with a constant of its own is one only where it leaves less than this share of what is left without it: where
 something else is wrong, every freer curve leaves a little less."""
@@ -100,7 +100,7 @@ def _linearised(pairs: Pairs, cap: float | None) -> Tensor:
 
 def cap_of(w: float, stderr: float) -> tuple[float | None, float | None]:
     """The cap and its standard error; None, None where w is indistinguishable from 0."""
-    if w <= 0.0 or w < CAP_SIGMAS * stderr:
+    if w <= 0.0 or w < SIGMAS * stderr:
         return None, None
     return w**-0.5, 0.5 * w**-1.5 * stderr
 
@@ -112,13 +112,13 @@ def cap_fit(
     w, stderr = float(estimate.value[1]), float(estimate.stderr[1])
     cap, cap_stderr = cap_of(w, stderr)
     expected = float(spec_cap) ** -2 if isinstance(spec_cap, (int, float)) and spec_cap else 0.0
-    if cap is None and CAP_SIGMAS * stderr > expected > 0.0:
-        least = (CAP_SIGMAS * stderr) ** -0.5
+    if cap is None and SIGMAS * stderr > expected > 0.0:
+        least = (SIGMAS * stderr) ** -0.5
         return f"values too small to show a cap of {spec_cap:g}; one below {least:.3g} would show"
     if cap is not None and not estimate.bends:
         share = math.sqrt(estimate.squares / estimate.straight)
         return f"one of {cap:.4g} leaves {share:.2g} of what none leaves: too much to be one"
-    seen = (CAP_SIGMAS * stderr) ** -0.5 if stderr > 0 else math.inf
+    seen = (SIGMAS * stderr) ** -0.5 if stderr > 0 else math.inf
     return KnobFit(
         knob=knob, layer=layer, value=cap, stderr=cap_stderr, residual=residual, n=estimate.n, site=site,
         coordinate=(w, stderr),

@@ -19,12 +19,12 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap,
 from parity_audit.diagnose.identify.attention.rows import Row, visible_scores
 from parity_audit.diagnose.identify.least_squares import ratio
 from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, representable, rounded
+from parity_audit.diagnose.thresholds import EXPLAINED
 from parity_audit.formulas.attention import softmax
 
 SINKS, TEMPERATURE, DTYPE = "attention.sinks", "attention.temperature", "attention.softmax_dtype"
 OWN, OFF_BY_ONE = "the checkpoint's", "0 in every head (softmax off by one)"
 LOST = 2.0**-10
-EXPLAINED = 0.05
 NEAR = 0.02
 SHOWS = 1e-6
 

@@ -19,9 +19,8 @@ from parity_audit.diagnose.evidence import Evidence, drawn_points
 from parity_audit.diagnose.identify.attention.law import Law, distances, plain
 from parity_audit.diagnose.identify.attention.rows import Row, dot_products, visible_scores
 from parity_audit.diagnose.identify.attention.saturation import LESS, CapEstimate, Pairs, fit_curve
+from parity_audit.diagnose.thresholds import CLEAR, SIGMAS
 
-CLEAR = 4.0
-SIGMAS = 8.0
 FLOOR = 1e-6
 EXACT = 1e-4
 """A residual that nothing but rounding leaves (several times that of float32, as errors grow with outlier channels)."""

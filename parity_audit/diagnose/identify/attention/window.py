@@ -24,12 +24,12 @@ from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, gap, spread
 from parity_audit.diagnose.identify.attention.law import Law, distances
 from parity_audit.diagnose.identify.attention.rows import Row, visible_scores
+from parity_audit.diagnose.thresholds import EXPLAINED
 
 KNOB = "attention.window"
 QUERIES = 24
 COMPONENTS = 32
 TIE = 60.0
-EXPLAINED = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)

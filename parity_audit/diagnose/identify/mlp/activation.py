@@ -16,14 +16,13 @@ from torch import Tensor
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.mlp.curves import fitted_curve
+from parity_audit.diagnose.thresholds import CLEAR, TIED
 from parity_audit.formulas.activations import CLAMP, CLAMPED, NAMED, SWISH_SLOPE, canonical, clamped_swiglu
 from parity_audit.formulas.knobs import GATE_UP
 
 ACTIVATION, GATING = "mlp.activation", "mlp.gate_up"
 TOKENS = 128
 EXPLAINED = 0.02
-TIE = 3.0
-CLEAR = 4.0
 ROUNDING = 1e-5
 GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     CLAMPED: lambda x, gate: clamped_swiglu(x, gate, SWISH_SLOPE, CLAMP),
@@ -84,7 +83,7 @@ def chosen(
     if left[best] > EXPLAINED:
         why = f"no known activation explains mlp.post: the best, {best[0]}, leaves {left[best]:.2g}"
         return [gap(evidence, ACTIVATION, why)]
-    tied = [key for key in left if key != best and left[key] <= TIE * left[best] + 1e-12]
+    tied = [key for key in left if key != best and left[key] <= TIED * left[best] + 1e-12]
     spec = evidence.spec_value(ACTIVATION)
     names = sorted({name for name, _ in (best, *tied)})
     value = canonical(spec) if canonical(spec) in names else best[0]

@@ -22,13 +22,13 @@ from torch import Tensor
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms, spread
 from parity_audit.diagnose.identify.mlp.activation import (
     ACTIVATION,
-    CLEAR,
     EXPLAINED,
     GATED,
     ROUNDING,
     chosen,
 )
 from parity_audit.diagnose.identify.mlp.curves import ALPHAS, narrowed
+from parity_audit.diagnose.thresholds import CLEAR
 from parity_audit.formulas.activations import CLAMP, CLAMPED, NAMED, SWISH_SLOPE, canonical, clamped_swiglu
 
 WEIGHTED, DROPPED = "moe.weighted", "moe.dropped"

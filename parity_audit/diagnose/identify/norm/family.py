@@ -24,10 +24,10 @@ from parity_audit.diagnose.identify.norm.gain import INSIDE, USUAL_SIZE, Gain, c
 from parity_audit.diagnose.identify.norm.order import ORDER, PLACES, USUAL_PLACE, elsewhere
 from parity_audit.diagnose.identify.norm.shape import Norm, Shape, best_shape, gain_of
 from parity_audit.diagnose.identify.norm.weight import Weight, whose_bias, whose_weight
+from parity_audit.diagnose.thresholds import EXPLAINED
 from parity_audit.formulas.norms import centred
 
 TOKENS = 256
-EXPLAINED = 0.05
 TELLS = 0.3
 TOLD = 6.0
 COPY = 1e-6

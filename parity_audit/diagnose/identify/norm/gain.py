@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from parity_audit.diagnose.thresholds import CLEAR
+
 COMMON_ERROR = 2.0**-26
 COMMON_SHARE = 0.2
 INSIDE, OUTSIDE, BOUND = "inside the root", "outside the root", "lower bound"
-CLEAR = 4.0
 FACTOR_ERROR = 20.0
 ROUNDS = 3
 USUAL_SIZE = "root mean square"

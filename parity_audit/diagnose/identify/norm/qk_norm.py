@@ -18,15 +18,15 @@ from torch import Tensor
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, relative_rms
 from parity_audit.diagnose.identify.norm.family import fit_norm, tokens_of
-from parity_audit.diagnose.identify.norm.shape import CLEAR, FLOOR, Norm, Shape, best_shape
+from parity_audit.diagnose.identify.norm.shape import FLOOR, Norm, Shape, best_shape
 from parity_audit.diagnose.identify.norm.weight import ANOTHER, OWN, whose_bias, whose_weight
+from parity_audit.diagnose.thresholds import CLEAR, EXPLAINED
 
 PRESENT, AXIS, ORDER = "qk_norm.present", "qk_norm.axis", "qk_norm.order"
 HEAD, WHOLE = "head", "projection"
 BEFORE, AFTER = "before rotation", "after rotation"
 TOKENS = 96
 SAME = 1e-6
-EXPLAINED = 0.05
 
 
 def fit(evidence: Evidence) -> list[Outcome]:

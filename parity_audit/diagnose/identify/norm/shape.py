@@ -19,9 +19,9 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import relative_rms
+from parity_audit.diagnose.thresholds import CLEAR
 from parity_audit.formulas.norms import KINDS, centred
 
-CLEAR = 4.0
 FLOOR = 2e-7  # below it, differences are of the search and not of the data
 ROUNDS = 60
 """Three are usual; a search that needs twenty times as many has not found what the data say."""

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from parity_audit.diagnose.evidence import relative_rms
 from parity_audit.diagnose.identify.norm.shape import Norm, Shape
+from parity_audit.diagnose.thresholds import EXPLAINED
 
 OWN, NONE, TWICE, ANOTHER = "the checkpoint's", "none", "the checkpoint's, applied twice", "another"
 MISSING, EXTRA = "missing", "not in the checkpoint"
-EXPLAINED = 0.05
 CONSTANT = 1e-3
 WHOLE = 0.01
 SHOWS = 10.0

@@ -18,11 +18,11 @@ from parity_audit.diagnose.identify.rotary.knobs import table_knobs
 from parity_audit.diagnose.identify.rotary.mixed import mixed_pairing
 from parity_audit.diagnose.identify.rotary.positions import described
 from parity_audit.diagnose.identify.rotary.turns import Layout, Turn, is_unrotated, layout_of, q_over_k, turns_of
+from parity_audit.diagnose.thresholds import ALIKE
 
 PAIRING, DIMS, FIRST, LAYERS = "rope.pairing", "rope.partial", "rope.first_dim", "rope.layers"
 OFFSET, DIRECTION, THETA, SCALING = "rope.offset", "rope.direction", "rope.theta", "rope.scaling"
 UNEVEN_LENGTHS = 4.0
-CLOSE = 1e-3
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
@@ -75,7 +75,7 @@ def _combined(q: list[Outcome], k: list[Outcome]) -> list[Outcome]:
 
 def _alike(a: KnobValue, b: KnobValue) -> bool:
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return abs(a - b) <= CLOSE * max(abs(a), abs(b))
+        return abs(a - b) <= ALIKE * max(abs(a), abs(b))
     return a == b
 
 
@@ -93,7 +93,7 @@ def _read(evidence: Evidence, turns: Sequence[Turn]) -> tuple[list[Outcome], boo
     beyond: Rotation | None = None
     if short and long:
         near = measure(short, layout)
-        if near.even and rotation.residual > UNEVEN_LENGTHS * max(near.residual, CLOSE):
+        if near.even and rotation.residual > UNEVEN_LENGTHS * max(near.residual, ALIKE):
             rotation, beyond = near, measure(long, layout)
     read = turns if beyond is None else short
     outcomes = _layout_knobs(evidence, rotation)

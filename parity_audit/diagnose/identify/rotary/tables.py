@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.identify.rotary.scalings import Hypothesis, hypotheses
+from parity_audit.diagnose.thresholds import ALIKE, SIGMAS
 
 SURE = 0.05
 LOG_EPS = 3e-7
-SIGMAS = 8.0
-SAME_THETA = 1e-3
 
 Table = Callable[[Tensor], Tensor]  # parameters to log frequencies
 
@@ -70,7 +69,7 @@ def _tested(hypothesis: Hypothesis, measured: Tensor, sigma: Tensor) -> TableFit
     p, covariance = found
     worst = float(((table(p) - measured) / sigma).abs().max())
     values = p.exp().tolist()
-    if worst > SIGMAS or not math.isclose(values[0], hypothesis.theta or values[0], rel_tol=SAME_THETA):
+    if worst > SIGMAS or not math.isclose(values[0], hypothesis.theta or values[0], rel_tol=ALIKE):
         return None
     if not hypothesis.plausible(values):
         return None
