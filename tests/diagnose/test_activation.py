@@ -84,3 +84,17 @@ def test_small_inputs_leave_a_tie():
     fit = read(side(post, gated=False, **{"mlp.pre": PRE * 1e-4}), "activation")["mlp.activation"]
 
     assert {fit.value, *fit.evidence["tied_with"]} >= {"gelu", "gelu_pytorch_tanh"}
+
+
+@pytest.mark.parametrize(("times", "tied"), [(2.0, True), (5.0, False)])
+def test_a_function_that_leaves_clearly_more_than_the_best_is_not_tied_with_it(times, tied):
+    """The distance of the two kinds of GELU, over a noise that makes the second leave so many times what the first leaves."""
+    apart = float((functional.gelu(PRE) - functional.gelu(PRE, approximate="tanh")).square().mean().sqrt())
+    size = apart / math.sqrt(times**2 - 1)
+    post = functional.gelu(PRE) + size * torch.randn(
+        PRE.shape, generator=torch.Generator().manual_seed(1), dtype=PRE.dtype
+    )
+    (fit,) = (one for one in (read(side(post, gated=False), "activation").values()) if one.knob == "mlp.activation")
+
+    assert fit.value == "gelu"
+    assert ("gelu_pytorch_tanh" in fit.evidence.get("tied_with", [])) is tied

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loose import SHORT, explained, loose
+from loose import SHORT, explained, loose, read
 
 KNOB = "attention.weights"
 POS, HEADS, KV, WIDTH = 48, 4, 2, 16
@@ -55,3 +55,23 @@ def test_softmax_with_another_scale_is_not_another_law():
 @pytest.mark.parametrize("window", [None, 4096])
 def test_softmax_is_softmax(window):
     assert explained(side(window=window), side(window=window)) == {}
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.004, [1.0, 1.0, 1.004, 1.0]), (1.0003, "as attended")])
+def test_a_factor_of_one_head_is_said_where_it_is_more_than_tables_are_off_by(factor, said):
+    v = V.repeat_interleave(HEADS // KV, 2)
+    scores = torch.einsum("bihd,bjhd->bhij", Q, K.repeat_interleave(HEADS // KV, 2)) / 4.0
+    pattern = softmax(scores)
+    z = torch.einsum("bhij,bjhd->bihd", pattern, v) * torch.tensor([1.0, 1.0, factor, 1.0])[:, None]
+    sites = {
+        "rot_q": Q,
+        "rot_k": K,
+        "v": V,
+        "attn_scores": scores.masked_fill(~SEEN, -torch.inf),
+        "pattern": pattern,
+        "z": z,
+    }
+
+    fits = read(loose(sites, probes=SHORT[:1], attention__scale=4.0), "attention")
+
+    assert fits["attention.heads"].value == said
