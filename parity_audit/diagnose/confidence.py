@@ -1,4 +1,4 @@
-"""How sure a finding is: how often findings with the same marks were right, over the whole corpus of planted faults.
+"""How sure a finding is: how often findings with the same marks were right, among planted faults.
 
     confidence = (right + 1) / (found + 2)          (Laplace's rule of succession, for the mark that was right least often)
 
@@ -22,8 +22,8 @@ SEEN: Mapping[str, tuple[int, int]] = {
     TIED: (0, 0),
     DESCRIBED: (14, 14),
 }
-"""Of the findings with each mark: how many were right, and how many there were, in 641 planted faults of 24 November 2026. Two runs of
-the corpus, on random weights and on trained and trained-like ones, are behind it: `benchmarks/README.md` has both."""
+"""Of the findings with each mark: how many were right, and how many there were, in 641 planted faults of 24 November 2026, on random
+weights and on trained and trained-like ones: `benchmarks/README.md` has both runs."""
 
 
 def confidence(marks: Iterable[str]) -> float:
