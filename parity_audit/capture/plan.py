@@ -170,7 +170,8 @@ def side_plan(plan: AuditPlan, ref: BackendRef, *, install: bool, progress: Prog
         CannotRun: the spec says that this release does not run the architecture.
     """
     environment = python_for(ref, device=plan.device, allow_install=install, progress=progress)
-    why = cannot(plan.model.spec, environment.backend_key, environment.version, plan.config)
+    key, version, dtype = environment.backend_key, environment.version, str(ref.settings.get("dtype", plan.dtype))
+    why = cannot(plan.model.spec, key, version, plan.config, device=plan.device, dtype=dtype)
     if why:
         raise CannotRun(f"{ref} does not run {plan.model.spec.architecture}: {why}")
     sites = ref.settings.get("sites")

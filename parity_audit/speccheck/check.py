@@ -88,7 +88,7 @@ def check_spec(
         ParityError: the reference itself does not run, so nothing can be said.
     """
     model = spec.first_model
-    able, barred = able_backends(spec, backends, install=install)
+    able, barred = able_backends(spec, backends, install=install, dtype=dtype)
     asked = able or [BackendRef(name="hf")]
     with tempfile.TemporaryDirectory() as out:
         report = audit(
@@ -111,19 +111,23 @@ def check_spec(
 
 
 def able_backends(
-    spec: Spec, backends: Sequence[str] | None, *, install: bool
+    spec: Spec, backends: Sequence[str] | None, *, install: bool, dtype: str = "float32"
 ) -> tuple[list[BackendRef], dict[str, str]]:
     """The backends that may run a spec, and why each of the others does not; every one that can run here when None."""
     refs = [parse_backend(name) for name in backends] if backends else default_candidates("cpu", install=install)
-    barred = {str(ref): why for ref in refs if (why := _cannot(spec, ref))}
+    barred = {str(ref): why for ref in refs if (why := _cannot(spec, ref, dtype))}
     return [ref for ref in refs if str(ref) not in barred], barred
 
 
-def _cannot(spec: Spec, ref: BackendRef) -> str:
-    """Why the spec says that this release does not run the text model by itself, as miniatures are; empty where it does."""
+def _cannot(spec: Spec, ref: BackendRef, dtype: str) -> str:
+    """Why the spec says that this release does not run the text model by itself on a CPU, as miniatures are; empty where it does."""
     release = _release(ref)
     key = backend_key(ref, release)
-    return cannot(spec, key, release, {}) if key in spec.content.backends else "the spec has no section for it"
+    return (
+        cannot(spec, key, release, {}, dtype=dtype)
+        if key in spec.content.backends
+        else "the spec has no section for it"
+    )
 
 
 def _release(ref: BackendRef) -> str:

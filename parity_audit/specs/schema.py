@@ -130,7 +130,10 @@ class BackendSection(_Strict):
 
 
 class BackendVariant(_Strict):
-    """What is different in some releases of a backend; merged over the section. `null` deletes."""
+    """What is different in some releases of a backend; merged over the section. `null` deletes.
+
+    `cannot_in` is why these releases do not run the architecture on a kind of device in a dtype, by both: `cpu float32`.
+    """
 
     versions: str
     sites: dict[str, SiteEntry | None] = {}
@@ -138,6 +141,7 @@ class BackendVariant(_Strict):
     weights: dict[str, WeightEntry | None] = {}
     knobs: dict[str, BackendKnob | None] = {}
     cannot: str = ""
+    cannot_in: dict[str, str] = {}
     known: dict[str, str | None] = {}
 
 

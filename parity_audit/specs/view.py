@@ -86,12 +86,15 @@ def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
     return BackendSection(**present, other_weights=base.other_weights, variants=[])
 
 
-def cannot(spec: Spec, backend_key: str, version: str, config: Mapping[str, Any]) -> str:
+def cannot(
+    spec: Spec, backend_key: str, version: str, config: Mapping[str, Any], *, device: str = "cpu", dtype: str = "float32"
+) -> str:  # fmt: skip
     """Why this release of a backend does not run a model with this config; empty where it does, as far as the spec knows."""
     base = spec.content.backends.get(backend_key, BackendSection())
-    own = (item for item in base.variants if version and version in SpecifierSet(item.versions, prereleases=True))
+    own = [item for item in base.variants if version and version in SpecifierSet(item.versions, prereleases=True)]
     alone = "" if config.get(WRAPPED_IN) else base.cannot_alone
-    return base.cannot or alone or next((item.cannot for item in own if item.cannot), "")
+    place = f"{device.partition(':')[0]} {dtype}"
+    return base.cannot or alone or next((why for item in own if (why := item.cannot or item.cannot_in.get(place))), "")
 
 
 def _present(entries: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import pytest
 
 from parity_audit.core.errors import UsageError
 from parity_audit.formulas.frequencies import rope_table
+from parity_audit.specs.load import load_spec
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edits
-from parity_audit.specs.view import dims, knob_values, not_visible, roles, taps, weight_taps
+from parity_audit.specs.view import cannot, dims, knob_values, not_visible, roles, taps, weight_taps
 
 
 def values(name):
@@ -208,3 +209,18 @@ def test_gemma_4_rotates_a_quarter_of_a_large_head_as_transformers_does():
     assert len(of_full) == 256
     assert of_full[:64] == pytest.approx([5e5 ** (-2 * pair / 512) for pair in range(64)], rel=1e-12)
     assert set(of_full[64:]) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "dtype", "runs"),
+    [
+        ("0.32.0", "cpu", "float32", False),
+        ("0.32.0", "cpu", "bfloat16", True),
+        ("0.32.0", "cuda:0", "float32", True),
+        ("0.40.0", "cpu", "float32", True),
+    ],
+)
+def test_a_release_that_runs_an_architecture_in_one_dtype_on_a_cpu_says_so(version, device, dtype, runs):
+    why = cannot(load_spec("qwen3_next"), "vllm", version, {}, device=device, dtype=dtype)
+
+    assert ("bfloat16 alone" in why) is not runs
