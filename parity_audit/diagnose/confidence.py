@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-CLEAR = "the value leaves rounding"
+UNMARKED = "the value leaves rounding, and no other does"
 REMAINDER = "the value leaves more than the reference's does"
 FEW_SIGMAS = "the values are few standard errors apart"
 TIED = "another value explains as much"
 DESCRIBED = "a relation to the reference's values, not a constant of the formulas"
 SEEN: Mapping[str, tuple[int, int]] = {
-    CLEAR: (571, 571),
+    UNMARKED: (571, 571),
     REMAINDER: (47, 47),
     FEW_SIGMAS: (1, 1),
     TIED: (0, 0),
@@ -27,8 +27,8 @@ weights and on trained and trained-like ones: `benchmarks/README.md` has both ru
 
 
 def confidence(marks: Iterable[str]) -> float:
-    """The least share of right findings over the marks of a finding, `CLEAR` where it has none; in (0, 1)."""
-    return round(min(_share(*SEEN[mark]) for mark in (*marks, CLEAR)), 3)
+    """The least share of right findings over the marks of a finding, `UNMARKED` where it has none; in (0, 1)."""
+    return round(min(_share(*SEEN[mark]) for mark in (*marks, UNMARKED)), 3)
 
 
 def _share(right: int, found: int) -> float:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from test_findings import SPEC, fit
 
-from parity_audit.diagnose.confidence import CLEAR, DESCRIBED, FEW_SIGMAS, REMAINDER, SEEN, TIED, confidence
+from parity_audit.diagnose.confidence import DESCRIBED, FEW_SIGMAS, REMAINDER, SEEN, TIED, UNMARKED, confidence
 from parity_audit.diagnose.findings import merge
 
 
@@ -30,11 +30,11 @@ def test_of_several_marks_the_one_that_was_right_least_often_counts():
 @pytest.mark.parametrize(
     ("mine", "theirs", "stderr", "mark"),
     [
-        (1e-7, 1e-7, 1e-6, CLEAR),
+        (1e-7, 1e-7, 1e-6, UNMARKED),
         (4e-3, 1e-7, 1e-6, REMAINDER),
-        (9e-5, 1e-7, 1e-6, CLEAR),  # of its own, too little to be another fault
+        (9e-5, 1e-7, 1e-6, UNMARKED),  # of its own, too little to be another fault
         (1.5e-4, 1e-7, 1e-6, REMAINDER),
-        (4e-3, 1e-3, 1e-6, CLEAR),  # both sides leave it
+        (4e-3, 1e-3, 1e-6, UNMARKED),  # both sides leave it
         (4e-3, 1e-4, 1e-6, REMAINDER),
         (1e-7, 1e-7, 0.1, FEW_SIGMAS),
     ],
