@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from parity_audit.diagnose.identify.linear.sample import NOT_STORED
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.thresholds import CLEAR
 
+NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 MOST_TOKENS = 512
 EVEN = 1e-6
 COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
@@ -254,7 +256,12 @@ def _alike(a: Form, b: Form) -> bool:
         return False
     if isinstance(a.value, float) and isinstance(b.value, float):
         return abs(a.value - b.value) <= 1e-3 * max(abs(a.value), abs(b.value))
-    return a.value == b.value
+    # Of factors of a token, of biases of a channel the words give the range, and it differs from layer to layer.
+    return _without_numbers(str(a.value)) == _without_numbers(str(b.value))
+
+
+def _without_numbers(words: str) -> str:
+    return NUMBER.sub("", words)
 
 
 def _finding(unexplained: Finding, group: _Group) -> Finding:

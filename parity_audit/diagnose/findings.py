@@ -298,6 +298,8 @@ def _explains(finding: Finding, site: str, origin: str) -> bool:
     """Whether a finding is a cause of errors at `origin`, holds in the site's layer and, where it was read off one site of
     several alike, was read off this one."""
     component, layer, row = component_of(origin), layer_of(site), KNOBS.get(finding.knob)
+    if origin in places_of(finding):
+        return True
     of_component = row is not None and row.component == component
     if not of_component and not finding.knob.startswith(EXPLAINED_BY.get(component, ("?",))):
         return False

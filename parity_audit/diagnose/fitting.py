@@ -17,15 +17,12 @@ from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
 from parity_audit.diagnose.findings import MADE_BY, merge, places_of
 from parity_audit.diagnose.fit.causes import causes
-from parity_audit.diagnose.identify import embedding, logits, positions
+from parity_audit.diagnose.identify import embedding, positions
 from parity_audit.diagnose.identify.attention import family as attention
 from parity_audit.diagnose.identify.attention import head_map
 from parity_audit.diagnose.identify.linear import family as linear
 from parity_audit.diagnose.identify.linear.sample import NOT_STORED
-from parity_audit.diagnose.identify.mlp import activation, experts, router
-from parity_audit.diagnose.identify.norm import family as norm
-from parity_audit.diagnose.identify.norm import qk_norm
-from parity_audit.diagnose.identify.norm.order import ORDER
+from parity_audit.diagnose.identify.mlp import activation, experts
 from parity_audit.diagnose.identify.rotary import family as rotary
 from parity_audit.diagnose.localise import component_of
 
@@ -39,16 +36,12 @@ Families = Mapping[str, "tuple[Identifier, frozenset[str]]"]
 FAMILIES: Families = {
     "embedding": (embedding.fit, frozenset({"embed"})),
     "positions": (positions.fit, frozenset({"pos_embed", "residual"})),
-    "norm": (norm.fit, frozenset({"norm", "final_norm", "attn_out", "mlp_out"})),
-    "qk_norm": (qk_norm.fit, frozenset({"qk_norm", "rope"})),
     "rotary": (rotary.fit, frozenset({"rope"})),
     "head_map": (head_map.fit, frozenset({"scores", "pattern", "z"})),
     "attention": (attention.fit, frozenset({"scores", "pattern", "z"})),
     "activation": (activation.fit, frozenset({"mlp"})),
     "experts": (experts.fit, frozenset({"mlp_out", "mlp"})),
     "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),
-    "router": (router.fit, frozenset({"mlp.router_logits", "mlp.router_weights"})),
-    "logits": (logits.fit, frozenset({"logits"})),
 }
 
 
@@ -148,7 +141,7 @@ def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
     """Where the MLP reads another stream, or a norm stands elsewhere, nothing can be said of the norm and the weights that
     read it, nor of the sums."""
     parallel = [finding.layers for finding in findings if finding.knob == "residual.parallel"]
-    moved = [set(finding.layers or ()) for finding in findings if finding.knob == ORDER]
+    moved = [set(finding.layers or ()) for finding in findings if finding.knob == "norm.order"]
     return [
         finding
         for finding in findings

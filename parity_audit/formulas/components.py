@@ -34,8 +34,8 @@ from parity_audit.formulas.in_attention import (
 )
 from parity_audit.formulas.in_mixture import beside_mlp, is_mixture
 from parity_audit.formulas.in_mlp import has_gate, hidden, is_parallel
-from parity_audit.formulas.in_norms import normed
-from parity_audit.formulas.knobs import FLOAT32, MISSING
+from parity_audit.formulas.in_norms import normed, read_by_norm
+from parity_audit.formulas.knobs import AFTER_SUM, FLOAT32, MISSING, POST
 from parity_audit.formulas.logits import logits
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project
@@ -67,7 +67,7 @@ def _resid_pre(at: Place) -> Tensor:
 
 
 def _ln1(at: Place) -> Tensor:
-    return normed(at, at.site("altup.active" if has_streams(at) else "resid_pre"), "norm.ln1")
+    return normed(at, read_by_norm(at, "ln1.out", "altup.active" if has_streams(at) else "resid_pre"), "norm.ln1")
 
 
 def _attn_out(at: Place) -> Tensor:
@@ -78,7 +78,7 @@ def _attn_out(at: Place) -> Tensor:
 def _ln2(at: Place) -> Tensor:
     """The norm before the MLP: with the first norm's tensors where a block has one norm for both sublayers."""
     role = "norm.ln2" if at.has("norm.ln2") else "norm.ln1"
-    return normed(at, at.site("resid_pre" if is_parallel(at) else "resid_mid"), role)
+    return normed(at, read_by_norm(at, "ln2.out", "resid_pre" if is_parallel(at) else "resid_mid"), role)
 
 
 def _mlp_out(at: Place) -> Tensor:
@@ -122,6 +122,8 @@ def _resid_mid(at: Place) -> Tensor:
 def _resid_post(at: Place) -> Tensor:
     if has_streams(at):
         return in_altup.shown_of(at, at.site("altup.post"))
+    if at.knob("norm.order") == AFTER_SUM and not at.has("norm.ln2_post"):
+        return at.site("ln2.out")
     if is_parallel(at):
         return added(at.site("resid_pre"), _of_attention(at), _of_mlp(at))
     made = added(at.site("resid_mid"), _of_mlp(at))
@@ -161,7 +163,7 @@ def _logits(at: Place) -> Tensor:
     return logits(
         at.site("ln_final.out"), at.stored("unembed"),
         None if bias is None or at.knob("logits.bias") == MISSING else bias, scale=at.knob("logits.scale"),
-        softcap=at.knob("logits.softcap"), shift=at.knob("logits.shift"),
+        softcap=at.knob("logits.softcap"), shift=at.knob("logits.shift"), arithmetic=at.knob("logits.dtype"),
     )  # fmt: skip
 
 
@@ -195,7 +197,7 @@ IN_BLOCK: dict[str, Make] = {
     "delta.out": in_delta.read,
     "z_gated": lambda at: in_delta.gated(at) if has_delta(at) else gated_heads(at),
     "attn_proj": partial(projected, part="o"),
-    "ln1_post.out": lambda at: normed(at, at.site("attn_proj"), "norm.ln1_post"),
+    "ln1_post.out": lambda at: normed(at, read_by_norm(at, "ln1_post.out", "attn_proj"), "norm.ln1_post"),
     "attn_out": _attn_out,
     "resid_mid": _resid_mid,
     "ln2.out": _ln2,
@@ -211,7 +213,7 @@ IN_BLOCK: dict[str, Make] = {
     "mlp.routed": in_mixture.routed,
     "mlp.routed_post.out": lambda at: normed(at, at.site("mlp.routed"), "norm.routed_post"),
     "mlp_proj": lambda at: in_mixture.mixture(at) if is_mixture(at) else in_mlp.down(at),
-    "ln2_post.out": lambda at: normed(at, at.site("mlp_proj"), "norm.ln2_post"),
+    "ln2_post.out": lambda at: normed(at, read_by_norm(at, "ln2_post.out", "mlp_proj"), "norm.ln2_post"),
     "mlp_out": _mlp_out,
     "altup.activated": lambda at: added(at.site("resid_mid"), _of_mlp(at)),
     "altup.corrected": in_altup.corrected,
@@ -262,7 +264,7 @@ def sites_of(at: Place) -> list[str]:
     gone |= {f"{part}_norm.out" for part in "qk" if normed_late(at, part)}
     gone |= {"mlp.pre", "mlp.pre_linear", "mlp.post"} if is_mixture(at) and not beside_mlp(at) else set()
     gone |= {"mlp.pre_linear"} if not has_gate(at) else set()
-    if at.knob("norm.order") == "post":
+    if at.knob("norm.order") == POST:
         gone |= {"ln1.out", "ln2.out"}
     if is_parallel(at):
         gone |= {"resid_mid"} if at.has("norm.ln2") else {"resid_mid", "ln2.out"}

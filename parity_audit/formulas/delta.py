@@ -87,5 +87,5 @@ def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, *, eps: float, order: 
     `order`: one of `knobs.GATE_ORDERS`.
     """
     if order == GATE_ORDERS[1]:
-        return norms.norm(out * gate, weight, kind=norms.RMS, eps=eps)
-    return norms.norm(out, weight, kind=norms.RMS, eps=eps) * gate
+        return norms.norm(out * gate, weight, None, norms.Norm(eps=eps))
+    return norms.norm(out, weight, None, norms.Norm(eps=eps)) * gate

@@ -21,7 +21,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from parity_audit.formulas.knobs import FULL, LARGEST, LARGEST_ABSOLUTE, SMALLEST, STEPS
 from parity_audit.formulas.projections import project
+from parity_audit.formulas.rounding import refuse_narrow, steps_of
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
@@ -29,14 +31,14 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "equal weights": torch.ones_like,
     "raw logits": torch.clone,
 }
-Rounding = Callable[[Tensor], Tensor]
 GROUP_BEST = 2
 """Experts that a group of DeepSeek-V3 is judged by."""
 
 
-def chosen_experts(logits: Tensor, top_k: int) -> Tensor:
-    """True at the `top_k` largest logits of each token `[... expert]`."""
-    best = logits.topk(min(top_k, logits.shape[-1]), -1).indices
+def chosen_experts(logits: Tensor, top_k: int, choice: str = LARGEST) -> Tensor:
+    """True at the `top_k` experts of each token `[... expert]`: of its largest logits, or by another of `knobs.EXPERT_CHOICES`."""
+    ranked = {SMALLEST: -logits, LARGEST_ABSOLUTE: logits.abs()}.get(choice, logits.roll(STEPS.get(choice, 0), -1))
+    best = ranked.topk(min(top_k, logits.shape[-1]), -1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, best, True)
 
 
@@ -63,7 +65,8 @@ def scores_for_choice(
 
 
 def router_weights(
-    logits: Tensor, chosen: Tensor, *, router: str = "softmax", norm_topk: bool = True, low: Rounding = lambda x: x
+    logits: Tensor, chosen: Tensor, *, router: str = "softmax", norm_topk: bool = True, temperature: float = 1.0,
+    arithmetic: str = FULL,
 ) -> Tensor:  # fmt: skip
     """The weights `[... expert]` of logits of that shape, 0 where an expert is not chosen.
 
@@ -71,10 +74,18 @@ def router_weights(
         chosen: True at the experts that a token goes to.
         router: what makes a weight of a logit, a key of `SCORES`.
         norm_topk: whether weights are divided by their sum over the chosen.
-        low: the rounding of each step.
+        temperature: what the logits are divided by.
+        arithmetic: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_ROUTER`.
+
+    Raises:
+        ValueError: a narrow dtype is asked for where the logits are in one anyway, so that it cannot be told.
     """
-    kept = low(SCORES[router](low(logits))) * chosen
-    return low(kept / low(kept.sum(-1, keepdim=True)).clamp_min(1e-300)) if norm_topk else kept
+    refuse_narrow(arithmetic, logits)
+    step = steps_of(arithmetic)
+    kept = step("scores", SCORES[router](step("logits", logits) / temperature)) * chosen
+    if norm_topk:
+        kept = kept / step("sums", kept.sum(-1, keepdim=True)).clamp_min(1e-300)
+    return step("weights", kept)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from parity_audit.formulas import attention, latents, norms, rotary
 from parity_audit.formulas.activations import activation
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
+from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_of
 from parity_audit.formulas.knobs import MISSING, PLACES
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.positions import growth, visible
@@ -26,7 +27,7 @@ QUERY_ROWS = 256
 
 def attention_input(at: Place) -> Tensor:
     """What attention reads of the stream."""
-    return at.site("resid_pre" if at.knob("norm.order") == "post" else "ln1.out")
+    return at.site("resid_pre" if read_by_sublayers(at) else "ln1.out")
 
 
 def _projected_from(at: Place, part: str) -> Tensor:
@@ -46,14 +47,10 @@ def latent_of(at: Place, latent: str) -> Tensor:
 
 def latent_norm(at: Place, latent: str) -> Tensor:
     """The norm of a latent: of as many components as it has weights, because keys' shared part stands behind them."""
-    weight = at.tensor(f"norm.{latent}")
-    x = at.site(latent)[..., : len(weight)]
+    x = at.site(latent)[..., : len(at.tensor(f"norm.{latent}"))]
     if at.knob("qk_norm.present") == MISSING:
         return x
-    return norms.norm(
-        x, weight, None, kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"),
-        offset=at.knob("qk_norm.offset"), eps_place=at.knob("qk_norm.eps_place"),
-    )  # fmt: skip
+    return norms.norm(x, tensors_of(at, "qk_norm", f"norm.{latent}")[0], None, kind_of(at, "qk_norm"))
 
 
 def projected(at: Place, part: str) -> Tensor:
@@ -69,7 +66,7 @@ def projected(at: Place, part: str) -> Tensor:
     made = heads(made, at.dim("n_heads") if part == "q" else at.knob("n_kv_heads") or at.dim("n_kv_heads"))
     if part != "v" or not at.knob("attention.v_norm"):
         return made
-    return norms.norm(made, None, kind=norms.RMS, eps=at.knob("qk_norm.eps"))
+    return norms.norm(made, None, None, norms.Norm(eps=at.knob("qk_norm.eps")))
 
 
 def read_by_output(at: Place) -> str:
@@ -137,17 +134,15 @@ def _multiplied(at: Place, part: str) -> Tensor:
 
 
 def head_norm(at: Place, part: str) -> Tensor:
-    return _normed_heads(at, part, at.site(part))
+    """What the norm of queries or keys makes, wherever it stands."""
+    return _normed_heads(at, part, _rotated(at, part) if normed_late(at, part) else at.site(part))
 
 
 def _normed_heads(at: Place, part: str, x: Tensor) -> Tensor:
     if at.knob("qk_norm.present") == MISSING:
         return x
-    return norms.norm_of_heads(
-        x, at.weight(f"norm.{part}"), at.weight(f"norm.{part}.bias"), axis=at.knob("qk_norm.axis"),
-        kind=at.knob("qk_norm.kind"), eps=at.knob("qk_norm.eps"), offset=at.knob("qk_norm.offset"),
-        eps_place=at.knob("qk_norm.eps_place"),
-    )  # fmt: skip
+    weight, bias = tensors_of(at, "qk_norm", f"norm.{part}")
+    return norms.norm_of_heads(x, weight, bias, kind_of(at, "qk_norm"), axis=at.knob("qk_norm.axis"))
 
 
 def normed_late(at: Place, part: str) -> bool:

@@ -17,8 +17,13 @@ from torch import Tensor
 from parity_audit.formulas import experts
 from parity_audit.formulas.in_mlp import hidden, mlp_input
 from parity_audit.formulas.in_norms import normed
+from parity_audit.formulas.knobs import OTHERS
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project
+
+AS_LARGE = 2**-7
+"""Logits whose difference is at most this share of a token's largest one are equal: it is the rounding of bfloat16, in which routers may
+run, and which of two such experts is taken says nothing."""
 
 
 def is_mixture(at: Place) -> bool:
@@ -46,8 +51,9 @@ def router_weights(at: Place) -> Tensor:
     """`[batch pos expert]`, 0 where an expert is not chosen."""
     scored = at.site("mlp.router_logits")
     made = experts.router_weights(
-        scored, _chosen(at, scored), router=at.knob("moe.router"), norm_topk=at.knob("moe.norm_topk")
-    )
+        scored, _chosen(at, scored), router=at.knob("moe.router"), norm_topk=at.knob("moe.norm_topk"),
+        temperature=at.knob("moe.temperature"), arithmetic=at.knob("moe.router_dtype"),
+    )  # fmt: skip
     stored = at.weight("moe.expert_scale") if at.knob("moe.expert_scale") is not False else None
     return made * float(at.knob("moe.scale")) * (1.0 if stored is None else stored)
 
@@ -58,7 +64,28 @@ def _chosen(at: Place, scored: Tensor) -> Tensor:
     groups, kept = at.knob("moe.groups"), at.knob("moe.top_groups")
     if groups > kept or bias is not None:
         scored = experts.scores_for_choice(scored, router=at.knob("moe.router"), bias=bias, groups=groups, kept=kept)
-    return experts.chosen_experts(scored, at.knob("moe.top_k"))
+    count, choice = at.knob("moe.top_k"), at.knob("moe.choice")
+    return _shown(at, scored, count) if choice == OTHERS else experts.chosen_experts(scored, count, choice)
+
+
+def _shown(at: Place, scored: Tensor, count: int) -> Tensor:
+    """The experts that tokens went to in a capture, where these are as many as they should be, and others than those of the
+    largest logits by more than rounding.
+
+    Raises:
+        ValueError: they are not, or no capture shows them.
+    """
+    if not at.is_given("mlp.router_weights"):
+        raise ValueError("which experts a router took is seen in a capture alone")
+    chosen = at.site("mlp.router_weights") != 0
+    real = at.batch.mask.bool()
+    if bool((chosen.sum(-1)[real] != count).any()):
+        raise ValueError(f"not every token went to {count} experts")
+    worst = torch.where(chosen, scored, torch.inf).amin(-1)
+    best_left = torch.where(chosen, -torch.inf, scored).amax(-1)
+    if not bool((best_left - worst > AS_LARGE * scored.abs().amax(-1))[real].any()):
+        raise ValueError("the experts that tokens went to have the largest logits")
+    return chosen
 
 
 def mixture(at: Place) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import GATE_UP, SAMPLE
+from parity_audit.formulas.in_norms import read_by_sublayers
+from parity_audit.formulas.knobs import AFTER_SUM, GATE_UP, SAMPLE
 from parity_audit.formulas.mlp import gated, sparse
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project
@@ -23,8 +24,10 @@ def is_parallel(at: Place) -> bool:
 
 def mlp_input(at: Place) -> Tensor:
     """What the MLP reads, `[batch pos d_model]`: the stream, or its norm."""
-    if at.knob("norm.order") == "post":
-        return at.site("resid_pre" if is_parallel(at) else "resid_mid")
+    if read_by_sublayers(at):
+        return at.site(
+            "ln1.out" if at.knob("norm.order") == AFTER_SUM else "resid_pre" if is_parallel(at) else "resid_mid"
+        )
     return at.site("ln1.out" if is_parallel(at) and not at.has("norm.ln2") else "ln2.out")
 
 

@@ -1,16 +1,76 @@
-"""The norms of the residual stream, of what enters and leaves its sublayers: one kind, eps and offset for all of them."""
+"""Norms with the knobs and tensors of a decoder: those of the residual stream, of what enters and leaves its sublayers (`norm`),
+and those of queries, keys and their latents (`qk_norm`)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from parity_audit.formulas import norms
+from parity_audit.formulas.knobs import (
+    AFTER_SUM,
+    BEFORE_ATTENTION,
+    BEFORE_MLP,
+    MISSING,
+    NONE,
+    ON_ATTENTION,
+    ON_MLP,
+    OWN,
+    POST,
+    TWICE,
+)
 from parity_audit.formulas.place import Place
+
+ELSEWHERE = {
+    "ln1.out": {AFTER_SUM: ("resid_pre", "attn_proj"), ON_ATTENTION: ("attn_proj",)},
+    "ln2.out": {AFTER_SUM: ("ln1.out", "mlp_proj"), ON_MLP: ("mlp_proj",)},
+    "ln1_post.out": {AFTER_SUM: ("resid_pre", "attn_proj"), BEFORE_ATTENTION: ("resid_pre",)},
+    "ln2_post.out": {AFTER_SUM: ("resid_mid", "mlp_proj"), BEFORE_MLP: ("resid_mid",)},
+}
+"""The sites whose sum a norm reads by the order of a block, where that is not its usual input."""
+
+
+def read_by_norm(at: Place, site: str, usual: str) -> Tensor:
+    """What the norm of a site reads, `[batch pos d_model]`."""
+    return sum_of(at, ELSEWHERE.get(site, {}).get(at.knob("norm.order"), (usual,)))
+
+
+def sum_of(at: Place, sites: tuple[str, ...]) -> Tensor:
+    """The sum of some sites, of their shape."""
+    first, *rest = (at.site(site) for site in sites)
+    return sum(rest, start=first)
+
+
+def read_by_sublayers(at: Place) -> bool:
+    """Whether sublayers read the stream itself, without a norm in front of them."""
+    return at.knob("norm.order") in (POST, AFTER_SUM)
 
 
 def normed(at: Place, x: Tensor, role: str) -> Tensor:
-    """x `[batch pos d_model]` under the norm whose weight and bias have this role."""
-    return norms.norm(
-        x, at.weight(role), at.weight(f"{role}.bias"), kind=at.knob("norm.kind"), eps=at.knob("norm.eps"),
-        offset=at.knob("norm.offset"), eps_place=at.knob("norm.eps_place"),
+    """x `[batch pos d_model]` under the norm of the stream whose weight and bias have this role."""
+    return norms.norm(x, *tensors_of(at, "norm", role), kind_of(at, "norm"))
+
+
+def kind_of(at: Place, prefix: str) -> norms.Norm:
+    """What the knobs of one group of norms say."""
+    return norms.Norm(
+        kind=at.knob(f"{prefix}.kind"), eps=at.knob(f"{prefix}.eps"), offset=at.knob(f"{prefix}.offset"),
+        eps_place=at.knob(f"{prefix}.eps_place"), size=at.knob(f"{prefix}.size"), gain=at.knob(f"{prefix}.gain"),
+        arithmetic=at.knob(f"{prefix}.dtype"),
     )  # fmt: skip
+
+
+def tensors_of(at: Place, prefix: str, role: str) -> tuple[Tensor | None, Tensor | None]:
+    """The weight and the bias that a norm of this role has, by what the knobs of its group say.
+
+    Raises:
+        ValueError: the weight of another norm is asked for, and it is this one, or the checkpoint holds none.
+    """
+    own, whose = at.weight(role), at.knob(f"{prefix}.weight")
+    bias = None if at.knob(f"{prefix}.bias") == MISSING else at.weight(f"{role}.bias")
+    if whose == OWN:
+        return own, bias
+    if own is None or whose == role:
+        raise ValueError(f"the weight of {role} is asked for in place of its own, or in place of none")
+    if whose == NONE:
+        return None, bias
+    return own.square() if whose == TWICE else at.tensor(whose), bias

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-REAL, COUNT, CHOICE, FLAG, STRUCTURE = "real", "count", "choice", "flag", "structure"
-"""A real number; a whole number; one of a few names; true or false; or a value with parts of its own (a dictionary)."""
+REAL, COUNT, CHOICE, FLAG, STRUCTURE, ROUNDING = "real", "count", "choice", "flag", "structure", "rounding"
+"""A real number; a whole number; one of a few names; true or false; a value with parts of its own (a dictionary); or a place where
+values are rounded to a narrow dtype."""
 OWN, FULL, FLOAT32, MISSING = "the checkpoint's", "full", "float32", "missing"
 FACTOR, SHIFT, EPS, CAP = (1e-4, 1e4), (-100.0, 100.0), (1e-14, 1.0), (0.1, 1e4)
 CLAMPS = (1e-3, 1e3)
@@ -43,6 +44,38 @@ class Knob:
     starts: tuple[dict[str, Any], ...] = ()
 
 
+USUAL_SIZE = "root mean square"
+NORM_SIZES = (
+    USUAL_SIZE, "root of the squares over n - 1", "root of the sum of squares", "mean absolute value", "largest absolute value",
+)  # fmt: skip
+"""What a norm divides by."""
+INSIDE, OUTSIDE = "inside the root", "outside the root"
+"""Where the eps of a norm stands."""
+NONE, TWICE = "none", "the checkpoint's, applied twice"
+"""What may stand in place of a norm's own weight, beside the weights of the other norms of its block."""
+NARROW = ("bfloat16", "float16")
+PLACES_IN_A_NORM = (
+    "out", "before the weight", "weight", "in", "in and out", "but for the reductions", "throughout", "up to the weight",
+)  # fmt: skip
+"""Where a norm rounds: its output, the normalised input, weight and bias, its input, every tensor but in sums over components,
+every step, or every step before the weight."""
+
+PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout")
+"""Where the head rounds: the logits behind factor and cap, the unembedding, the final norm's output, both, or all of these."""
+PLACES_IN_A_ROUTER = ("logits", "weights", "throughout")
+"""Where a router rounds: its logits, the weights that it makes of them, or every step between."""
+LARGEST, SMALLEST, LARGEST_ABSOLUTE = "largest logits", "smallest logits", "largest absolute logits"
+STEPS = {f"the experts {step} after those of the largest logits": step for step in range(1, 8)}
+OTHERS = "not the largest logits"
+EXPERT_CHOICES = (LARGEST, SMALLEST, LARGEST_ABSOLUTE, *STEPS, OTHERS)
+"""Which experts a router takes; `STEPS`: those that stand so many places behind; `OTHERS`: as many as it should, any others."""
+
+
+def _rounded(places: tuple[str, ...]) -> tuple[str, ...]:
+    """The values of a dtype inside a component: none but its own, or a narrow one in one of these places."""
+    return (FULL, *(f"{dtype} {place}" for dtype in NARROW for place in places))
+
+
 ACTIVATIONS = (
     "gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "relu2", "leaky_relu", "elu", "mish", "softplus", "sigmoid",
     "tanh", "linear", "swiglu_clamped",
@@ -53,18 +86,19 @@ def _norm(part: str, words: str) -> tuple[Knob, ...]:
     """The rows that norms of the stream and norms of queries and keys both have. `qk_norm.present`: no norm there."""
     of_stream = part == "norm"
     kinds = ("rms", "layer", "none") if of_stream else ("rms", "layer")
+    roles = ("norm.ln1", "norm.ln2", "norm.ln1_post", "norm.ln2_post") if of_stream else ("norm.q", "norm.k")
     return (
         Knob(f"{part}.kind", CHOICE, part, f"RMS norm{', layer norm or none' if of_stream else ' or layer norm'}, of {words}.",
              "rms", kinds, judged=of_stream),
         Knob(f"{part}.eps", REAL, part, f"What {words} add to the mean square (or variance) inside the root.", 1e-5, span=EPS),
         Knob(f"{part}.offset", REAL, part, f"What is added to the stored weight of {words}.", 0.0, span=SHIFT),
-        Knob(f"{part}.weight", CHOICE, part, f"Whose weight {words} have.", OWN, judged=True, formula=False),
-        Knob(f"{part}.bias", CHOICE, part, f"Whose bias {words} have.", OWN, judged=True, formula=False),
-        Knob(f"{part}.eps_place", CHOICE, part, f"Where the eps of {words} stands.", "inside the root",
-             ("inside the root", "outside the root"), judged=True),
-        Knob(f"{part}.size", CHOICE, part, f"What {words} divide by.", "root mean square", judged=True, formula=False),
-        Knob(f"{part}.gain", REAL, part, f"Factor on what {words} make.", 1.0, judged=True, formula=False),
-        Knob(f"{part}.dtype", CHOICE, part, f"The arithmetic of {words}.", FULL, judged=True, formula=False),
+        Knob(f"{part}.weight", CHOICE, part, f"Whose weight {words} have.", OWN, (OWN, NONE, TWICE, *roles), judged=True),
+        Knob(f"{part}.bias", CHOICE, part, f"Whose bias {words} have.", OWN, (OWN, MISSING), judged=True),
+        Knob(f"{part}.eps_place", CHOICE, part, f"Where the eps of {words} stands.", INSIDE, (INSIDE, OUTSIDE), judged=True),
+        Knob(f"{part}.size", CHOICE, part, f"What {words} divide by.", USUAL_SIZE, NORM_SIZES, judged=True),
+        Knob(f"{part}.gain", REAL, part, f"Factor on what {words} make.", 1.0, span=FACTOR, judged=True),
+        Knob(f"{part}.dtype", ROUNDING, part, f"A narrow dtype inside {words}, and where its rounding stands.", FULL,
+             _rounded(PLACES_IN_A_NORM), judged=True),
     )  # fmt: skip
 
 
@@ -74,6 +108,12 @@ def _bias(part: str, words: str, component: str) -> Knob:
     return Knob(f"attention.{part}_bias", FLAG, component, meaning, None, (True, False))
 
 
+IN_PLACE, POST, AFTER_SUM = "in its place", "post", "after the sum (post-norm)"
+ON_ATTENTION, ON_MLP = "on what attention made", "on what the MLP made"
+BEFORE_ATTENTION, BEFORE_MLP = "before attention", "before the MLP"
+ORDERS = (IN_PLACE, POST, AFTER_SUM, ON_ATTENTION, ON_MLP, BEFORE_ATTENTION, BEFORE_MLP)
+"""Where the norms of a block stand: before its sublayers (and behind them, where the checkpoint has such norms); behind them alone
+(OLMo 2); behind each sum of the stream and a sublayer (the first transformers); or one norm at the place of another."""
 GATE_UP = ("gate activated", "up activated", "every other row of both", "halves of interleaved rows")
 """The last two: a fused tensor of gate and up is cut into every other row, or cut in halves though its rows alternate."""
 WEIGHTED = ("outputs", "inputs", "nothing")
@@ -116,8 +156,8 @@ ROWS: tuple[Knob, ...] = (
     Knob("pos_embed.scale", REAL, "pos_embed", "Factor on learned positions.", 1.0, span=FACTOR, judged=True),
     *_norm("norm", "the norms of the stream"),
     Knob("norm.order", CHOICE, "norm",
-         "Whether sublayers read normalised input (in its place), or only their output is normalised (post).", "in its place",
-         ("in its place", "post"), judged=True),
+         "Whether sublayers read normalised input (in its place), only their output is normalised (post), or the sum of both.",
+         IN_PLACE, ORDERS, judged=True),
     *_norm("qk_norm", "the norms of queries and keys, or of the latents that they are made of,"),
     Knob("qk_norm.axis", CHOICE, "qk_norm", "Queries and keys are normalised per head, or over the whole projection.", "head",
          ("head", "projection")),
@@ -229,9 +269,10 @@ ROWS: tuple[Knob, ...] = (
          "Whether a stored factor per expert multiplies the weights; where a spec is silent, if the checkpoint holds one.", None,
          (True, False)),
     Knob("moe.shared_scale", REAL, "mlp", "Factor on what the expert of all tokens adds.", 1.0, span=FACTOR, judged=True),
-    Knob("moe.temperature", REAL, "mlp.router", "Temperature of the router's softmax.", 1.0, judged=True, formula=False),
-    Knob("moe.choice", CHOICE, "mlp.router", "Which experts are taken.", "largest logits", judged=True, formula=False),
-    Knob("moe.router_dtype", CHOICE, "mlp.router", "A narrow dtype inside the router.", FULL, judged=True, formula=False),
+    Knob("moe.temperature", REAL, "mlp.router", "Temperature of the router's softmax.", 1.0, span=FACTOR, judged=True),
+    Knob("moe.choice", CHOICE, "mlp.router", "Which experts are taken.", LARGEST, EXPERT_CHOICES, judged=True),
+    Knob("moe.router_dtype", ROUNDING, "mlp.router", "A narrow dtype inside the router, and where its rounding stands.", FULL,
+         _rounded(PLACES_IN_A_ROUTER), judged=True),
     Knob("moe.weighted", CHOICE, "mlp", "What the router's weights multiply.", "outputs", WEIGHTED, judged=True),
     Knob("moe.dropped", CHOICE, "mlp", "Tokens that an expert does not take.", "no token", judged=True, formula=False),
     Knob("residual.parallel", FLAG, "residual", "Attention and MLP read the same stream, and both are added to it.", False,
@@ -273,7 +314,8 @@ ROWS: tuple[Knob, ...] = (
          confused_with=("logits.scale",)),
     Knob("logits.shift", REAL, "logits", "A constant over the vocabulary, or `centred`: minus the mean over it.", 0.0, ("centred",),
          span=SHIFT, judged=True),
-    Knob("logits.dtype", CHOICE, "logits", "A narrow dtype inside the head.", FULL, judged=True, formula=False),
+    Knob("logits.dtype", ROUNDING, "logits", "A narrow dtype inside the head, and where its rounding stands.", FULL,
+         _rounded(PLACES_IN_A_HEAD), judged=True),
     Knob("logits.bias", CHOICE, "logits", "Whose bias the head adds.", OWN, (OWN, MISSING), judged=True),
 )  # fmt: skip
 KNOBS: dict[str, Knob] = {row.name: row for row in ROWS}

@@ -11,7 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from parity_audit.formulas.knobs import FULL
 from parity_audit.formulas.projections import project
+from parity_audit.formulas.rounding import refuse_narrow, steps_of
 
 CENTRED = "centred"
 
@@ -24,6 +26,7 @@ def logits(
     scale: float = 1.0,
     softcap: float | None = None,
     shift: float | str = 0.0,
+    arithmetic: str = FULL,
 ) -> Tensor:
     """`[batch pos d_vocab]` of the final norm's output `[batch pos d_model]`.
 
@@ -33,7 +36,13 @@ def logits(
         scale: factor on the product.
         softcap: bound of the logits, None for no bound.
         shift: constant over the vocabulary, or "centred".
+        arithmetic: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_HEAD`.
+
+    Raises:
+        ValueError: a narrow dtype is asked for where h is in one anyway, so that it cannot be told.
     """
-    made = scale * project(h, unembed, bias)
+    refuse_narrow(arithmetic, h)
+    step = steps_of(arithmetic)
+    made = scale * project(step("inputs", h), step("weights", unembed), None if bias is None else step("weights", bias))
     made = made - made.mean(-1, keepdim=True) if shift == CENTRED else made + float(shift)
-    return made if softcap is None else softcap * torch.tanh(made / softcap)
+    return step("logits", made if softcap is None else softcap * torch.tanh(made / softcap))

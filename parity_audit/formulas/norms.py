@@ -1,24 +1,51 @@
 """Normalisation over the last axis.
 
-    rms:    y = (W + offset) x / sqrt(mean(x^2) + eps)
-    layer:  y = (W + offset) (x - mean(x)) / sqrt(var(x) + eps) + B
+    rms:    y = gain (W + offset) x / sqrt(m + eps)                  m = mean(x^2)
+    layer:  y = gain (W + offset) (x - mean(x)) / sqrt(m + eps) + B  m = var(x)
     none:   y = x
 
-With the eps outside the root, it is added to the root instead.
+With the eps outside the root, it is added to the root instead. `SQUARES` are what
+programs have in place of m, by mistake or on purpose: a variance over n - 1 (`torch.std`), the squared length of x
+(`torch.nn.functional.normalize`), its squared mean or largest absolute value.
 
 Sources: RMSNorm (arXiv 1910.07467), LayerNorm (arXiv 1607.06450); Gemma stores W - 1, which is an offset of 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
 from einops import rearrange
 from torch import Tensor
+
+from parity_audit.formulas.knobs import FULL, INSIDE, NORM_SIZES, OUTSIDE, USUAL_SIZE
+from parity_audit.formulas.rounding import NARROW, refuse_narrow, rounded
 
 LAYER, RMS, ABSENT = "layer", "rms", "none"
 KINDS = (RMS, LAYER)
 HEAD, PROJECTION = "head", "projection"
 AFTER_ROTATION = "after rotation"
-INSIDE, OUTSIDE = "inside the root", "outside the root"
+SQUARES: dict[str, Callable[[Tensor], Tensor]] = dict(zip(NORM_SIZES, (
+    lambda x: x.square().mean(-1, keepdim=True), lambda x: x.square().sum(-1, keepdim=True) / (x.shape[-1] - 1),
+    lambda x: x.square().sum(-1, keepdim=True), lambda x: x.abs().mean(-1, keepdim=True).square(),
+    lambda x: x.abs().amax(-1, keepdim=True).square(),
+), strict=True))  # fmt: skip
+"""The square of what a norm divides by, `[... 1]`, of x `[... component]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """What a norm is: see the module. `arithmetic`: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_NORM`."""
+
+    kind: str = RMS
+    eps: float
+    offset: float = 0.0
+    eps_place: str = INSIDE
+    size: str = USUAL_SIZE
+    gain: float = 1.0
+    arithmetic: str = FULL
 
 
 def centred(x: Tensor, kind: str) -> Tensor:
@@ -26,43 +53,78 @@ def centred(x: Tensor, kind: str) -> Tensor:
     return x - x.mean(-1, keepdim=True) if kind == LAYER else x
 
 
-def normed(x: Tensor, kind: str, eps: float, eps_place: str = INSIDE) -> Tensor:
+def normed(x: Tensor, of: Norm) -> Tensor:
     """x over its size, before any weight. A negative eps, which a search may try, counts as 0."""
-    x = centred(x, kind)
-    if eps_place == OUTSIDE:
-        return x / (x.square().mean(-1, keepdim=True).sqrt() + max(eps, 0.0))
-    return x * (x.square().mean(-1, keepdim=True) + max(eps, 0.0)).rsqrt()
+    x = centred(x, of.kind)
+    square, eps = SQUARES[of.size](x), max(of.eps, 0.0)
+    if of.eps_place == OUTSIDE:
+        return x / (square.sqrt() + eps)
+    return x * (square + eps).rsqrt()
 
 
-def norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, kind: str = RMS, eps: float, offset: float = 0.0,
-    eps_place: str = INSIDE,
-) -> Tensor:  # fmt: skip
+def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Norm) -> Tensor:
     """The normalised x, of its shape.
 
     Args:
         x: `[... component]`.
         weight: what broadcasts to x; None for ones.
         bias: as the weight; None for zeros.
-        kind: "rms", "layer" or "none".
-        eps: added to the mean square (or variance).
-        offset: added to the weight.
-        eps_place: inside or outside the root.
+        of: the norm.
+
+    Raises:
+        ValueError: a narrow dtype is asked for inside a norm whose input is in one anyway, so that it cannot be told.
     """
-    if kind == ABSENT:
+    if of.kind == ABSENT:
         return x
-    made = normed(x, kind, eps, eps_place)
-    made = made if weight is None else made * (weight + offset)
-    return made if bias is None else made + bias
+    w = torch.ones((), dtype=x.dtype, device=x.device) if weight is None else weight + of.offset
+    b = torch.zeros((), dtype=x.dtype, device=x.device) if bias is None else bias
+    if of.arithmetic != FULL:
+        return _narrow(x, w * of.gain, b, of)
+    return normed(x, of) * w * of.gain + b
 
 
-def norm_of_heads(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, axis: str = HEAD, kind: str, eps: float, offset: float,
-    eps_place: str = INSIDE,
-) -> Tensor:  # fmt: skip
-    """A norm of queries or keys `[batch pos head d_head]`: each head by itself, or the whole projection at once."""
+def _narrow(x: Tensor, w: Tensor, b: Tensor, of: Norm) -> Tensor:
+    """A norm with the rounding of a narrow dtype in one of `knobs.PLACES_IN_A_NORM`."""
+    name, _, place = of.arithmetic.partition(" ")
+    refuse_narrow(of.arithmetic, x)
+
+    def low(value: Tensor) -> Tensor:
+        return rounded(value, NARROW[name])
+
+    if place in ("throughout", "up to the weight"):
+        centre = low(centred(low(x), of.kind))
+        root = low(low(low(centre.square()).mean(-1, keepdim=True) + of.eps).rsqrt())
+        unit = low(centre * root)
+        return low(low(unit * low(w)) + low(b)) if place == "throughout" else unit * w + b
+    if place == "but for the reductions":
+        return low(low(low(normed(low(x), of)) * low(w)) + low(b))
+    unit = normed(low(x) if place.startswith("in") else x, of)
+    if place == "weight":
+        return unit * low(w) + low(b)
+    if place == "before the weight":
+        return low(unit) * w + b
+    made = unit * w + b
+    return low(made) if place.endswith("out") else made
+
+
+def norm_of_heads(x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Norm, *, axis: str = HEAD) -> Tensor:
+    """A norm of queries or keys `[batch pos head d_head]`: each head by itself, or the whole projection at once.
+
+    A weight has the components of one head, which all heads share, or those of every head.
+    """
+    heads, d_head = x.shape[2:]
     if axis == HEAD:
-        return norm(x, weight, bias, kind=kind, eps=eps, offset=offset, eps_place=eps_place)
-    joined = rearrange(x, "batch pos head d_head -> batch pos (head d_head)")
-    made = norm(joined, weight, bias, kind=kind, eps=eps, offset=offset, eps_place=eps_place)
-    return rearrange(made, "batch pos (head d_head) -> batch pos head d_head", head=x.shape[2])
+        return norm(x, _of_each_head(weight, x), _of_each_head(bias, x), of)
+
+    def of_all(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.flatten().repeat(heads if tensor.numel() == d_head else 1)
+
+    made = norm(rearrange(x, "batch pos head d_head -> batch pos (head d_head)"), of_all(weight), of_all(bias), of)
+    return rearrange(made, "batch pos (head d_head) -> batch pos head d_head", head=heads)
+
+
+def _of_each_head(tensor: Tensor | None, x: Tensor) -> Tensor | None:
+    """A weight or bias of a norm of heads as it broadcasts to x `[batch pos head d_head]`."""
+    if tensor is None or tensor.numel() == x.shape[-1]:
+        return tensor
+    return tensor.reshape(x.shape[2:])

@@ -99,7 +99,7 @@ def _read(residuals: Residuals, component: Component, values: Values, left: floa
 def _order(component: Component) -> list[str]:
     """Knobs with few values first: what a choice explains needs no free number."""
     known = [KNOBS[name] for name in component.knobs]
-    cost = {"flag": 0, "choice": 0, "count": 1, "real": 2, "structure": 3}
+    cost = {"flag": 0, "choice": 0, "count": 1, "real": 2, "structure": 3, "rounding": 4}
     short = component.probe.sites == "all"
     return [
         row.name

@@ -27,7 +27,7 @@ def loose(
     any_q = next((x for (_, site), x in held.items() if site in ("rot_q", "q")), torch.zeros(1, 1, 1, 1))
     any_k = next((x for (_, site), x in held.items() if site in ("rot_k", "k")), any_q)
     dims = {"d_model": 64, "n_heads": any_q.shape[2], "n_kv_heads": any_k.shape[2], "d_head": any_q.shape[3],
-            "d_mlp": 64, "n_layers": 1, "d_vocab": 131}  # fmt: skip
+            "d_mlp": 64, "n_layers": 1, "d_vocab": 131, "n_experts": 12}  # fmt: skip
     known = {name.replace("__", "."): Knob(value=value) for name, value in knobs.items()}
     return {layer: Evidence(
         side=side, layer=layer, dims=dims, knobs=known, probes=probes, tensor=lambda probe, site: held.get((probe, site)),

@@ -28,12 +28,12 @@ def with_broken_queries(port, side="candidate"):
 
 
 def test_a_broken_fit_is_a_gap_and_the_others_find_what_is_wrong():
-    findings, gaps = identify(with_broken_queries(PORT.but(eps=1e-3)), evidence(PORT, "reference"), None)
+    findings, gaps = identify(with_broken_queries(PORT.but(act="gelu")), evidence(PORT, "reference"), None)
     broken = {gap.what for gap in gaps if "broke off with" in gap.why}
 
-    assert "norm.eps" in {finding.knob for finding in findings}
+    assert "mlp.activation" in {finding.knob for finding in findings}
     assert "fit `rotary` of the candidate, layer 0" in broken
-    assert not any("reference" in what or "norm" in what for what in broken)
+    assert not any("reference" in what or "activation" in what for what in broken)
 
 
 def test_the_gap_names_the_error_and_its_line():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from held import Held
 from held import probe as plain
-from loose import SHORT, differ, loose
+from loose import SHORT, explained, loose
 
 from parity_audit.compare.deltas import compare
 from parity_audit.diagnose.returned import returned_findings
@@ -22,7 +22,7 @@ def side(logits, dtype=torch.float32):
 
 
 def found(logits):
-    return {knob: item.candidate_value for knob, item in differ(side(logits), side(HIDDEN @ UNEMBED.T)).items()}
+    return {knob: item.candidate_value for knob, item in explained(side(logits), side(HIDDEN @ UNEMBED.T)).items()}
 
 
 @pytest.mark.parametrize("name", LOW)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loose import SHORT, differ, loose
+from loose import SHORT, explained, loose
 
 D = 64
 X, A, M = (
@@ -33,8 +33,7 @@ def block(kind="rms", **read):
 
 
 PLACES = [
-    ("ln1_out", X + A, "after the sum (post-norm)"), ("ln1_out", A, "on what attention made"),
-    ("ln2_out", X + A + M, "after the sum (post-norm)"), ("ln2_out", M, "on what the MLP made"),
+    ("ln1_out", A, "on what attention made"), ("ln2_out", M, "on what the MLP made"),
     ("ln1_post_out", X, "before attention"), ("ln2_post_out", X + A, "before the MLP"),
 ]  # fmt: skip
 
@@ -42,17 +41,28 @@ PLACES = [
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 @pytest.mark.parametrize(("site", "read", "says"), PLACES)
 def test_a_norm_that_stands_elsewhere(site, read, says, kind):
-    findings = differ(block(kind, **{site: read}), block(kind))
+    findings = explained(block(kind, **{site: read}), block(kind))
 
     assert (findings["norm.order"].candidate_value, findings["norm.order"].reference_value) == (says, "in its place")
     assert not {knob for knob in findings if knob.startswith("norm.")} - {"norm.order"}
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_block_that_normalises_sums(kind):
+    first = normed(X + A, kind)
+    findings = explained(
+        block(kind, ln1_out=X + A, ln2_out=first + M, ln1_post_out=X + A, ln2_post_out=X + A + M), block(kind)
+    )
+
+    assert findings.keys() == {"norm.order"}
+    assert findings["norm.order"].candidate_value == "after the sum (post-norm)"
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_norms_in_their_places(kind):
-    assert differ(block(kind), block(kind)) == {}
+    assert explained(block(kind), block(kind)) == {}
 
 
 def test_the_norm_of_something_else_is_not_said_to_stand_anywhere():
     other = torch.randn(X.shape, generator=torch.Generator().manual_seed(9))
-    assert "norm.order" not in differ(block(ln1_out=other), block())
+    assert "norm.order" not in explained(block(ln1_out=other), block())

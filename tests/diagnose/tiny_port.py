@@ -17,7 +17,9 @@ from torch import Tensor
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit
-from parity_audit.diagnose.fitting import FAMILIES, fit_side, identify
+from parity_audit.diagnose.fit.sides import sites_with_formula
+from parity_audit.diagnose.fitting import FAMILIES, causes_at, fit_side
+from parity_audit.diagnose.localise import component_of
 
 DIMS = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_mlp", "n_layers", "d_vocab")
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -273,12 +275,13 @@ def found(candidate: Port, reference: Port, suspects: set[str] | None = None, *,
     knobs = spec_of(reference, **over)
     sides = [evidence(port, side, knobs=knobs, probes=probes)
              for port, side in ((candidate, "candidate"), (reference, "reference"))]  # fmt: skip
-    findings, _ = identify(sides[0], sides[1], suspects)
+    wrong = [site for site in sites_with_formula(sides[0]) if suspects is None or component_of(site) in suspects]
+    findings, _ = causes_at(sides[0], sides[1], wrong)
     assert len({finding.knob for finding in findings}) == len(findings), "one knob was reported twice"
     return {finding.knob: finding for finding in findings}
 
 
 def fits(port: Port, family: str, *, probes: tuple[Probe, ...] = PROBES, **over: object) -> dict[object, KnobFit]:
-    """What one family reads off a port, by (knob, layer) or (knob, layer, site) for norms."""
+    """What one family reads off a port, by (knob, layer)."""
     outcomes, _ = fit_side(evidence(port, knobs=spec_of(port, **over), probes=probes).values(), [FAMILIES[family][0]])
-    return {(fit.knob, fit.layer) if family != "norm" else (fit.knob, fit.layer, fit.site): fit for fit in outcomes}
+    return {(fit.knob, fit.layer): fit for fit in outcomes}

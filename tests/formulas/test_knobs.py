@@ -7,7 +7,7 @@ import pytest
 from parity_audit.diagnose.findings import DEFAULTS
 from parity_audit.formulas.activations import CLAMPED, NAMED
 from parity_audit.formulas.experts import SCORES
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROWS, said_by
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROUNDING, ROWS, said_by
 from parity_audit.formulas.page import page
 from parity_audit.specs.load import list_specs
 
@@ -22,7 +22,7 @@ def test_names_are_unique_and_rows_are_whole():
         if row.formula and row.kind in (REAL, COUNT):
             assert row.span is not None, row.name
             assert row.span[0] < row.span[1], row.name
-        if row.formula and row.kind in (CHOICE, FLAG):
+        if row.formula and row.kind in (CHOICE, FLAG, ROUNDING):
             assert row.choices, row.name
 
 
@@ -34,6 +34,8 @@ def test_what_formulas_take_is_what_the_table_says():
     source = "".join(path.read_text() for path in (ROOT / "parity_audit" / "formulas").glob("*.py"))
     asked = {row.name for row in ROWS if f'knob("{row.name}")' in source}
     asked |= {f"attention.{part}_bias" for part in "qkvo"}
+    asked |= {row.name for row in ROWS if f'knob(f"{{prefix}}.{row.name.partition(".")[2]}")' in source and
+              row.name.startswith(("norm.", "qk_norm."))}  # fmt: skip
 
     assert asked == {row.name for row in ROWS if row.formula}
 

@@ -14,6 +14,9 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from parity_audit.core.limits import limit_of
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
@@ -22,12 +25,14 @@ from parity_audit.diagnose.fit.explain import (
     Explanation,
     asked,
     difference_of,
+    explains,
     explanations,
+    joined,
     residual,
     under,
 )
 from parity_audit.diagnose.fit.pictures import picture
-from parity_audit.diagnose.fit.residuals import Component
+from parity_audit.diagnose.fit.residuals import Component, Values
 from parity_audit.diagnose.fit.search import uncertainty
 from parity_audit.diagnose.fit.sides import ByLayer, Side, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
@@ -151,23 +156,29 @@ def _holds(at: _AtSite, one: Explanation) -> bool:
     or rounding as well where they are the order of the block."""
     residuals = at.searched.side.residuals
     values = under(residuals, one.values, at.parts[0].layer)
-    if residual(residuals, at.parts, values) > at.limit:
+    if not explains(residuals, at.parts, one.values, at.limit):
         return False
     return all(
-        residual(residuals, other, values) <= _may_leave(at, knob, other)
+        residual(residuals, other, values) <= _may_leave(at, knob, values, other)
         for knob in one.values
         if knob in ORDER_OF_A_BLOCK or not knob.startswith(OWN_AT_EACH_SITE)
         for other in _siblings(at, knob)
     )
 
 
-def _may_leave(at: _AtSite, knob: str, other: Sequence[Component]) -> float:
-    """What a knob's value may leave at another site of the layer: rounding where it is the order of the block; anything at a
-    site that the formulas cannot make of what is shown."""
-    by_spec = residual(at.searched.side.residuals, other)
-    if knob in ORDER_OF_A_BLOCK and math.isfinite(by_spec):
+def _may_leave(at: _AtSite, knob: str, values: Values, other: Sequence[Component]) -> float:
+    """What a value of a knob may leave at another site of the layer: rounding where it is the order of the block and moves the
+    site; anything at a site that the formulas cannot make of what is shown."""
+    residuals = at.searched.side.residuals
+    by_spec = residual(residuals, other)
+    moved = joined(residuals, other), joined(residuals, other, values)
+    if knob in ORDER_OF_A_BLOCK and math.isfinite(by_spec) and not _equal(*moved):
         return MORE_ON_ALL * at.limit
     return max(MORE_ON_ALL * by_spec, at.limit)
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
 
 
 def _siblings(at: _AtSite, knob: str) -> Iterator[list[Component]]:

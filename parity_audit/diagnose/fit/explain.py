@@ -18,18 +18,23 @@ from torch import Tensor
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
 from parity_audit.diagnose.fit.search import Difference, fitted, named, shortened, together
-from parity_audit.diagnose.thresholds import TIED
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, STRUCTURE
+from parity_audit.diagnose.thresholds import CLEAR, TIED
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, OTHERS, REAL, ROUNDING, STRUCTURE
 
 MORE_ON_ALL = 10.0
 """What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
-FREEDOM = {FLAG: 0, CHOICE: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
+FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
+LAST = 4
+"""The freedom of a value that is read off what it explains, more than that of all others."""
 MOST_KNOBS = 3
 """Knobs that are searched together at one site. The knobs of a site are few, and each one more multiplies the search."""
 BEAM = 4
 """Sets of one size from which larger ones are built: those that leave least."""
 POLISHED = 8
 """Sets of each size whose numbers are fitted together: of two laws that say the same, one may start further from rounding."""
+STILL_WRONG = 0.1
+"""Of the numbers that are wrong without a narrow dtype, the share that the right place of one leaves wrong: those near the middle of
+two of its numbers. A wrong place leaves most of them wrong."""
 HELPS = 0.9
 """A value is held while another is searched where it leaves at most this share of what is left without it."""
 
@@ -73,6 +78,28 @@ def residual(residuals: Residuals, parts: Sequence[Component], values: Values | 
     return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
 
 
+def explains(residuals: Residuals, parts: Sequence[Component], setting: Setting, limit: float) -> bool:
+    """Whether a setting explains these components: it leaves no more than rounding, which is `limit`.
+
+    A narrow dtype inside a component is not computed again to the last bit everywhere, since a number near the middle of two falls
+    to either side, and a token's size with it. It explains a component where, beside the same setting without it, it reproduces
+    nearly all numbers that are wrong, or leaves clearly less and no more numbers wrong.
+    """
+    layer = parts[0].layer
+    off = joined(residuals, parts, under(residuals, setting, layer))
+    if off is None or not bool(off.isfinite().all()):
+        return False
+    left = float(off.norm())
+    exact = {knob: value for knob, value in setting.items() if KNOBS[knob].kind != ROUNDING}
+    if left <= limit or len(exact) == len(setting):
+        return left <= limit
+    without = joined(residuals, parts, under(residuals, exact, layer))
+    if without is None or without.shape != off.shape:
+        return False
+    wrong, before = (int((x.abs() > MORE_ON_ALL * limit / len(x) ** 0.5).sum()) for x in (off, without))
+    return wrong <= STILL_WRONG * before or (wrong <= before and left * CLEAR <= float(without.norm()))
+
+
 def difference_of(residuals: Residuals, parts: Sequence[Component], knob: str, held: Setting) -> Difference:
     """The differences of all parts for a value of one knob, while others are held."""
     layer = parts[0].layer
@@ -91,7 +118,7 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
     search = _Search(residuals=residuals, parts=parts, limit=limit)
     found: list[Explanation] = []
     for several in search.by_size():
-        found = [one for one in several if one.residual <= limit]
+        found = [one for one in several if explains(residuals, parts, one.values, limit)]
         if found:
             break
     alike = TIED * max(min((one.residual for one in found), default=0.0), floor)
@@ -103,7 +130,8 @@ def _order(one: Explanation, alike: float, said: Collection[str]) -> tuple[bool,
 
     That a model has none of what a knob says is a choice, whatever else its value could be.
     """
-    freedom = sum(FREEDOM[CHOICE if value is None else KNOBS[knob].kind] for knob, value in one.values.items())
+    freedom = sum(LAST if value == OTHERS else FREEDOM[CHOICE if value is None else KNOBS[knob].kind]
+                  for knob, value in one.values.items())  # fmt: skip
     return one.residual > alike, freedom, sum(knob not in said for knob in one.values)
 
 
@@ -144,7 +172,11 @@ class _Search:
                 yield Explanation(values={**start.values, knob: one.value}, residual=one.left)
 
     def _on_all(self, tried: Iterable[Explanation]) -> list[Explanation]:
-        return [self._polished(one, self.parts) for one in tried if one.residual <= MORE_ON_ALL * self.limit]
+        return [self._polished(one, self.parts) for one in tried if self._is_near(one)]
+
+    def _is_near(self, one: Explanation) -> bool:
+        """Whether a setting may explain the component, by the smallest probe alone."""
+        return explains(self.residuals, [self.small], one.values, MORE_ON_ALL * self.limit)
 
     def _polished(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
         """The nearest minimum in all numbers of a set together, each with as few digits as leave the same."""
@@ -188,7 +220,7 @@ def _left(one: Explanation) -> float:
 
 
 def _is_choice(knob: str) -> bool:
-    return KNOBS[knob].kind in (CHOICE, FLAG)
+    return KNOBS[knob].kind in (CHOICE, FLAG, ROUNDING)
 
 
 def _is_positive(knob: str) -> bool:

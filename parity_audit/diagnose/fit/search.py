@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, STRUCTURE, Knob
+from parity_audit.formulas.knobs import COUNT, STRUCTURE, Knob
 
 ROUNDING = 1e-10
 """What float64 rounding may leave of a component: measured 1e-15 to 1e-14; a number rounded to float32 leaves 1e-8."""
@@ -102,7 +102,7 @@ def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None
 
 
 def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
-    if row.kind in (CHOICE, FLAG) or row.choices:
+    if row.choices:
         yield from (choice for choice in row.choices if choice != start)
     if row.optional and start is not None:
         yield None

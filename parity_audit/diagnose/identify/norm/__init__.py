@@ -1,1 +1,0 @@
-"""Norms of the stream and of queries and keys: kind, weight, eps, size, arithmetic, place."""
