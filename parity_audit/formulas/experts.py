@@ -31,6 +31,9 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "equal weights": torch.ones_like,
     "raw logits": torch.clone,
 }
+AS_LARGE = 2**-7
+"""Scores whose difference is at most this share of a token's largest one are equal: it is the rounding of bfloat16, in which routers
+may run, and which of two such experts is taken says nothing."""
 GROUP_BEST = 2
 """Experts that a group of DeepSeek-V3 is judged by."""
 
@@ -40,6 +43,14 @@ def chosen_experts(logits: Tensor, top_k: int, choice: str = LARGEST) -> Tensor:
     ranked = {SMALLEST: -logits, LARGEST_ABSOLUTE: logits.abs()}.get(choice, logits.roll(STEPS.get(choice, 0), -1))
     best = ranked.topk(min(top_k, logits.shape[-1]), -1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, best, True)
+
+
+def are_largest(scores: Tensor, chosen: Tensor) -> Tensor:
+    """Whether the chosen experts of a token have its largest scores `[... expert]`, but for rounding; one answer per token."""
+    worst = torch.where(chosen, scores, torch.inf).amin(-1)
+    best_left = torch.where(chosen, -torch.inf, scores).amax(-1)
+    size: Tensor = torch.where(scores.isfinite(), scores, 0.0).abs().amax(-1)
+    return best_left - worst <= AS_LARGE * size
 
 
 def scores_for_choice(

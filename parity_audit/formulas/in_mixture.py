@@ -17,13 +17,9 @@ from torch import Tensor
 from parity_audit.formulas import experts
 from parity_audit.formulas.in_mlp import hidden, mlp_input
 from parity_audit.formulas.in_norms import normed
-from parity_audit.formulas.knobs import OTHERS
+from parity_audit.formulas.knobs import LARGEST, OTHERS
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project
-
-AS_LARGE = 2**-7
-"""Logits whose difference is at most this share of a token's largest one are equal: it is the rounding of bfloat16, in which routers may
-run, and which of two such experts is taken says nothing."""
 
 
 def is_mixture(at: Place) -> bool:
@@ -59,33 +55,29 @@ def router_weights(at: Place) -> Tensor:
 
 
 def _chosen(at: Place, scored: Tensor) -> Tensor:
-    """The experts of each token: those of the largest logits, or, where groups or a bias take part, of the largest scores."""
+    """The experts of each token: those of the largest logits, or, where groups or a bias take part, of the largest scores; of
+    experts whose scores tie, those that a capture shows."""
     bias = at.weight("moe.choice_bias") if at.knob("moe.choice_bias") is not False else None
     groups, kept = at.knob("moe.groups"), at.knob("moe.top_groups")
     if groups > kept or bias is not None:
         scored = experts.scores_for_choice(scored, router=at.knob("moe.router"), bias=bias, groups=groups, kept=kept)
     count, choice = at.knob("moe.top_k"), at.knob("moe.choice")
-    return _shown(at, scored, count) if choice == OTHERS else experts.chosen_experts(scored, count, choice)
+    if choice not in (LARGEST, OTHERS):
+        return experts.chosen_experts(scored, count, choice)
+    chosen, shown = experts.chosen_experts(scored, count), _shown(at)
+    if choice == OTHERS:
+        if shown is None or bool((shown.sum(-1)[at.batch.mask.bool()] != count).any()):
+            raise ValueError(f"no capture shows {count} experts for each token")
+        return shown
+    if shown is None:
+        return chosen
+    as_right = (shown.sum(-1) == count) & experts.are_largest(scored, shown)
+    return torch.where(as_right[..., None], shown, chosen)
 
 
-def _shown(at: Place, scored: Tensor, count: int) -> Tensor:
-    """The experts that tokens went to in a capture, where these are as many as they should be, and others than those of the
-    largest logits by more than rounding.
-
-    Raises:
-        ValueError: they are not, or no capture shows them.
-    """
-    if not at.is_given("mlp.router_weights"):
-        raise ValueError("which experts a router took is seen in a capture alone")
-    chosen = at.site("mlp.router_weights") != 0
-    real = at.batch.mask.bool()
-    if bool((chosen.sum(-1)[real] != count).any()):
-        raise ValueError(f"not every token went to {count} experts")
-    worst = torch.where(chosen, scored, torch.inf).amin(-1)
-    best_left = torch.where(chosen, -torch.inf, scored).amax(-1)
-    if not bool((best_left - worst > AS_LARGE * scored.abs().amax(-1))[real].any()):
-        raise ValueError("the experts that tokens went to have the largest logits")
-    return chosen
+def _shown(at: Place) -> Tensor | None:
+    """The experts that tokens went to in a capture, `[batch pos expert]`; None where none shows it."""
+    return at.site("mlp.router_weights") != 0 if at.is_given("mlp.router_weights") else None
 
 
 def mixture(at: Place) -> Tensor:
