@@ -17,7 +17,7 @@ from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name, site_order
-from parity_audit.core.types import NotTested, Probe
+from parity_audit.core.types import KnobValue, NotTested, Probe
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.confidence import DESCRIBED, confidence
 from parity_audit.diagnose.evidence import f64, real
@@ -26,7 +26,7 @@ from parity_audit.diagnose.forms.attended import attended, neighbours, rounded_v
 from parity_audit.diagnose.forms.described import described, descriptions
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.identify.attention.rows import are_the_pattern
-from parity_audit.diagnose.identify.linear.sample import NOT_STORED
+from parity_audit.diagnose.identify.linear.sample import CLEAN, NOT_STORED
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.thresholds import CLEAR
 
@@ -66,24 +66,55 @@ def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> tuple[lis
         found = attempt(f"description of what {finding.knob} does", partial(_described, finding, sides))
         gaps += [found] if isinstance(found, NotTested) else []
         out += [finding] if isinstance(found, NotTested) else found
+    out = _joined(out)
     behind = {(BEHIND[str(finding.candidate_value)], layer) for finding in out
               if finding.candidate_value in (COPIED, UNIFORM) for layer in finding.layers or ()}  # fmt: skip
     return [finding for finding in out if not _follows_from(finding, behind)], gaps
 
 
+def _joined(findings: Sequence[Finding]) -> list[Finding]:
+    """Descriptions of one site that say the same, each once, with the layers of all of them."""
+    out: list[Finding] = []
+    for finding in findings:
+        alike = (one for one in out if one.knob == finding.knob and _says_the_same(one, finding))
+        home = next(alike, None) if "where" in finding.evidence else None
+        if home is None:
+            out.append(finding)
+        else:
+            layers = tuple(sorted({*(home.layers or ()), *(finding.layers or ())})) or None
+            out[out.index(home)] = dataclasses.replace(home, layers=layers)
+    return out
+
+
+def _says_the_same(one: Finding, other: Finding) -> bool:
+    return one.evidence.get("where") == other.evidence.get("where") and _same_words(
+        one.candidate_value, other.candidate_value
+    )
+
+
 def _described(finding: Finding, sides: Replayed) -> list[Finding]:
     if finding.kind == "unexplained":
         return _explained(finding, sides)
-    return _better(finding, sides) if finding.candidate_value == NOT_STORED else [finding]
+    nearly = finding.knob.startswith("weights.") and _remainder(finding) > CLEAN
+    return _better(finding, sides) if nearly or finding.candidate_value == NOT_STORED else [finding]
+
+
+def _remainder(finding: Finding) -> float:
+    """The share of a projection's output that a finding leaves, in the layer where that is most."""
+    return max((float(fact.get("unexplained") or 0.0) for fact in finding.evidence.get("candidate", [])), default=0.0)
 
 
 def _better(finding: Finding, sides: Replayed) -> list[Finding]:
-    """A projection that is simply not the checkpoint's may be the checkpoint's, clamped or rounded: if so, that."""
+    """What is nearly the checkpoint's weights, scaled, or simply not these, may be what they make, clamped, rounded or normalised:
+    if that leaves clearly less, it is said instead."""
     own = [site for _, site in sides.ratios if local_name(site) == local_name(finding.site)]
     about = {**finding.evidence, "component": component_of(finding.site), "sites": own}
     asked = dataclasses.replace(finding, kind="unexplained", evidence=about)
     found = _explained(asked, sides)
-    return [finding] if any(item.kind == "unexplained" for item in found) else found
+    if any(item.kind == "unexplained" for item in found):
+        return [finding]
+    clear = all(CLEAR * float(item.evidence["unexplained"]) < _remainder(finding) for item in found)
+    return found if clear or finding.candidate_value == NOT_STORED else [finding]
 
 
 def _follows_from(finding: Finding, behind: set[tuple[str, int]]) -> bool:
@@ -254,10 +285,14 @@ def _tokens(capture: Capture, probes: Sequence[Probe], site: str) -> Tensor:
 def _alike(a: Form, b: Form) -> bool:
     if a.kind != b.kind or a.channels != b.channels:
         return False
-    if isinstance(a.value, float) and isinstance(b.value, float):
-        return abs(a.value - b.value) <= 1e-3 * max(abs(a.value), abs(b.value))
+    return _same_words(a.value, b.value)
+
+
+def _same_words(a: KnobValue, b: KnobValue) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a - b) <= 1e-3 * max(abs(a), abs(b))
     # Of factors of a token, of biases of a channel the words give the range, and it differs from layer to layer.
-    return _without_numbers(str(a.value)) == _without_numbers(str(b.value))
+    return _without_numbers(str(a)) == _without_numbers(str(b))
 
 
 def _without_numbers(words: str) -> str:

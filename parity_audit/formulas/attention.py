@@ -19,7 +19,7 @@ import torch
 from einops import einsum, rearrange, repeat
 from torch import Tensor
 
-from parity_audit.formulas.knobs import LAWS
+from parity_audit.formulas.knobs import SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE
 
 UNDIVIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid of the scores": torch.sigmoid, "relu of the scores": torch.relu,
@@ -74,11 +74,14 @@ def weights(scores: Tensor, law: str, sinks: Tensor | None = None) -> Tensor:
     """What weighs the values, `[... head query key]` of scores of that shape; 0 where a key is hidden.
 
     Args:
-        law: one of `knobs.LAWS`; sinks take part in the softmax alone.
+        law: one of `knobs.LAWS`; sinks take part in the softmax alone. With 1 added to the sum (attention that may attend to
+            nothing, `add_zero_attn` in torch) is a sink of 0 in every head.
     """
-    if law in LAWS[:2]:
+    if law == SOFTMAX_WITH_ONE:
+        return softmax(scores, torch.zeros(scores.shape[-3]).to(scores))
+    if law in (SOFTMAX, SOFTMAX_TWICE):
         made = softmax(scores, sinks)
-        return made if law == LAWS[0] else softmax(made.masked_fill(scores.isneginf(), -torch.inf))
+        return made if law == SOFTMAX else softmax(made.masked_fill(scores.isneginf(), -torch.inf))
     return UNDIVIDED[law](scores).masked_fill(scores.isneginf(), 0.0)
 
 

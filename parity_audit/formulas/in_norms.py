@@ -55,7 +55,7 @@ def kind_of(at: Place, prefix: str) -> norms.Norm:
     return norms.Norm(
         kind=at.knob(f"{prefix}.kind"), eps=at.knob(f"{prefix}.eps"), offset=at.knob(f"{prefix}.offset"),
         eps_place=at.knob(f"{prefix}.eps_place"), size=at.knob(f"{prefix}.size"), gain=at.knob(f"{prefix}.gain"),
-        arithmetic=at.knob(f"{prefix}.dtype"),
+        times=at.knob(f"{prefix}.times"), arithmetic=at.knob(f"{prefix}.dtype"),
     )  # fmt: skip
 
 

@@ -96,6 +96,7 @@ def _norm(part: str, words: str) -> tuple[Knob, ...]:
         Knob(f"{part}.bias", CHOICE, part, f"Whose bias {words} have.", OWN, (OWN, MISSING), judged=True),
         Knob(f"{part}.eps_place", CHOICE, part, f"Where the eps of {words} stands.", INSIDE, (INSIDE, OUTSIDE), judged=True),
         Knob(f"{part}.size", CHOICE, part, f"What {words} divide by.", USUAL_SIZE, NORM_SIZES, judged=True),
+        Knob(f"{part}.times", COUNT, part, f"How often {words} are applied.", 1, span=(1, 3), judged=True),
         Knob(f"{part}.gain", REAL, part, f"Factor on what {words} make.", 1.0, span=FACTOR, judged=True),
         Knob(f"{part}.dtype", ROUNDING, part, f"A narrow dtype inside {words}, and where its rounding stands.", FULL,
              _rounded(PLACES_IN_A_NORM), judged=True),
@@ -125,14 +126,16 @@ GATE_ORDERS = ("behind the norm", "in front of the norm")
 """Where a linear attention is gated."""
 TAPS = ("in order", "reversed")
 """The order in which the weights of a convolution stand: the last one is that of the token itself, or the first one."""
-MASKS = ("causal", "not causal", "sees one key ahead", "hides the query's own key", "sees padding")
-"""Masks that differ from the causal one by what they show or hide; the window comes on top."""
+MASKS = ("causal", "not causal", "sees one key ahead", "hides the query's own key", "sees padding", "no mask")
+"""Masks that differ from the causal one by what they show or hide; the window comes on top. Without a mask a query sees what comes
+behind it and padding."""
 PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written as halves")
 """The last two write the turned components in the order of the other: scores are those of what comes first."""
 PLACES = "places"
 """What a temperature by position may count instead of positions: places in a row, padding with them."""
+SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", "softmax with 1 added to the sum"
 LAWS = (
-    "softmax", "softmax twice", "sigmoid of the scores", "relu of the scores", "squared relu of the scores",
+    SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE, "sigmoid of the scores", "relu of the scores", "squared relu of the scores",
     "the scores themselves", "exp of the scores",
 )  # fmt: skip
 """What makes the weights of the values from the scores."""
@@ -222,7 +225,7 @@ ROWS: tuple[Knob, ...] = (
          "1 + scale log(1 + floor((p + 1) / step)).", optional=True, judged=True,
          starts=tuple({"scale": 0.1, "step": step, **what} for what in ({}, {"counts": PLACES}) for step in POSITIONS_PER_STEP),
          confused_with=("attention.temperature",)),
-    Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", LAWS[0], LAWS, judged=True),
+    Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", SOFTMAX, LAWS, judged=True),
     Knob("attention.softmax_dtype", CHOICE, "pattern", "A narrow dtype inside the softmax.", FULL, judged=True, formula=False),
     Knob("cache.keys", CHOICE, "scores", "Keys that a cache loses, shows or moves.", "every key", judged=True, formula=False),
     Knob("cache.dtype", CHOICE, "scores", "The precision of a cache.", FULL, judged=True, formula=False),

@@ -14,7 +14,7 @@ Sources: RMSNorm (arXiv 1910.07467), LayerNorm (arXiv 1607.06450); Gemma stores 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from einops import rearrange
@@ -37,7 +37,10 @@ SQUARES: dict[str, Callable[[Tensor], Tensor]] = dict(zip(NORM_SIZES, (
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """What a norm is: see the module. `arithmetic`: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_NORM`."""
+    """What a norm is: see the module. `times`: how often it is applied, one behind the other.
+
+    `arithmetic`: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_NORM`.
+    """
 
     kind: str = RMS
     eps: float
@@ -45,6 +48,7 @@ class Norm:
     eps_place: str = INSIDE
     size: str = USUAL_SIZE
     gain: float = 1.0
+    times: int = 1
     arithmetic: str = FULL
 
 
@@ -76,6 +80,8 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Norm) -> Ten
     """
     if of.kind == ABSENT:
         return x
+    if of.times > 1:
+        x = norm(x, weight, bias, replace(of, times=of.times - 1))
     w = torch.ones((), dtype=x.dtype, device=x.device) if weight is None else weight + of.offset
     b = torch.zeros((), dtype=x.dtype, device=x.device) if bias is None else bias
     if of.arithmetic != FULL:

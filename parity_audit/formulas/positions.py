@@ -39,9 +39,9 @@ def visible(
     length = mask.shape[-1]
     distance = rearrange(rows, "query -> query 1") - rearrange(rows.new_tensor(range(length)), "key -> 1 key")
     seen = rearrange(mask.bool(), "batch key -> batch 1 1 key")
-    if kind == "sees padding":
+    if kind in ("sees padding", "no mask"):
         seen = torch.ones_like(seen)
-    if kind != "not causal":
+    if kind not in ("not causal", "no mask"):
         seen = seen & (
             distance >= (-1 if kind == "sees one key ahead" else 1 if kind == "hides the query's own key" else 0)
         )

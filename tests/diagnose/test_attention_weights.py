@@ -26,6 +26,7 @@ LAWS = {
     "squared relu of the scores": lambda s: torch.relu(s) ** 2 * SEEN,
     "the scores themselves": lambda s: s * SEEN,
     "exp of the scores": lambda s: s.exp() * SEEN,
+    "softmax with 1 added to the sum": lambda s: s.exp() * SEEN / (1 + (s.exp() * SEEN).sum(-1, keepdim=True)),
 }
 
 
@@ -75,3 +76,38 @@ def test_a_factor_of_one_head_is_said_where_it_is_more_than_tables_are_off_by(fa
     fits = read(loose(sites, probes=SHORT[:1], attention__scale=4.0), "attention")
 
     assert fits["attention.heads"].value == said
+
+
+def test_a_mask_that_is_lost_is_told_from_one_that_hides_padding_alone():
+    short, ragged = SHORT
+    real = torch.tensor(ragged.mask).bool()
+    rows, length = real.shape
+    draw = torch.Generator().manual_seed(7)
+    q, k, v = (torch.randn(rows, length, heads, WIDTH, generator=draw) for heads in (HEADS, KV, KV))
+
+    def side(seen):
+        held = {(ragged.name, "rot_q"): q, (ragged.name, "rot_k"): k, (ragged.name, "v"): v}
+        held |= {(short.name, "rot_q"): Q, (short.name, "rot_k"): K, (short.name, "v"): V}
+        for name, (queries, keys, values), mask in (
+            (ragged.name, (q, k, v), seen(real)),
+            (short.name, (Q, K, V), seen(None)),
+        ):
+            keys, values = (x.repeat_interleave(HEADS // KV, 2) for x in (keys, values))
+            scores = torch.einsum("bihd,bjhd->bhij", queries, keys) / 4.0
+            held[name, "z"] = torch.einsum("bhij,bjhd->bihd", scores.masked_fill(~mask, -torch.inf).softmax(-1), values)
+        return loose(held, probes=SHORT, attention__scale=4.0)
+
+    def no_mask(real):
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool)
+
+    def not_causal(real):
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool) if real is None else real[:, None, None]
+
+    def causal(real):
+        size = POS if real is None else length
+        return torch.ones(size, size, dtype=torch.bool).tril() & not_causal(real) | torch.eye(size, dtype=torch.bool)
+
+    for wrong, said in ((no_mask, "no mask"), (not_causal, "not causal")):
+        findings = explained(side(wrong), side(causal))
+        assert findings.keys() == {"attention.mask"}
+        assert findings["attention.mask"].candidate_value == said

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
-from parity_audit.diagnose.fit.search import Difference, fitted, named, shortened, together
+from parity_audit.diagnose.fit.search import EQUALLY, Difference, fitted, named, shortened, together
 from parity_audit.diagnose.thresholds import CLEAR, TIED
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, OTHERS, REAL, ROUNDING, STRUCTURE
 
@@ -30,6 +30,8 @@ MOST_KNOBS = 3
 """Knobs that are searched together at one site. The knobs of a site are few, and each one more multiplies the search."""
 BEAM = 4
 """Sets of one size from which larger ones are built: those that leave least."""
+ALIKE = 3
+"""Values of the same knobs that go on together where one probe cannot tell them apart."""
 POLISHED = 8
 """Sets of each size whose numbers are fitted together: of two laws that say the same, one may start further from rounding."""
 STILL_WRONG = 0.1
@@ -235,13 +237,11 @@ def _is_fitted(knob: str, value: Any) -> bool:
 
 
 def _best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
-    """Of sets of the same knobs the one that leaves least."""
-    best: dict[frozenset[str], Explanation] = {}
-    for one in tried:
-        knobs = frozenset(one.values)
-        if knobs not in best or one.residual < best[knobs].residual:
-            best[knobs] = one
-    return list(best.values())
+    """Of sets of the same knobs the one that leaves least, and a few that leave as little: on one probe two masks may be alike."""
+    by_knobs: dict[frozenset[str], list[Explanation]] = {}
+    for one in sorted(tried, key=_left):
+        by_knobs.setdefault(frozenset(one.values), []).append(one)
+    return [one for alike in by_knobs.values() for one in alike[:ALIKE] if one.residual <= EQUALLY * alike[0].residual]
 
 
 def _least(tried: Iterable[Explanation], count: int) -> list[Explanation]:

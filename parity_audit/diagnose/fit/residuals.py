@@ -179,7 +179,7 @@ def largest(residuals: Residuals, component: Component, knob: str) -> int:
     """The largest whole number that a knob can be in this model."""
     dims = residuals.decoder.dims
     own = {
-        "n_kv_heads": dims["n_heads"], "rope.partial": dims["d_head"], "pos_embed.offset": 16,
+        "n_kv_heads": dims["n_heads"], "rope.partial": dims["d_head"], "pos_embed.offset": 16, "norm.times": 3, "qk_norm.times": 3,
         "attention.shared_layers": dims["n_layers"] - 1, "attention.shared_source": dims["n_layers"] - 1,
         "altup.active": dims.get("n_streams", 1) - 1,
         **dict.fromkeys(("moe.top_k", "moe.groups", "moe.top_groups"), dims.get("n_experts", 1)),

@@ -21,13 +21,14 @@ than `LEFT` of the difference; otherwise the component stays unexplained.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.forms.kinds import LEFT, MAKERS, SAME, ordered
+from parity_audit.diagnose.forms.kinds import FREER, LEFT, PLAIN, SAME, Maker, ordered
 from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.thresholds import CLEAR
 
 SOME = 0.98
 MOST = 0.5
@@ -40,7 +41,7 @@ def described(pair: Pair) -> Form | None:
 
 
 def descriptions(pair: Pair) -> Iterator[Form]:
-    """Every description that fits, the shortest first."""
+    """Every description that fits, the shortest first; of those of a number or two those that leave about the least."""
     scale = max(float(pair.true.norm()), float(pair.own.norm()))
     if pair.apart <= SAME * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
         return
@@ -48,10 +49,17 @@ def descriptions(pair: Pair) -> Iterator[Form]:
     if moved is not None and moved.left < LEFT:
         yield moved
     part, channels, tokens = _where_it_differs(pair)
-    for maker in MAKERS:
-        form = maker(part)
+    plain = list(_fitting(PLAIN, part))
+    least = CLEAR * min((form.left for form in plain), default=0.0)
+    for form in (*sorted(plain, key=lambda form: form.left > max(least, SAME)), *_fitting(FREER, part)):
+        yield dataclasses.replace(form, channels=channels, tokens=tokens)
+
+
+def _fitting(makers: Iterable[Maker], pair: Pair) -> Iterator[Form]:
+    for maker in makers:
+        form = maker(pair)
         if form is not None and form.left < LEFT:
-            yield dataclasses.replace(form, channels=channels, tokens=tokens)
+            yield form
 
 
 def _where_it_differs(pair: Pair) -> tuple[Pair, str, str]:

@@ -23,6 +23,7 @@ EXACT_SHARE = 0.999
 RANK, MOST_OF = 1e-3, 0.75
 NEAR = 1e-3
 CAP_STEPS = 60
+NORMALISED = "normalised"
 CURVES = {
     **{name: curve for name, curve in NAMED.items() if name not in ("linear", "none")},
     "square": torch.square,
@@ -241,13 +242,24 @@ def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
     scale = (own * true).sum(1, keepdim=True) / size
     rms = (scale.squeeze(1) * (size.squeeze(1) / true.shape[1]).sqrt()).abs()
     even = float(rms.std()) < 1e-3 * float(rms.mean()) if len(rms) > 1 else False
-    words = f"{who}normalised to rms {float(rms.mean()):.4g}" if even else (
+    words = f"{who}{NORMALISED} to rms {float(rms.mean()):.4g}" if even else (
         f"{who}scaled by {float(scale.min()):.4g} to {float(scale.max()):.4g} per token"
     )  # fmt: skip
     return Form(kind="norm", value=words, usual="as computed", left=pair.left((scale * true).view_as(pair.own)))
 
 
-MAKERS: tuple[Callable[[Pair], Form | None], ...] = (
-    _zero, _late, _copied, _constant, _same_for_all, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _biased, _one_added,
-    _gained, _normed, _normed_heads, _plainly_summed, _projected, _summed,
+def _evenly_normed(pair: Pair) -> Form | None:
+    """Tokens or heads that all have one size."""
+    found = [
+        form for form in (_normed(pair), _normed_heads(pair)) if form is not None and NORMALISED in str(form.value)
+    ]
+    return min(found, key=lambda form: form.left, default=None)
+
+
+Maker = Callable[[Pair], "Form | None"]
+PLAIN: tuple[Maker, ...] = (
+    _zero, _late, _copied, _constant, _same_for_all, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _evenly_normed,
 )  # fmt: skip
+"""Descriptions of a number or two: the one that leaves least is right, or the first of those that leave about as little."""
+FREER: tuple[Maker, ...] = (_biased, _one_added, _gained, _normed, _normed_heads, _plainly_summed, _projected, _summed)
+"""Descriptions with a number for each channel, token or site: the first that fits."""
