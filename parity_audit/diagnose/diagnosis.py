@@ -113,8 +113,8 @@ def diagnose(case: Case) -> Diagnosis:
     ratios = without(ratios, hooks)
     found = suspects(ratios)
     plan = case.reference.plan
-    layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan)
-    reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan)
+    layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan, case.dtype)
+    reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan, case.dtype)
     decoded = decoded_probes(case.probes)
     whole, steps = ({place: ratio for place, ratio in ratios.items() if (place[0] in decoded) is side}
                     for side in (False, True))  # fmt: skip

@@ -52,7 +52,7 @@ class Evidence:
     else a full one ("embed", "blocks.3.resid_post", "logits"); None means not visible.
     `weight(role)` is a checkpoint tensor: "embed" and "unembed" `[d_vocab d_model]`, "norm.ln1", "norm.ln2",
     "norm.ln1_post", "norm.ln2_post", "norm.final" `[d_model]`, "mlp.gate" and "mlp.up" `[d_mlp d_model]`.
-    `dims` has d_model, n_heads, n_kv_heads, d_head, n_layers.
+    `dims` has d_model, n_heads, n_kv_heads, d_head, n_layers. `dtype` is what the run computes in; None: what it is stored in.
     """
 
     side: str
@@ -62,6 +62,7 @@ class Evidence:
     probes: tuple[Probe, ...]
     tensor: TensorOf
     weight: Callable[[str], Union[Tensor, None]]
+    dtype: str | None = None
 
     def spec_value(self, knob: str) -> KnobValue:
         """What the spec says of a knob in this layer; None where it is silent."""
@@ -175,11 +176,14 @@ def relative_rms(residual: Tensor, of: Tensor) -> float:
     return float(residual.norm()) / norm if norm > 0.0 else float(residual.norm())
 
 
-def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) -> dict[int | None, Evidence]:
+def evidence_by_layer(
+    side: str, captures: Sequence[Capture], plan: SidePlan, dtype: str | None = None
+) -> dict[int | None, Evidence]:
     """Evidence from captures of one side: one per block, and None for what lies outside the blocks.
 
     A (probe, site) is read from the first capture that holds it, of those that kept the most positions of that probe;
-    tensors and checkpoint weights are read when asked for. `plan` is the reference's: its spec, config and checkpoint.
+    tensors and checkpoint weights are read when asked for. `plan` is the reference's: its spec, config and checkpoint. `dtype`: what
+    the run computes in, where its captures may be stored in a wider one.
     """
     sizes, knobs = dims(plan.spec, plan.config), knob_values(plan.spec, plan.config)
     said = config_names(plan.config, **sizes)
@@ -200,7 +204,7 @@ def evidence_by_layer(side: str, captures: Sequence[Capture], plan: SidePlan) ->
 
         return Evidence(
             side=side, layer=layer, dims=dims_of_layer(plan.spec, said, sizes, layer), knobs=knobs,
-            probes=tuple(probes.values()), tensor=tensor, weight=weight,
+            probes=tuple(probes.values()), tensor=tensor, weight=weight, dtype=dtype,
         )  # fmt: skip
 
     return {layer: of(layer) for layer in (None, *range(sizes["n_layers"]))}

@@ -48,6 +48,8 @@ def narrow_dtype(candidate: TensorSource, reference: TensorSource, dtype: str) -
         sites = [site for site in shared if local_name(site) in names]
         if len({local_name(site) for site in sites}) < min(FEWEST, len(names)):
             continue
+        if dtype in NARROW and held(candidate, sites, dtype):
+            return None  # numbers of bfloat16 are numbers of float16 too where none of them is tiny
         for name in NARROW:
             if held(candidate, sites, name) and not held(reference, sites, name):
                 return None if name == dtype else Narrow(dtype=name, throughout=throughout)

@@ -36,11 +36,17 @@ from parity_audit.diagnose.fit.residuals import Component, Values
 from parity_audit.diagnose.fit.search import uncertainty
 from parity_audit.diagnose.fit.sides import ByLayer, Side, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
+from parity_audit.diagnose.thresholds import CLEAR
 from parity_audit.formulas.knobs import KNOBS, REAL
 
 STEPS_OF_ROUNDING = 50.0
 """Steps of the dtype that rounding may leave of a component whose reference departs as well, so that it is no measure: sums over
 a hundred terms leave up to two steps, and the size of what is left grows with the root of their number."""
+ROUNDED_ONCE = 12**-0.5
+"""The root mean square of one rounding, in steps: an error that is even between half a step down and half a step up."""
+FINE = 2.0**-20
+"""Dtypes with smaller steps (float32, float64) have digits to spare: what leaves a hundred times their rounding may still be the
+only explanation, since a constant is known to five digits all the same. In bfloat16 that would be everything."""
 OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale", "mlp.activation")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
 ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel")
@@ -81,12 +87,13 @@ class Searched:
 
 @dataclass(frozen=True, kw_only=True)
 class _AtSite:
-    """One site on one side: its components, what the spec's values leave, and what rounding may leave."""
+    """One site on one side: its components, what the spec's values leave, what rounding may leave, and what an explanation may."""
 
     searched: Searched
     parts: Sequence[Component]
     residual: float
     limit: float
+    enough: float
 
     @property
     def is_right(self) -> bool:
@@ -102,9 +109,10 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
     step = max(one.side.eps(own[0]) for one, own in zip(sides, parts, strict=True))
     steps = STEPS_OF_ROUNDING * step
     # What the reference makes without any rounding, as a lookup is, the candidate may round once.
-    floor = max(left[1], step) if left[1] <= steps else steps / limit_of(site)
+    floor = max(left[1], step * ROUNDED_ONCE) if left[1] <= steps else steps / limit_of(site)
+    enough = limit_of(site) if step <= FINE else CLEAR
     return [
-        _AtSite(searched=one, parts=own, residual=off, limit=limit_of(site) * floor)
+        _AtSite(searched=one, parts=own, residual=off, limit=limit_of(site) * floor, enough=enough * floor)
         for one, own, off in zip(sides, parts, left, strict=True)
     ]
 
@@ -142,7 +150,7 @@ def _explanation(at: _AtSite) -> Explanation | None:
             return known
     if local_name(at.parts[0].site) in at.searched.failed:
         return None  # what one layer did not show, the next is not searched for
-    tried = explanations(residuals, at.parts, at.limit, at.limit / limit_of(at.parts[0].site))
+    tried = explanations(residuals, at.parts, at.enough, at.limit / limit_of(at.parts[0].site))
     chosen = next((one for one in tried if _holds(at, one)), None)
     if chosen is None:
         at.searched.failed.add(local_name(at.parts[0].site))
@@ -156,7 +164,7 @@ def _holds(at: _AtSite, one: Explanation) -> bool:
     or rounding as well where they are the order of the block."""
     residuals = at.searched.side.residuals
     values = under(residuals, one.values, at.parts[0].layer)
-    if not explains(residuals, at.parts, one.values, at.limit):
+    if not explains(residuals, at.parts, one.values, at.enough):
         return False
     return all(
         residual(residuals, other, values) <= _may_leave(at, knob, values, other)

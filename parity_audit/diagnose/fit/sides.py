@@ -21,7 +21,7 @@ ByLayer = Mapping["int | None", Evidence]
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side beside the formulas. `eps` is the step of the widest dtype that its tensors are captured in."""
+    """One side beside the formulas. `eps` is the step of the dtype that a component is computed in."""
 
     residuals: Residuals
     probes: tuple[Probe, ...]
@@ -34,9 +34,11 @@ class Side:
         return [Component(probe=probe, site=site) for probe in wide or seen]
 
     def eps(self, component: Component) -> float:
-        """The relative step of the dtype that a component was captured in."""
+        """The relative step of the dtype that a component was computed in, as far as the run or its capture says."""
         tensor = self._tensor(component.probe.name, component.site)
-        return float(torch.finfo(tensor.dtype).eps) if tensor is not None and tensor.is_floating_point() else 0.0
+        said = next(iter(self.evidence.values())).dtype
+        dtypes = [*([getattr(torch, said)] if said else []), *([tensor.dtype] if tensor is not None else [])]
+        return max((float(torch.finfo(dtype).eps) for dtype in dtypes if dtype.is_floating_point), default=0.0)
 
     def _tensor(self, probe: str, site: str) -> Tensor | None:
         return tensor_at(self.evidence, probe, site)
