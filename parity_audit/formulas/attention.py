@@ -19,7 +19,8 @@ import torch
 from einops import einsum, rearrange, repeat
 from torch import Tensor
 
-from parity_audit.formulas.knobs import SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE
+from parity_audit.formulas.knobs import BELOW_TOP, FULL, SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE
+from parity_audit.formulas.rounding import refuse_narrow, steps_of
 
 UNDIVIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid of the scores": torch.sigmoid, "relu of the scores": torch.relu,
@@ -70,15 +71,36 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     return torch.exp(scores - total).nan_to_num(0.0)
 
 
-def weights(scores: Tensor, law: str, sinks: Tensor | None = None) -> Tensor:
+def narrow_softmax(scores: Tensor, sinks: Tensor | None, arithmetic: str) -> Tensor:
+    """The softmax with the rounding of a narrow dtype: the arguments and the result of `softmax`, and one of
+    `knobs.PLACES_IN_A_SOFTMAX` behind a dtype.
+
+    Raises:
+        ValueError: the scores are in a narrow dtype anyway, so that it cannot be told.
+    """
+    refuse_narrow(arithmetic, scores)
+    step = steps_of(arithmetic.removesuffix(BELOW_TOP))
+    whole = scores
+    if sinks is not None:
+        whole = torch.cat([scores, sinks[:, None, None].to(scores).expand(*scores.shape[:-1], 1)], -1)
+    if arithmetic.endswith(BELOW_TOP):
+        whole = whole - whole.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    made = step("scores", whole).softmax(-1).nan_to_num(0.0)
+    return step("pattern", made[..., : scores.shape[-1]])
+
+
+def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: str = FULL) -> Tensor:
     """What weighs the values, `[... head query key]` of scores of that shape; 0 where a key is hidden.
 
     Args:
         law: one of `knobs.LAWS`; sinks take part in the softmax alone. With 1 added to the sum (attention that may attend to
             nothing, `add_zero_attn` in torch) is a sink of 0 in every head.
+        arithmetic: of the softmax, see `narrow_softmax`.
     """
     if law == SOFTMAX_WITH_ONE:
         return softmax(scores, torch.zeros(scores.shape[-3]).to(scores))
+    if arithmetic != FULL and law == SOFTMAX:
+        return narrow_softmax(scores, sinks, arithmetic)
     if law in (SOFTMAX, SOFTMAX_TWICE):
         made = softmax(scores, sinks)
         return made if law == SOFTMAX else softmax(made.masked_fill(scores.isneginf(), -torch.inf))

@@ -221,7 +221,8 @@ def _slopes(at: Place) -> Tensor | None:
 def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
     s = at.site("attn_scores") if scores is None else scores
     sinks = at.tensor("attn.sinks").flatten() if at.knob("attention.sinks") else None
-    return attention.weights(s * at.knob("attention.temperature"), at.knob("attention.weights"), sinks)
+    law, arithmetic = at.knob("attention.weights"), at.knob("attention.softmax_dtype")
+    return attention.weights(s * at.knob("attention.temperature"), law, sinks, arithmetic)
 
 
 def z_of(at: Place) -> Tensor:

@@ -64,6 +64,9 @@ PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throug
 """Where the head rounds: the logits behind factor and cap, the unembedding, the final norm's output, both, or all of these."""
 PLACES_IN_A_ROUTER = ("logits", "weights", "throughout")
 """Where a router rounds: its logits, the weights that it makes of them, or every step between."""
+BELOW_TOP = ", below the row's largest"
+PLACES_IN_A_SOFTMAX = ("pattern", "scores", "throughout", f"scores{BELOW_TOP}", f"throughout{BELOW_TOP}")
+"""Where a softmax rounds: the pattern, the scores on their way in (as they are, or less each row's largest), or both."""
 LARGEST, SMALLEST, LARGEST_ABSOLUTE = "largest logits", "smallest logits", "largest absolute logits"
 STEPS = {f"the experts {step} after those of the largest logits": step for step in range(1, 8)}
 OTHERS = "not the largest logits"
@@ -226,7 +229,8 @@ ROWS: tuple[Knob, ...] = (
          starts=tuple({"scale": 0.1, "step": step, **what} for what in ({}, {"counts": PLACES}) for step in POSITIONS_PER_STEP),
          confused_with=("attention.temperature",)),
     Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", SOFTMAX, LAWS, judged=True),
-    Knob("attention.softmax_dtype", CHOICE, "pattern", "A narrow dtype inside the softmax.", FULL, judged=True, formula=False),
+    Knob("attention.softmax_dtype", ROUNDING, "pattern", "A narrow dtype inside the softmax, and where its rounding stands.", FULL,
+         _rounded(PLACES_IN_A_SOFTMAX), judged=True),
     Knob("cache.keys", CHOICE, "scores", "Keys that a cache loses, shows or moves.", "every key", judged=True, formula=False),
     Knob("cache.dtype", CHOICE, "scores", "The precision of a cache.", FULL, judged=True, formula=False),
     Knob("attention.gate", CHOICE, "z_gated",

@@ -222,7 +222,7 @@ def _left(one: Explanation) -> float:
 
 
 def _is_choice(knob: str) -> bool:
-    return KNOBS[knob].kind in (CHOICE, FLAG, ROUNDING)
+    return KNOBS[knob].kind in (CHOICE, FLAG)
 
 
 def _is_positive(knob: str) -> bool:
