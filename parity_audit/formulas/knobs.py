@@ -60,8 +60,9 @@ PLACES_IN_A_NORM = (
 """Where a norm rounds: its output, the normalised input, weight and bias, its input, every tensor but in sums over components,
 every step, or every step before the weight."""
 
-PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout")
-"""Where the head rounds: the logits behind factor and cap, the unembedding, the final norm's output, both, or all of these."""
+PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout", "logits behind the cap")
+"""Where the head rounds: the product, before a factor and a cap; the unembedding; the final norm's output; both; all of these; or the
+logits that come of factor and cap."""
 PLACES_IN_A_ROUTER = ("logits", "weights", "throughout")
 """Where a router rounds: its logits, the weights that it makes of them, or every step between."""
 BELOW_TOP = ", below the row's largest"

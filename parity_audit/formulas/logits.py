@@ -43,6 +43,8 @@ def logits(
     """
     refuse_narrow(arithmetic, h)
     step = steps_of(arithmetic)
-    made = scale * project(step("inputs", h), step("weights", unembed), None if bias is None else step("weights", bias))
+    product = project(step("inputs", h), step("weights", unembed), None if bias is None else step("weights", bias))
+    made = scale * step("logits", product)
     made = made - made.mean(-1, keepdim=True) if shift == CENTRED else made + float(shift)
-    return step("logits", made if softcap is None else softcap * torch.tanh(made / softcap))
+    made = made if softcap is None else softcap * torch.tanh(made / softcap)
+    return step("logits behind the cap", made) if arithmetic.endswith("cap") else made

@@ -76,7 +76,8 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Norm) -> Ten
         of: the norm.
 
     Raises:
-        ValueError: a narrow dtype is asked for inside a norm whose input is in one anyway, so that it cannot be told.
+        ValueError: a narrow dtype is asked for inside a norm whose input is in one anyway, so that it cannot be told, or behind
+            every step of an unusual norm.
     """
     if of.kind == ABSENT:
         return x
@@ -98,6 +99,8 @@ def _narrow(x: Tensor, w: Tensor, b: Tensor, of: Norm) -> Tensor:
         return rounded(value, NARROW[name])
 
     if place in ("throughout", "up to the weight"):
+        if (of.size, of.eps_place) != (USUAL_SIZE, INSIDE):
+            raise ValueError("every step is rounded in the usual norm alone")
         centre = low(centred(low(x), of.kind))
         root = low(low(low(centre.square()).mean(-1, keepdim=True) + of.eps).rsqrt())
         unit = low(centre * root)

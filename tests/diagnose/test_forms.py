@@ -129,6 +129,17 @@ def test_normalised_heads(true):
     assert (found.kind, found.value) == ("norm", "each head centred and normalised to rms 1")
 
 
+def test_heads_that_are_normalised_are_not_said_to_be_scaled_where_they_have_nearly_one_size():
+    directions = torch.randn(200, 4, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    unit = directions / directions.norm(dim=-1, keepdim=True)
+    sizes = 3 + 0.02 * torch.randn(200, 4, 1, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+
+    found = described(Pair(own=unit.flatten(1), true=(sizes * unit).flatten(1), d_head=8))
+
+    assert found is not None
+    assert (found.kind, found.value) == ("norm", "each head normalised to rms 0.3536")
+
+
 def test_one_channel_that_is_anothers(true):
     own = true.clone()
     own[:, 7] = true[:, 8]

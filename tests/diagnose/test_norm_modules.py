@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -176,6 +177,19 @@ def test_noise_is_no_rounding_and_no_constant():
     noise = torch.randn(X.shape, generator=torch.Generator().manual_seed(3)) * 2e-3
 
     assert explained(of(X, rms(X, torch.float32) + noise), RMS) == {}
+
+
+@pytest.mark.parametrize(("offset", "said"), [(0.0, None), (1.0, 1.0)])
+def test_a_run_in_bfloat16_is_held_to_the_rounding_of_bfloat16(offset: float, said: float | None):
+    x = X.to(torch.bfloat16)
+    right, made = rms(x, torch.bfloat16), rms(x, torch.bfloat16) * ((offset + W) / W).to(torch.bfloat16)
+    sides = [of(x.double(), out) for out in (made, right)]
+
+    found = explained(*({layer: replace(one, dtype="bfloat16") for layer, one in side.items()} for side in sides))
+
+    assert {knob: item.candidate_value for knob, item in found.items()} == (
+        {} if said is None else {"norm.offset": said}
+    )
 
 
 @pytest.mark.parametrize("where", ["embed_ln.out", "ln_final.out"])

@@ -84,8 +84,8 @@ def explains(residuals: Residuals, parts: Sequence[Component], setting: Setting,
     """Whether a setting explains these components: it leaves no more than rounding, which is `limit`.
 
     A narrow dtype inside a component is not computed again to the last bit everywhere, since a number near the middle of two falls
-    to either side, and a token's size with it. It explains a component where, beside the same setting without it, it reproduces
-    nearly all numbers that are wrong, or leaves clearly less and no more numbers wrong.
+    to either side, and a token's size with it. It explains a component where, beside the same setting without it and beside the
+    spec's values, it reproduces nearly all numbers that are wrong, or leaves clearly less and no more numbers wrong.
     """
     layer = parts[0].layer
     off = joined(residuals, parts, under(residuals, setting, layer))
@@ -95,9 +95,11 @@ def explains(residuals: Residuals, parts: Sequence[Component], setting: Setting,
     exact = {knob: value for knob, value in setting.items() if KNOBS[knob].kind != ROUNDING}
     if left <= limit or len(exact) == len(setting):
         return left <= limit
-    without = joined(residuals, parts, under(residuals, exact, layer))
-    if without is None or without.shape != off.shape:
+    others = [joined(residuals, parts, under(residuals, other, layer)) for other in (exact, {})]
+    shown = [one for one in others if one is not None and one.shape == off.shape]
+    if not shown:
         return False
+    without = min(shown, key=lambda one: float(one.norm()))
     wrong, before = (int((x.abs() > MORE_ON_ALL * limit / len(x) ** 0.5).sum()) for x in (off, without))
     return wrong <= STILL_WRONG * before or (wrong <= before and left * CLEAR <= float(without.norm()))
 
