@@ -61,8 +61,8 @@ PLACES_IN_A_NORM = (
 every step, or every step before the weight."""
 
 PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout", "logits behind the cap")
-"""Where the head rounds: the product, before a factor and a cap; the unembedding; the final norm's output; both; all of these; or the
-logits that come of factor and cap."""
+"""Where the head rounds: the product, before a factor and a cap; the unembedding; the final norm's output; both; all of these; or
+the logits that come of factor and cap."""
 PLACES_IN_A_ROUTER = ("logits", "weights", "throughout")
 """Where a router rounds: its logits, the weights that it makes of them, or every step between."""
 BELOW_TOP = ", below the row's largest"
