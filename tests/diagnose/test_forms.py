@@ -229,6 +229,14 @@ def test_what_is_gone_is_zero_and_not_late(true):
     assert form(torch.zeros_like(true), true).value == "zero"
 
 
+@pytest.mark.parametrize(("low", "words"), [(-1e9, "-1e+09"), (-math.inf, "-inf")])
+def test_logits_that_a_sampler_has_cut(true, low, words):
+    kept = true >= true.topk(5, -1).values[:, -1:]
+    found = form(torch.where(kept, true, low), true)
+
+    assert (found.kind, found.value) == ("hidden", f"{words} but at the 5 largest")
+
+
 @pytest.mark.parametrize("name", ["log_softmax", "softmax"])
 def test_probabilities_in_the_place_of_logits(true, name):
     found = form(noisy(getattr(4.0 * true, name)(-1)), 4.0 * true)

@@ -12,6 +12,7 @@ The judge replays the candidate's own inputs, so `true` is what a site should ho
     order                                     own = true with its channels permuted
     gain, bias                                own = g_d true,  own = true + b_d     (per channel)
     norm                                      own = s_n true, or s_n (true - mean)  (per token, or per token and head)
+    hidden                                    own = one number far below in the place of all but the k largest of each token
     projection                                own = true - true V^T V for the few directions V of the difference
 
 Where only some tokens or channels differ, the rest is left out and said. A description counts when it leaves less
@@ -26,7 +27,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.forms.kinds import FREER, LEFT, PLAIN, SAME, Maker, ordered
+from parity_audit.diagnose.forms.kinds import FREER, LEFT, PLAIN, SAME, Maker, hidden, ordered
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import CLEAR
 
@@ -43,6 +44,10 @@ def described(pair: Pair) -> Form | None:
 def descriptions(pair: Pair) -> Iterator[Form]:
     """Every description that fits, the shortest first; of those of a number or two those that leave about the least."""
     scale = max(float(pair.true.norm()), float(pair.own.norm()))
+    gone = hidden(pair)
+    if gone is not None and gone.left < SAME:
+        yield gone
+        return
     if pair.apart <= SAME * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
         return
     moved = ordered(pair)  # before channels that stay where they were are left out

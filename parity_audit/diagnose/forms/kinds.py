@@ -23,6 +23,8 @@ EXACT_SHARE = 0.999
 RANK, MOST_OF = 1e-3, 0.75
 NEAR = 1e-3
 CAP_STEPS = 60
+MOSTLY = 0.5
+"""Share of the numbers that are gone where the others are called the largest ones of their token."""
 NORMALISED = "normalised"
 CURVES = {
     **{name: curve for name, curve in NAMED.items() if name not in ("linear", "none")},
@@ -45,6 +47,19 @@ def _copied(pair: Pair) -> Form | None:
         if (left := pair.left(other)) < LEFT:
             return Form(kind="source", value=f"equal to {name}", usual="as computed", left=left)
     return None
+
+
+def hidden(pair: Pair) -> Form | None:
+    """One number far below all others, or -inf, in the place of all but the largest of each token, as samplers leave logits."""
+    low = float(pair.own.min())
+    gone = pair.own == low
+    if low >= float(pair.true.min()) or float(gone.double().mean()) < MOSTLY:
+        return None
+    kept = (~gone).sum(1)
+    few, many = int(kept.min()), int(kept.max())
+    count = str(few) if few == many else f"{few} to {many}"
+    left = float((pair.own - pair.true)[~gone].norm()) / max(float(pair.true.norm()), 1e-300)
+    return Form(kind="hidden", value=f"{low:.4g} but at the {count} largest", usual="as computed", left=left)
 
 
 def _constant(pair: Pair) -> Form | None:
