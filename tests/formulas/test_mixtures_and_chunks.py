@@ -6,7 +6,7 @@ from transformers import DeepseekV3Config, Llama4TextConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter, apply_rotary_pos_emb_interleave
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
-from parity_audit.formulas.experts import Expert, chosen_experts, mixture, router_weights, scores_for_choice
+from parity_audit.formulas.experts import Expert, are_largest, chosen_experts, mixture, router_weights, scores_for_choice
 from parity_audit.formulas.mlp import gated
 from parity_audit.formulas.positions import visible
 from parity_audit.formulas.rotary import angles, rotate
@@ -95,3 +95,11 @@ def test_neighbours_that_are_written_as_halves_are_what_deepseek_makes_in_transf
     plain = [rotate(x.transpose(1, 2), cos, sin, pairing="adjacent") for x in (q, k)]
     scores = torch.einsum("bqhd,bkhd->bhqk", *plain)
     torch.testing.assert_close(scores, torch.einsum("bhqd,bhkd->bhqk", *want))
+
+
+@pytest.mark.parametrize(("apart", "right"), [(0.004, True), (0.0075, True), (0.02, False), (0.3, False)])
+def test_experts_whose_scores_tie_in_bfloat16_are_as_right(apart, right):
+    scores = torch.tensor([[1.0, 1.0 - apart, 0.2, -torch.inf]])
+    second = torch.tensor([[False, True, False, False]])
+
+    assert bool(are_largest(scores, second)) == right
