@@ -6,7 +6,14 @@ from transformers import DeepseekV3Config, Llama4TextConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter, apply_rotary_pos_emb_interleave
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 
-from parity_audit.formulas.experts import Expert, are_largest, chosen_experts, mixture, router_weights, scores_for_choice
+from parity_audit.formulas.experts import (
+    Expert,
+    are_largest,
+    chosen_experts,
+    mixture,
+    router_weights,
+    scores_for_choice,
+)
 from parity_audit.formulas.mlp import gated
 from parity_audit.formulas.positions import visible
 from parity_audit.formulas.rotary import angles, rotate
