@@ -14,10 +14,11 @@ from parity_audit.formulas.activations import activation
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
 from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_of
-from parity_audit.formulas.knobs import MISSING, PLACES
+from parity_audit.formulas.knobs import INVERSE, K_ONLY, MISSING, PLACES, Q_ONLY
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.positions import growth, visible
 from parity_audit.formulas.projections import heads, joined, project
+from parity_audit.formulas.rounding import refuse_narrow
 
 LATENTS = {"q": "q_latent", "k": "kv_latent", "v": "kv_latent"}
 """The latent that each is projected from, where a block has latents (DeepSeek)."""
@@ -167,15 +168,17 @@ def _rotated(at: Place, part: str) -> Tensor:
     x, theta = _before_rotation(at, part), at.knob("rope.theta")
     if part == "q":
         x = _grown(at, x)
-    if theta is None:
+    if theta is None or at.knob("rope.layers") == {"q": K_ONLY, "k": Q_ONLY}[part]:
         return x
+    refuse_narrow(at.knob("rope.dtype"), x)
     scaling, rounding = at.knob("rope.scaling"), at.knob("rope.table_dtype")
     positions = at.batch.positions + at.knob("rope.offset")
     frequencies = inverse_frequencies(
         theta, scaling, int(at.knob("rope.partial") or x.shape[-1]), int(positions.max()) + 1,
         torch.float64 if rounding == rotary.FULL else torch.float32,
     )  # fmt: skip
-    cos, sin = rotary.angles(positions, frequencies, x.dtype, rounding=rounding)
+    cos, sin = rotary.angles(positions, frequencies, x.dtype, rounding=rounding, arithmetic=at.knob("rope.dtype"))
+    sin = -sin if at.knob("rope.direction") == INVERSE else sin
     return rotary.rotate(x, cos, sin, pairing=at.knob("rope.pairing"), factor=attention_factor(scaling))
 
 

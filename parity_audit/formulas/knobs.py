@@ -60,6 +60,8 @@ PLACES_IN_A_NORM = (
 """Where a norm rounds: its output, the normalised input, weight and bias, its input, every tensor but in sums over components,
 every step, or every step before the weight."""
 
+PLACES_IN_A_ROTATION = ("cos and sin", "angles", "frequencies", "positions", "throughout")
+"""Where a rotation rounds: its table, the angles that it is made of, their factors, or all of these."""
 PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout", "logits behind the cap")
 """Where the head rounds: the product, before a factor and a cap; the unembedding; the final norm's output; both; all of these; or
 the logits that come of factor and cap."""
@@ -135,6 +137,10 @@ MASKS = ("causal", "not causal", "sees one key ahead", "hides the query's own ke
 behind it and padding."""
 PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written as halves")
 """The last two write the turned components in the order of the other: scores are those of what comes first."""
+BOTH, Q_ONLY, K_ONLY = "q and k", "q only", "k only"
+"""What is rotated."""
+FORWARD, INVERSE = "forward", "inverse"
+"""The sense of a rotation."""
 PLACES = "places"
 """What a temperature by position may count instead of positions: places in a row, padding with them."""
 SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", "softmax with 1 added to the sum"
@@ -201,10 +207,10 @@ ROWS: tuple[Knob, ...] = (
     Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, span=SHIFT, judged=True),
     Knob("rope.table_dtype", CHOICE, "rope", "What is computed in float32 before queries and keys are rotated.",
          "float32 frequencies", ("float32 frequencies", "float32 table", FULL)),
-    Knob("rope.dtype", CHOICE, "rope", "A narrow dtype inside the rotation, and where its rounding stands.", FULL, judged=True,
-         formula=False),
-    Knob("rope.layers", CHOICE, "rope", "Whether queries and keys are both rotated.", "q and k", judged=True, formula=False),
-    Knob("rope.direction", CHOICE, "rope", "The sense of the rotation.", "forward", judged=True, formula=False),
+    Knob("rope.dtype", ROUNDING, "rope", "A narrow dtype inside the rotation, and where its rounding stands.", FULL,
+         _rounded(PLACES_IN_A_ROTATION), judged=True),
+    Knob("rope.layers", CHOICE, "rope", "Whether queries and keys are both rotated.", BOTH, (BOTH, Q_ONLY, K_ONLY), judged=True),
+    Knob("rope.direction", CHOICE, "rope", "The sense of the rotation.", FORWARD, (FORWARD, INVERSE), judged=True),
     Knob("rope.first_dim", COUNT, "rope", "The first component of a head that is rotated.", 0, judged=True, formula=False),
     Knob("attention.scale", REAL, "scores", "Divisor of q.k; sqrt(d_head) where a spec is silent.", span=FACTOR,
          confused_with=("attention.softcap", "attention.temperature")),

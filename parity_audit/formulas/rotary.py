@@ -13,6 +13,7 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.formulas.knobs import PAIRINGS
+from parity_audit.formulas.rounding import steps_of
 
 HALF, ADJACENT = "half", "adjacent"
 READ_WRITTEN = dict(
@@ -26,14 +27,17 @@ BACK = {HALF: "two ... pair -> ... (two pair)", ADJACENT: "two ... pair -> ... (
 
 
 def angles(
-    positions: Tensor, frequencies: Tensor, dtype: torch.dtype, *, rounding: str = FULL
+    positions: Tensor, frequencies: Tensor, dtype: torch.dtype, *, rounding: str = FULL, arithmetic: str = FULL
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin `[batch pos pair]` in `dtype`, of positions `[batch pos]` and frequencies `[pair]`."""
-    if rounding != TABLE_32:
-        turned = rearrange(positions, "batch pos -> batch pos 1").to(dtype) * frequencies.to(dtype)
-        return turned.cos(), turned.sin()
-    turned = rearrange(positions, "batch pos -> batch pos 1").to(torch.float32) * frequencies
-    return turned.cos().to(dtype), turned.sin().to(dtype)
+    """cos and sin `[batch pos pair]` in `dtype`, of positions `[batch pos]` and frequencies `[pair]`.
+
+    `arithmetic`: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_ROTATION`.
+    """
+    step = steps_of(arithmetic)
+    own = torch.float32 if rounding == TABLE_32 else dtype
+    places = step("positions", rearrange(positions, "batch pos -> batch pos 1").to(own))
+    turned = step("angles", places * step("frequencies", frequencies.to(own)))
+    return step("cos", turned.cos()).to(dtype), step("sin", turned.sin()).to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: float = 1.0) -> Tensor:

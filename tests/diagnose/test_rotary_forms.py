@@ -1,0 +1,55 @@
+"""What is rotated, in which sense and in which arithmetic: planted by complex numbers, named by the formula of rotated queries."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from loose import SHORT, explained, loose
+from torch import Tensor
+
+HEADS, D, LENGTH, THETA = 4, 32, 48, 1e4
+Q, K = (torch.randn(1, LENGTH, HEADS, D, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+FREQUENCIES = THETA ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def turned(x: Tensor, low=same, *, sense: float = 1.0) -> Tensor:
+    """Halves of a head turned in float64, with the table rounded by `low`."""
+    angle = (torch.arange(LENGTH, dtype=torch.float64)[:, None] * FREQUENCIES)[:, None]
+    turn = torch.complex(low(angle.cos()), sense * low(angle.sin()))
+    pairs = torch.complex(*(half.contiguous() for half in x.double().chunk(2, -1)))
+    made = pairs * turn
+    return torch.cat([made.real, made.imag], -1).float()
+
+
+def side(rot_q: Tensor, rot_k: Tensor):
+    sites = {"q": Q, "k": K, "rot_q": rot_q, "rot_k": rot_k}
+    return loose(sites, probes=SHORT[:1], rope__theta=THETA)
+
+
+RIGHT = side(turned(Q), turned(K))
+
+
+def test_a_right_rotation_is_not_accused():
+    assert explained(side(turned(Q), turned(K)), RIGHT) == {}
+
+
+@pytest.mark.parametrize(
+    ("made", "knob", "value"),
+    [
+        (side(turned(Q), K), "rope.layers", "q only"),
+        (side(Q, turned(K)), "rope.layers", "k only"),
+        (side(turned(Q, sense=-1.0), turned(K, sense=-1.0)), "rope.direction", "inverse"),
+        *(
+            (side(*(turned(x, lambda t, dtype=dtype: t.to(dtype).double()) for x in (Q, K))), "rope.dtype", f"{name} cos and sin")
+            for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16))
+        ),
+    ],
+)  # fmt: skip
+def test_one_cause_is_one_finding(made, knob, value):
+    found = explained(made, RIGHT)
+
+    assert {name: finding.candidate_value for name, finding in found.items()} == {knob: value}
