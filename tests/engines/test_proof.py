@@ -30,6 +30,14 @@ GELU_AND_HEAD = GELU.replace(
     "    return model",
 )
 
+GELU_AND_CLAMP = GELU.replace(
+    "    return model",
+    "    value = model.model.layers[1].self_attn.v_proj\n"
+    "    inner = value.forward\n"
+    "    value.forward = lambda x: inner(x).clamp(-0.5, 0.5)\n"
+    "    return model",
+)
+
 NOT_CAUSAL = """
 import torch, transformers
 
@@ -80,12 +88,14 @@ def site_map_without_knobs(folder):
 @pytest.fixture(scope="module")
 def wrong_ports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("proof")
-    for name, text in {"gelu": GELU, "gelu_and_head": GELU_AND_HEAD, "scaled_twice": SCALED_TWICE}.items():
+    texts = {
+        "gelu": GELU, "gelu_and_head": GELU_AND_HEAD, "scaled_twice": SCALED_TWICE, "gelu_and_clamp": GELU_AND_CLAMP,
+    }  # fmt: skip
+    for name, text in texts.items():
         (folder / f"{name}.py").write_text(text)
     plain = f"python:{PORTS / 'plain_llama.py'}:load,sites={site_map_without_knobs(folder)}"
-    own = (f"python:{folder / name}.py:load" for name in ("gelu", "gelu_and_head", "scaled_twice"))
-    scaled, gelu, both, twice = f"{plain},scale=9.5", *own
-    return audit(LLAMA, folder / "out", scaled, gelu, plain, both, twice)
+    scaled, gelu, both, twice, clamped = f"{plain},scale=9.5", *(f"python:{folder / name}.py:load" for name in texts)
+    return audit(LLAMA, folder / "out", scaled, gelu, plain, both, twice, clamped)
 
 
 def test_a_scale_that_nothing_can_set_is_proved_in_its_layer(wrong_ports):
@@ -155,17 +165,26 @@ def test_match_reference_patches_the_candidate_to_drop_it_as_well(tmp_path):
     assert "spec's value" in right.proof.statement
 
 
-def test_what_the_reference_cannot_be_given_is_set_aside_with_the_reason(wrong_ports):
-    """The curve is imposed; a head in bfloat16 has no setting, so the logits are not compared, and all the rest agrees."""
+def test_a_head_in_a_narrow_dtype_that_no_setting_reaches_is_imposed_in_its_formula(wrong_ports):
     both = wrong_ports[3]
 
     assert {finding.knob for finding in both.findings} == {"mlp.activation", "logits.dtype"}
     assert both.proof.proven
+    assert [item.knob for item in both.proof.imposed] == ["mlp.activation", "logits.dtype"]
+    assert both.proof.imposed[1].by == "formula"
+    assert both.proof.not_imposed == ()
+
+
+def test_what_the_reference_cannot_be_given_is_set_aside_with_the_reason(wrong_ports):
+    """The curve is imposed; clamped values have no setting and no formula."""
+    both = wrong_ports[5]
+
+    assert {finding.knob for finding in both.findings} == {"mlp.activation", "v.clamp"}
     assert [item.knob for item in both.proof.imposed] == ["mlp.activation"]
     assert [(item.what, item.why) for item in both.proof.not_imposed] == [
-        ("logits.dtype", "the reference has no setting that says this")
+        ("v.clamp in layer 1", "the reference has no setting that says this")
     ]
-    assert "Not imposed: logits.dtype" in both.proof.statement
+    assert "Not imposed: v.clamp" in both.proof.statement
 
 
 def test_a_constant_that_is_folded_in_twice_gets_the_setting_that_makes_up_for_it(wrong_ports):
