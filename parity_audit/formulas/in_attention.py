@@ -225,6 +225,10 @@ def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
     s = at.site("attn_scores") if scores is None else scores
     sinks = at.tensor("attn.sinks").flatten() if at.knob("attention.sinks") else None
     law, arithmetic = at.knob("attention.weights"), at.knob("attention.softmax_dtype")
+    if scores is not None or not at.is_given("attn_scores"):
+        refuse_narrow(
+            arithmetic, _multiplied(at, "q")
+        )  # scores made of narrow queries are as coarse, and show it no more
     return attention.weights(s * at.knob("attention.temperature"), law, sinks, arithmetic)
 
 
