@@ -295,17 +295,18 @@ def unexplained(sites: Mapping[str, Sequence[str]], findings: Sequence[Finding])
 
 
 def _explains(finding: Finding, site: str, origin: str) -> bool:
-    """Whether a finding is a cause of errors at `origin`, holds in the site's layer and, where it was read off one site of
-    several alike, was read off this one."""
+    """Whether a finding was read off `origin` itself, or is a cause of errors there, holds in the site's layer and, where it was
+    read off one site of several alike, was read off this one."""
     component, layer, row = component_of(origin), layer_of(site), KNOBS.get(finding.knob)
-    if origin in places_of(finding):
+    places = places_of(finding)
+    if origin in places:
         return True
     of_component = row is not None and row.component == component
     if not of_component and not finding.knob.startswith(EXPLAINED_BY.get(component, ("?",))):
         return False
     if not (finding.layers is None or layer is None or layer in finding.layers):
         return False
-    read = {local_name(place) for place in places_of(finding)}
+    read = {local_name(place) for place in places}
     return (
         not read or not finding.knob.startswith(ONE_SITE) or bool({local_name(origin), FOLLOWS.get(component)} & read)
     )

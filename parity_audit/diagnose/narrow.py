@@ -15,7 +15,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose import numerics
-from parity_audit.diagnose.identify.rounding import NARROW, representable
+from parity_audit.formulas.rounding import NARROW, representable
 
 DTYPE = "numerics.dtype"
 SETTINGS = (numerics.KNOB, DTYPE)

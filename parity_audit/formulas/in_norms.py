@@ -31,12 +31,8 @@ ELSEWHERE = {
 
 def read_by_norm(at: Place, site: str, usual: str) -> Tensor:
     """What the norm of a site reads, `[batch pos d_model]`."""
-    return sum_of(at, ELSEWHERE.get(site, {}).get(at.knob("norm.order"), (usual,)))
-
-
-def sum_of(at: Place, sites: tuple[str, ...]) -> Tensor:
-    """The sum of some sites, of their shape."""
-    first, *rest = (at.site(site) for site in sites)
+    sites = ELSEWHERE.get(site, {}).get(at.knob("norm.order"), (usual,))
+    first, *rest = (at.site(name) for name in sites)
     return sum(rest, start=first)
 
 

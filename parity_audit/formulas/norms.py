@@ -24,7 +24,6 @@ from parity_audit.formulas.knobs import FULL, INSIDE, NORM_SIZES, OUTSIDE, USUAL
 from parity_audit.formulas.rounding import NARROW, refuse_narrow, rounded
 
 LAYER, RMS, ABSENT = "layer", "rms", "none"
-KINDS = (RMS, LAYER)
 HEAD, PROJECTION = "head", "projection"
 AFTER_ROTATION = "after rotation"
 SQUARES: dict[str, Callable[[Tensor], Tensor]] = dict(zip(NORM_SIZES, (

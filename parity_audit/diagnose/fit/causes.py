@@ -164,7 +164,8 @@ def _holds(at: _AtSite, one: Explanation) -> bool:
     or rounding as well where they are the order of the block."""
     residuals = at.searched.side.residuals
     values = under(residuals, one.values, at.parts[0].layer)
-    if not explains(residuals, at.parts, one.values, at.enough):
+    here = Explanation(values=one.values, residual=residual(residuals, at.parts, values))
+    if not explains(residuals, at.parts, here, at.enough):
         return False
     return all(
         residual(residuals, other, values) <= _may_leave(at, knob, values, other)
@@ -179,10 +180,10 @@ def _may_leave(at: _AtSite, knob: str, values: Values, other: Sequence[Component
     site; anything at a site that the formulas cannot make of what is shown."""
     residuals = at.searched.side.residuals
     by_spec = residual(residuals, other)
-    moved = joined(residuals, other), joined(residuals, other, values)
-    if knob in ORDER_OF_A_BLOCK and math.isfinite(by_spec) and not _equal(*moved):
-        return MORE_ON_ALL * at.limit
-    return max(MORE_ON_ALL * by_spec, at.limit)
+    if knob not in ORDER_OF_A_BLOCK or not math.isfinite(by_spec):
+        return max(MORE_ON_ALL * by_spec, at.limit)
+    is_moved = not _equal(joined(residuals, other), joined(residuals, other, values))
+    return MORE_ON_ALL * at.limit if is_moved else max(MORE_ON_ALL * by_spec, at.limit)
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

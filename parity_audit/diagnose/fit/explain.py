@@ -80,28 +80,27 @@ def residual(residuals: Residuals, parts: Sequence[Component], values: Values | 
     return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
 
 
-def explains(residuals: Residuals, parts: Sequence[Component], setting: Setting, limit: float) -> bool:
-    """Whether a setting explains these components: it leaves no more than rounding, which is `limit`.
+def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation, limit: float) -> bool:
+    """Whether values explain these components, of which they leave `one.residual`: no more than rounding, which is `limit`.
 
     A narrow dtype inside a component is not computed again to the last bit everywhere, since a number near the middle of two falls
     to either side, and a token's size with it. It explains a component where, beside the same setting without it and beside the
     spec's values, it reproduces nearly all numbers that are wrong, or leaves clearly less and no more numbers wrong.
     """
-    layer = parts[0].layer
-    off = joined(residuals, parts, under(residuals, setting, layer))
+    exact = {knob: value for knob, value in one.values.items() if KNOBS[knob].kind != ROUNDING}
+    if one.residual <= limit or len(exact) == len(one.values):
+        return one.residual <= limit
+    off, *others = (
+        joined(residuals, parts, under(residuals, values, parts[0].layer)) for values in (one.values, exact, {})
+    )
     if off is None or not bool(off.isfinite().all()):
         return False
-    left = float(off.norm())
-    exact = {knob: value for knob, value in setting.items() if KNOBS[knob].kind != ROUNDING}
-    if left <= limit or len(exact) == len(setting):
-        return left <= limit
-    others = [joined(residuals, parts, under(residuals, other, layer)) for other in (exact, {})]
-    shown = [one for one in others if one is not None and one.shape == off.shape]
+    shown = [other for other in others if other is not None and other.shape == off.shape]
     if not shown:
         return False
-    without = min(shown, key=lambda one: float(one.norm()))
+    without = min(shown, key=lambda other: float(other.norm()))
     wrong, before = (int((x.abs() > MORE_ON_ALL * limit / len(x) ** 0.5).sum()) for x in (off, without))
-    return wrong <= STILL_WRONG * before or (wrong <= before and left * CLEAR <= float(without.norm()))
+    return wrong <= STILL_WRONG * before or (wrong <= before and one.residual * CLEAR <= float(without.norm()))
 
 
 def difference_of(residuals: Residuals, parts: Sequence[Component], knob: str, held: Setting) -> Difference:
@@ -122,7 +121,7 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
     search = _Search(residuals=residuals, parts=parts, limit=limit)
     found: list[Explanation] = []
     for several in search.by_size():
-        found = [one for one in several if explains(residuals, parts, one.values, limit)]
+        found = [one for one in several if explains(residuals, parts, one, limit)]
         if found:
             break
     alike = TIED * max(min((one.residual for one in found), default=0.0), floor)
@@ -180,7 +179,7 @@ class _Search:
 
     def _is_near(self, one: Explanation) -> bool:
         """Whether a setting may explain the component, by the smallest probe alone."""
-        return explains(self.residuals, [self.small], one.values, MORE_ON_ALL * self.limit)
+        return explains(self.residuals, [self.small], one, MORE_ON_ALL * self.limit)
 
     def _polished(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
         """The nearest minimum in all numbers of a set together, each with as few digits as leave the same."""

@@ -18,9 +18,11 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, relative_rms
 from parity_audit.diagnose.identify.attention.rows import Row, visible_scores
 from parity_audit.diagnose.identify.least_squares import ratio
-from parity_audit.diagnose.identify.rounding import FULL, NARROW, any_narrow, best_of, representable, rounded
+from parity_audit.diagnose.identify.rounding import best_of
 from parity_audit.diagnose.thresholds import EXPLAINED
-from parity_audit.formulas.attention import softmax
+from parity_audit.formulas.attention import narrow_softmax, softmax
+from parity_audit.formulas.knobs import FULL, KNOBS
+from parity_audit.formulas.rounding import NARROW, any_narrow, representable
 
 SINKS, TEMPERATURE, DTYPE = "attention.sinks", "attention.temperature", "attention.softmax_dtype"
 OWN, OFF_BY_ONE = "the checkpoint's", "0 in every head (softmax off by one)"
@@ -154,19 +156,7 @@ def _dtype(
             if representable(torch.cat([row.q.flatten() for row in rows[:3]]), dtype):
                 return gap(evidence, DTYPE, "q is in a narrow dtype itself")
             return said(DTYPE, f"{name} throughout" if representable(p, dtype) else f"{name} scores")
-    variants = {FULL: exact}
-    for name, dtype in NARROW.items():
-        variants[f"{name} pattern"] = rounded(exact, dtype)
-        for place, below_top in (("", False), (", below the row's largest", True)):
-            coarse = _rounded_softmax(s, sinks, dtype, below_top=below_top)
-            variants |= {f"{name} scores{place}": coarse, f"{name} throughout{place}": rounded(coarse, dtype)}
+    places = (value for value in KNOBS[DTYPE].choices if value != FULL)
+    variants = {FULL: exact} | {value: narrow_softmax(s, sinks, value) for value in places}
     best, left = best_of(p, variants)
     return said(DTYPE, best, None, left_over=dict(sorted(left.items(), key=lambda item: item[1])[:3]))
-
-
-def _rounded_softmax(s: Tensor, sinks: Tensor | None, dtype: torch.dtype, *, below_top: bool) -> Tensor:
-    """The pattern when scores (and sinks) are rounded on their way in, as they are or after each row's largest is taken off."""
-    whole = s if sinks is None else torch.cat([s, sinks[:, None, None].expand(*s.shape[:-1], 1)], -1)
-    whole = whole - whole.amax(-1, keepdim=True) if below_top else whole
-    coarse = torch.where(torch.isfinite(whole), rounded(whole.nan_to_num(neginf=0.0), dtype), whole)
-    return coarse.softmax(-1).nan_to_num(0.0)[..., : s.shape[-1]]

@@ -20,9 +20,10 @@ from parity_audit.diagnose.identify.rotary.dtype import arithmetic
 from parity_audit.diagnose.identify.rotary.scalings import known, log_table
 from parity_audit.diagnose.identify.rotary.tables import LOG_EPS, TableFit, explain
 from parity_audit.diagnose.identify.rotary.turns import Turn
-from parity_audit.diagnose.identify.rounding import FULL, any_narrow
 from parity_audit.diagnose.thresholds import SIGMAS
 from parity_audit.formulas.frequencies import attention_factor, dynamic_theta, kind_of
+from parity_audit.formulas.knobs import FULL
+from parity_audit.formulas.rounding import any_narrow
 
 THETA, SCALING, DIRECTION, DTYPE = "rope.theta", "rope.scaling", "rope.direction", "rope.dtype"
 MAGNITUDE_EPS = 1e-3

@@ -18,7 +18,7 @@ from torch import Tensor
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, f64, real
 from parity_audit.diagnose.heads import before_rotation
-from parity_audit.diagnose.identify.rounding import any_narrow
+from parity_audit.formulas.rounding import any_narrow
 
 ROTATES = 0.03
 STILL = 0.02
