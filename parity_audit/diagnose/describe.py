@@ -31,6 +31,8 @@ from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.thresholds import CLEAR
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
+MEASURED = ("gain", "bias", "norm")
+"""Kinds of descriptions whose words give the size or range of what differs in every token or channel."""
 MOST_TOKENS = 512
 EVEN = 1e-6
 COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
@@ -87,9 +89,8 @@ def _joined(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _says_the_same(one: Finding, other: Finding) -> bool:
-    return one.evidence.get("where") == other.evidence.get("where") and _same_words(
-        one.candidate_value, other.candidate_value
-    )
+    alike = _same_value(one.knob, one.candidate_value, other.candidate_value)
+    return alike and one.evidence.get("where") == other.evidence.get("where")
 
 
 def _described(finding: Finding, sides: Replayed) -> list[Finding]:
@@ -285,18 +286,16 @@ def _tokens(capture: Capture, probes: Sequence[Probe], site: str) -> Tensor:
 def _alike(a: Form, b: Form) -> bool:
     if a.kind != b.kind or a.channels != b.channels:
         return False
-    return _same_words(a.value, b.value)
+    return _same_value(a.kind, a.value, b.value)
 
 
-def _same_words(a: KnobValue, b: KnobValue) -> bool:
+def _same_value(kind: str, a: KnobValue, b: KnobValue) -> bool:
+    """Whether two descriptions of one kind say the same. Where the words of a kind give a measure, it may differ by layer."""
     if isinstance(a, float) and isinstance(b, float):
         return abs(a - b) <= 1e-3 * max(abs(a), abs(b))
-    # Of factors of a token, of biases of a channel the words give the range, and it differs from layer to layer.
-    return _without_numbers(str(a)) == _without_numbers(str(b))
-
-
-def _without_numbers(words: str) -> str:
-    return NUMBER.sub("", words)
+    if kind.endswith(MEASURED):
+        return NUMBER.sub("", str(a)) == NUMBER.sub("", str(b))
+    return a == b
 
 
 def _finding(unexplained: Finding, group: _Group) -> Finding:

@@ -77,3 +77,21 @@ def test_layers_that_fit_several_descriptions_have_that_of_most_layers():
     assert [(item.knob, item.candidate_value, item.layers) for item in told] == [
         ("q.norm", "each head normalised to rms 1", (0, 1, 2, 3))
     ]
+
+
+def test_what_differs_from_layer_to_layer_in_its_measure_alone_is_one_finding_and_other_values_are_several():
+    def told(changes):
+        true = {f"blocks.{layer}.q": torch.randn(1, 64, 2, 8, generator=DRAW) for layer in (0, 1)}
+        own = {site: change(true[site]) for site, change in zip(true, changes, strict=True)}
+        sides = Replayed(
+            own=Whole(own), true=Whole(true), ratios={("short", site): 1e5 for site in own}, d_head=8
+        )  # fmt: skip
+        left = Finding(
+            knob="qkv", kind="unexplained", layers=(0, 1), site="blocks.0.q", reference_value=None, candidate_value=None,
+            evidence={"component": "qkv", "sites": list(own)},
+        )  # fmt: skip
+        return [(item.knob, item.layers) for item in with_descriptions([left], sides)[0]]
+
+    vectors = [torch.randn(2, 8, generator=DRAW), 3 * torch.randn(2, 8, generator=DRAW)]
+    assert told([lambda x, v=v: x + v for v in vectors]) == [("q.bias", (0, 1))]
+    assert told([lambda x, by=by: x.roll(by, 1) for by in (1, 2)]) == [("q.position", (0,)), ("q.position", (1,))]
