@@ -13,10 +13,11 @@ from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Finding
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.agreement import is_number, same
+from parity_audit.diagnose.decoding import ATTENTION, run_whole
 from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_value
 from parity_audit.diagnose.findings import shown
-from parity_audit.diagnose.fitting import fit_side
-from parity_audit.diagnose.identify.attention import family as attention
+from parity_audit.diagnose.fit.causes import causes
+from parity_audit.diagnose.fit.sides import ByLayer
 from parity_audit.diagnose.identities import hook_warnings, stored_factors
 from parity_audit.diagnose.numerics import reduced_products
 from parity_audit.specs.resolve import ResolvedModel, read_config
@@ -68,11 +69,12 @@ def departures(capture: Capture, plan: SidePlan) -> list[Finding]:
     a kernel without soft-cap drops it without an error. The fit sees what was computed, not what was configured.
     A constant that its probes do not show has no fit, and is not among them.
     """
-    layers = evidence_by_layer("reference", [capture], plan)
-    fits, _ = fit_side([layers[0]], [attention.fit])
+    layers = run_whole(evidence_by_layer("reference", [capture], plan))
+    first: ByLayer = {0: layers[0]}
+    fits = causes(first, first, ATTENTION).reference
     knobs = knob_values(plan.spec, plan.config)
-    checked = [(fit, spec_value(knobs, fit.knob, 0)) for fit in fits if fit.knob in CHECKED]
-    return [_finding(fit, spec) for fit, spec in checked if _departs(fit, spec)]
+    checked = {fit.knob: (fit, spec_value(knobs, fit.knob, 0)) for fit in fits if fit.knob in CHECKED}
+    return [_finding(fit, spec) for fit, spec in checked.values() if _departs(fit, spec)]
 
 
 def _departs(fit: KnobFit, spec: KnobValue) -> bool:

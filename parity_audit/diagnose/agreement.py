@@ -2,7 +2,7 @@
 
 Numbers differ when they lie more than `SIGMAS` joint standard errors *and* a share `MATERIAL` of their size apart
 (a constant stored in another dtype moves by less and is no fault). Intervals differ when they are disjoint.
-Words differ when they are not the same and not tied.
+Whole numbers and words differ when they are not the same, words when they are not tied either.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ def differs(pair: Pair) -> bool:
         return not both_off and pair.sigmas > SIGMAS and abs(apart[0]) > material(pair)
     if tied(a, b.value) or tied(b, a.value):
         return False
+    if _is_count(a.value) and _is_count(b.value):
+        return a.value != b.value
     lists = numbers_of(a), numbers_of(b)
     if lists[0] is not None and lists[1] is not None:
         return lists_differ(lists[0], lists[1])
@@ -181,6 +183,10 @@ def same(a: KnobValue, b: KnobValue, tolerance: float = SAME_IN_DICT) -> bool:
     if isinstance(a, str) and isinstance(b, str):
         return canonical(a) == canonical(b)
     return a == b
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:

@@ -15,23 +15,17 @@ from torch import Tensor
 from parity_audit.core.report import Finding
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.agreement import SIGMAS, is_number, same
-from parity_audit.diagnose.evidence import Evidence, gap
-from parity_audit.diagnose.extent import DECODED
-from parity_audit.diagnose.findings import places_of, stderr_of
-from parity_audit.diagnose.fitting import FAMILIES, ByLayer, Families, causes_at, identify, not_explained
-from parity_audit.diagnose.identify.attention import cached as cached_attention
-from parity_audit.diagnose.identify.rotary import cached as cached_rotation
+from parity_audit.diagnose.evidence import Evidence
+from parity_audit.diagnose.extent import DECODED, only_where
+from parity_audit.diagnose.findings import places_of, stderr_of, unexplained
+from parity_audit.diagnose.fit.causes import follows_spec
+from parity_audit.diagnose.fitting import ByLayer, causes_at
 from parity_audit.diagnose.localise import component_of
+from parity_audit.formulas.knobs import LAST_KEYS
 
 ATTENTION, WINDOW = ("scores", "pattern", "z"), "attention.window"
-READS_OTHERS = (*ATTENTION, "rope", "delta")
+READS_OTHERS = (*ATTENTION, "rope", "pos_embed", "delta")
 """Components that make a token of the tokens before it or of its position."""
-WITH_THE_PROMPT: Families = {
-    "rotary": (cached_rotation.fit, FAMILIES["rotary"][1]),
-    "positions": FAMILIES["positions"],
-    "attention": (cached_attention.fit, FAMILIES["attention"][1]),
-}
-WITHOUT: Families = {name: family for name, family in FAMILIES.items() if name not in ("head_map", *WITH_THE_PROMPT)}
 
 
 def decoded_probes(probes: Iterable[Probe]) -> set[str]:
@@ -55,35 +49,17 @@ def identify_decoded(
     candidate: ByLayer, reference: ByLayer, wrong: Collection[str]
 ) -> tuple[list[Finding], list[NotTested]]:
     """Findings for sites whose components are right in whole runs and wrong in decoded tokens: what a component does to a token
-    by itself is explained as in whole runs, positions and attention by families that read the prompt as well."""
+    by itself is explained as in whole runs, positions and attention with the prompt before them. Attention that nothing explains
+    is listed here: whole runs may have a cause for the same component, which must not stand for it."""
     if not wrong:
         return [], []
     own, true = ({layer: _only(side[layer], decoded=True) for layer in side} for side in (candidate, reference))
     alone = [site for site in wrong if component_of(site) not in READS_OTHERS]
-    found, missing = causes_at(_tokens(own), _tokens(true), alone, WITHOUT)
-    more, gaps = identify(own, true, not_explained(wrong, found), WITH_THE_PROMPT)
-    return [*found, *more, *_without_a_law(own, gaps)], [*missing, *gaps]
-
-
-def _without_a_law(layers: ByLayer, gaps: Sequence[NotTested]) -> list[Finding]:
-    """Attention of decoded tokens that neither the prompt's law nor anything known of caches explains, as one finding.
-
-    Whole runs may have a cause for the same component, which must not stand for this.
-    """
-    unlike = {item.what for item in gaps if item.why == cached_attention.NO_LAW}
-    at = [
-        n for n, evidence in layers.items() if gap(evidence, cached_attention.KEYS, "").what in unlike and n is not None
-    ]
-    if not at:
-        return []
-    sites = [f"blocks.{layer}.z" for layer in sorted(at)]
-    return [
-        Finding(
-            knob="z", kind="unexplained", layers=tuple(sorted(at)), site=sites[0], reference_value=None,
-            candidate_value=None, confidence=0.5, evidence={"component": "z", "sites": sites, "extent": DECODED},
-            message=f"attention introduces error that no constant known here explains; only {DECODED}",
-        )
-    ]  # fmt: skip
+    found, missing = causes_at(_tokens(own), _tokens(true), alone)
+    more, gaps = causes_at(own, true, [site for site in wrong if site not in alone], {})
+    attended = {site: [site] for site in wrong if component_of(site) in ATTENTION and not follows_spec(site, own, true)}
+    left = [only_where(item, DECODED) for item in unexplained(attended, more)]
+    return [*found, *more, *left], [*missing, *gaps]
 
 
 def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding]:
@@ -103,11 +79,11 @@ def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding
 
 def _same_window(decoded: Finding, whole: Finding) -> bool:
     """Whether decoded tokens see the keys that a window of whole runs leaves them."""
-    held = (cached_attention.KEYS, WINDOW)
+    held = ("cache.keys", WINDOW)
     return (
         (decoded.knob, whole.knob) == held
         and isinstance(whole.candidate_value, int)
-        and decoded.candidate_value == cached_attention.last_keys(whole.candidate_value)
+        and decoded.candidate_value == LAST_KEYS.format(whole.candidate_value)
         and _share_layers(decoded, whole)
     )
 
@@ -161,4 +137,4 @@ def _without_prompt(evidence: Evidence, probes: Sequence[Probe]) -> Evidence:
 
 def _behind(probe: Probe, first: int) -> Probe:
     """The tokens of a probe from the first decoded one on, which stand where they stood."""
-    return replace(probe.columns(first, None), kept=tuple(range(first, probe.shape[1])))
+    return replace(probe.columns(first, None), kept=tuple(range(first, probe.shape[1])), decode_from=None)

@@ -25,7 +25,6 @@ from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms.attended import attended, neighbours, rounded_values
 from parity_audit.diagnose.forms.described import described, descriptions
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.identify.attention.rows import are_the_pattern
 from parity_audit.diagnose.identify.linear.sample import CLEAN, NOT_STORED
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.thresholds import CLEAR
@@ -230,9 +229,11 @@ def _introducing(finding: Finding, sides: Replayed) -> set[str]:
 
 
 def _is_pattern(site: str, capture: Capture) -> bool:
+    """Whether what goes by the name of scores is what the softmax made of them."""
     both = site, site.removesuffix("attn_scores") + "pattern"
     held = (probe.name for probe in capture.probes if set(both) <= capture.sites(probe.name))
-    return are_the_pattern((capture.tensor(name, both[0]), capture.tensor(name, both[1])) for name in held)
+    pairs = [(capture.tensor(name, both[0]), capture.tensor(name, both[1])) for name in held]
+    return bool(pairs) and all(scores.equal(pattern) for scores, pattern in pairs)
 
 
 def _is_uniform(site: str, capture: Capture) -> bool:

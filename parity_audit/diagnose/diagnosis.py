@@ -20,7 +20,7 @@ from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, not
 from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
-from parity_audit.diagnose.findings import unexplained
+from parity_audit.diagnose.findings import says_nothing, unexplained
 from parity_audit.diagnose.fitting import causes_at
 from parity_audit.diagnose.localise import component_of, origins, suspects
 from parity_audit.diagnose.misreported import misreported, without
@@ -129,7 +129,8 @@ def diagnose(case: Case) -> Diagnosis:
     )  # fmt: skip
     told, undescribed = with_descriptions([*findings, *unexplained(origins(ratios), findings)], sides)
     placed, unplaced = with_extents(told, held, case.dtype)
-    findings = [*([coarse] if coarse else []), *hooks, *(item for item in placed if not follows_from(narrow, item))]
+    placed = [item for item in placed if not follows_from(narrow, item) and not says_nothing(item)]
+    findings = [*([coarse] if coarse else []), *hooks, *placed]
     return Diagnosis(
         findings=tuple(findings), introduced=ratios, not_tested=(*gaps, *undescribed, *unplaced)
     )  # fmt: skip

@@ -31,12 +31,12 @@ from parity_audit.diagnose.agreement import (
 )
 from parity_audit.diagnose.confidence import FEW_SIGMAS, REMAINDER, TIED, confidence
 from parity_audit.diagnose.evidence import POINTS, KnobFit, KnobSpec, spec_value, spoken_of
-from parity_audit.diagnose.identify.attention.rows import grouped
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS, bias_knob
 from parity_audit.diagnose.identify.linear.sample import AS_STORED
 from parity_audit.diagnose.localise import component_of
 from parity_audit.formulas.alibi import standard_slopes
-from parity_audit.formulas.knobs import KNOBS, ROWS
+from parity_audit.formulas.attention import consecutive
+from parity_audit.formulas.knobs import KNOBS, ROWS, meant
 
 NEARER = 0.25
 REMAINS, MUCH = 30.0, 1e-4
@@ -49,7 +49,6 @@ DEFAULTS: dict[str, KnobValue] = {
     **{f"weights.{item.role}.scale": 1.0 for item in PROJECTIONS},
     **{bias_knob(item.role): AS_STORED for item in PROJECTIONS},
 }
-IF_THERE: dict[str, KnobValue] = {"attention.sinks": "the checkpoint's", "attention.alibi": 1.0}
 ROUTER = ("weights.moe.router", "moe.router_bias")
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads", "cache.")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
@@ -121,6 +120,7 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     candidate, reference = _pooled([p.candidate for p in group]), _pooled([p.reference for p in group])
     if knob == "attention.window" and len({(p.candidate.value, p.reference.value) for p in group}) > 1:
         candidate, reference = _by_layer([p.candidate for p in group]), _by_layer([p.reference for p in group])
+    candidate, reference = _as_map(candidate, first.reference), _as_map(reference, first.candidate)
     fits = [pair.candidate for pair in group], [pair.reference for pair in group]
     return Finding(
         knob=knob, kind=_kind(knob, candidate, reference), layers=_layers([*group, *blunt], every),
@@ -162,14 +162,19 @@ def _by_layer(fits: Sequence[KnobFit]) -> dict[str, Any]:
 
 def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the usual value where the spec is silent."""
-    value = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else DEFAULTS.get(fit.knob)
-    if isinstance(value, bool) and fit.knob in IF_THERE:  # the spec says that there is one, the fit which
-        value = IF_THERE[fit.knob] if value else DEFAULTS[fit.knob]
-    if fit.knob == "attention.alibi" and is_number(value):
-        return [float(value) * slope for slope in standard_slopes(fit.evidence["n_heads"])]  # type: ignore[arg-type]
-    if fit.knob == "n_kv_heads" and isinstance(value, int) and isinstance(fit.value, list):
-        return list(grouped(len(fit.value), value))
-    return value
+    said = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else DEFAULTS.get(fit.knob)
+    value: KnobValue = meant(fit.knob, said)
+    if fit.knob == "attention.alibi" and isinstance(value, (int, float)) and isinstance(fit.value, list):
+        return [float(value) * slope for slope in standard_slopes(len(fit.value))]
+    return _as_map(value, fit)
+
+
+def _as_map(value: KnobValue, fit: KnobFit) -> KnobValue:
+    """How many heads of keys and values there are, as the one that each query head reads, where a fit says that."""
+    of_heads = fit.value["k"] if isinstance(fit.value, dict) and "k" in fit.value else fit.value
+    if fit.knob != "n_kv_heads" or not isinstance(value, int) or not isinstance(of_heads, list):
+        return value
+    return list(consecutive(len(of_heads), value))
 
 
 def departure(candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]) -> str:
@@ -259,6 +264,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def says_nothing(finding: Finding) -> bool:
+    """Whether a finding tells two ways apart in which programs compute the same function: it explains a site, and is no fault."""
+    row = KNOBS.get(finding.knob)
+    return row is not None and row.same_function
 
 
 def places_of(finding: Finding) -> set[str]:

@@ -17,9 +17,7 @@ from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
 from parity_audit.diagnose.findings import MADE_BY, merge, places_of
 from parity_audit.diagnose.fit.causes import causes
-from parity_audit.diagnose.identify import embedding, positions
-from parity_audit.diagnose.identify.attention import family as attention
-from parity_audit.diagnose.identify.attention import head_map
+from parity_audit.diagnose.identify import embedding
 from parity_audit.diagnose.identify.linear import family as linear
 from parity_audit.diagnose.identify.linear.sample import NOT_STORED
 from parity_audit.diagnose.identify.mlp import activation, experts
@@ -35,10 +33,7 @@ Families = Mapping[str, "tuple[Identifier, frozenset[str]]"]
 
 FAMILIES: Families = {
     "embedding": (embedding.fit, frozenset({"embed"})),
-    "positions": (positions.fit, frozenset({"pos_embed", "residual"})),
     "rotary": (rotary.fit, frozenset({"rope"})),
-    "head_map": (head_map.fit, frozenset({"scores", "pattern", "z"})),
-    "attention": (attention.fit, frozenset({"scores", "pattern", "z"})),
     "activation": (activation.fit, frozenset({"mlp"})),
     "experts": (experts.fit, frozenset({"mlp_out", "mlp"})),
     "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),

@@ -1,26 +1,26 @@
 """Attention from rotated queries and keys to the weighted sum of values.
 
-    s_ij = cap tanh(q_i . k_j / (scale cap)) + alibi_h j          (without a cap: q_i . k_j / scale)
-    p_ij = e^{s_ij} / (sum_j e^{s_ij} + e^{sink_h})               over the keys that query i may see
+    s_ij = cap tanh(q_i . k_j / (scale cap)) + alibi_h j + b(i - j)          (without a cap: q_i . k_j / scale)
+    p_ij = e^{s_ij} / (sum_j e^{s_ij} + e^{sink_h})                          over the keys that query i may see
     z_i  = sum_j p_ij v_j
 
-Query head h reads key-value head h // (n_heads / n_kv_heads). ALiBi is written with the key's position: the paper's
-distance i - j differs from it by a constant per query, which cancels in the softmax, and programs add the former. In
-latent attention keys and values are made of a latent that is narrower than they are, and the end of a key, which alone
-is rotated, is one for all heads. Sources: grouped queries (arXiv 2305.13245), soft-cap (Gemma 2, arXiv 2408.00118), ALiBi
+Query head h reads key-value head h // (n_heads / n_kv_heads), if no map says otherwise. ALiBi is written with the key's
+position: the paper's distance i - j differs from it by a constant per query, which cancels in the softmax, and programs add the
+former. In latent attention keys and values are made of a latent that is narrower than they are, and the end of a key, which
+alone is rotated, is one for all heads. Sources: grouped queries (arXiv 2305.13245), soft-cap (Gemma 2, arXiv 2408.00118), ALiBi
 (arXiv 2108.12409), sinks (gpt-oss, after arXiv 2309.17453), latents (DeepSeek-V2, arXiv 2405.04434).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from einops import einsum, rearrange, repeat
+from einops import einsum, rearrange
 from torch import Tensor
 
 from parity_audit.formulas.knobs import BELOW_TOP, FULL, SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE
-from parity_audit.formulas.rounding import refuse_narrow, steps_of
+from parity_audit.formulas.rounding import steps_of
 
 UNDIVIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid of the scores": torch.sigmoid, "relu of the scores": torch.relu,
@@ -35,10 +35,11 @@ def scores(
     k: Tensor,
     seen: Tensor,
     *,
-    scale: float,
+    scale: float | Sequence[float],
     softcap: float | None = None,
     slopes: Tensor | None = None,
     key_positions: Tensor | None = None,
+    heads: Sequence[int] | None = None,
 ) -> Tensor:
     """What enters the softmax `[batch head query key]`, -inf where a key is hidden.
 
@@ -46,11 +47,14 @@ def scores(
         q: `[batch query head d_head]`.
         k: `[batch key kv_head d_head]`.
         seen: which keys a query may attend to, `[batch 1 query key]`.
-        scale: divisor of q.k.
+        scale: divisor of q.k, of all heads or of each.
         softcap: bound of the scores, None for no bound.
         slopes: of ALiBi `[head]`, with `key_positions [batch key]`.
+        heads: the key-value head that each query head reads, see `per_query_head`.
     """
-    products = einsum(q, _per_query_head(k, q), "batch query head d, batch key head d -> batch head query key") / scale
+    keys = per_query_head(k, q.shape[2], heads)
+    divisor = rearrange(torch.as_tensor(scale, dtype=q.dtype).reshape(-1), "head -> head 1 1")
+    products = einsum(q, keys, "batch query head d, batch key head d -> batch head query key") / divisor
     if softcap is not None:
         products = softcap * torch.tanh(products / softcap)
     if slopes is not None and key_positions is not None:
@@ -73,12 +77,7 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
 
 def narrow_softmax(scores: Tensor, sinks: Tensor | None, arithmetic: str) -> Tensor:
     """The softmax with the rounding of a narrow dtype: the arguments and the result of `softmax`, and one of
-    `knobs.PLACES_IN_A_SOFTMAX` behind a dtype.
-
-    Raises:
-        ValueError: the scores are in a narrow dtype anyway, so that it cannot be told.
-    """
-    refuse_narrow(arithmetic, scores)
+    `knobs.PLACES_IN_A_SOFTMAX` behind a dtype."""
     step = steps_of(arithmetic.removesuffix(BELOW_TOP))
     whole = scores
     if sinks is not None:
@@ -107,13 +106,19 @@ def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: s
     return UNDIVIDED[law](scores).masked_fill(scores.isneginf(), 0.0)
 
 
-def weighted_values(pattern: Tensor, v: Tensor) -> Tensor:
-    """z `[batch query head d_head]` of a pattern `[batch head query key]` and values `[batch key kv_head d_head]`."""
-    groups = pattern.shape[1] // v.shape[2]
-    values = repeat(v, "batch key kv_head d -> batch key (kv_head group) d", group=groups)
+def weighted_values(pattern: Tensor, v: Tensor, heads: Sequence[int] | None = None) -> Tensor:
+    """z `[batch query head d_head]` of a pattern `[batch head query key]` and values `[batch key kv_head d_head]`; `heads`: see
+    `per_query_head`."""
+    values = per_query_head(v, pattern.shape[1], heads)
     return einsum(pattern, values, "batch head query key, batch key head d -> batch query head d")
 
 
-def _per_query_head(k: Tensor, q: Tensor) -> Tensor:
-    """Keys repeated for the query heads that read them."""
-    return repeat(k, "batch key kv_head d -> batch key (kv_head group) d", group=q.shape[2] // k.shape[2])
+def consecutive(n_heads: int, n_kv_heads: int) -> list[int]:
+    """The key-value head that each query head reads where neighbours share one."""
+    return [head * n_kv_heads // n_heads for head in range(n_heads)]
+
+
+def per_query_head(x: Tensor, n_heads: int, heads: Sequence[int] | None = None) -> Tensor:
+    """Keys or values `[batch key kv_head d_head]` for each query head that reads them: by a map, else consecutive heads share
+    one."""
+    return x[:, :, list(consecutive(n_heads, x.shape[2]) if heads is None else heads)]

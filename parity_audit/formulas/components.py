@@ -38,6 +38,7 @@ from parity_audit.formulas.in_norms import normed, read_by_norm
 from parity_audit.formulas.knobs import AFTER_SUM, FLOAT32, MISSING, POST
 from parity_audit.formulas.logits import logits
 from parity_audit.formulas.place import Place
+from parity_audit.formulas.positions import standing
 from parity_audit.formulas.projections import project
 from parity_audit.formulas.residual import added
 
@@ -52,9 +53,8 @@ def _embed(at: Place) -> Tensor:
 
 
 def _pos_embed(at: Place) -> Tensor:
-    return embedding.embed_positions(
-        at.batch.positions, at.tensor("pos_embed"), offset=at.knob("pos_embed.offset"), scale=at.knob("pos_embed.scale")
-    )
+    rows = standing(at.batch, at.knob("pos_embed.offset"))
+    return embedding.embed_positions(rows, at.tensor("pos_embed"), scale=at.knob("pos_embed.scale"))
 
 
 def _resid_pre(at: Place) -> Tensor:

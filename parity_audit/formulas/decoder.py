@@ -46,7 +46,7 @@ class Run:
     `given(site)` is a tensor that takes the place of the computed one for whatever comes after it. `shown`: the sites that
     the caller will ask for; attention matrices that are not among them are computed for some queries at a time. `queries`:
     the only queries whose attention is computed; what follows from it then has these positions alone. `asked`: the knobs
-    that were asked for so far.
+    that were asked for so far. `undefined`: tokens `[batch pos]` of which attention is not defined, since a mask hides every key.
     """
 
     decoder: Decoder
@@ -55,6 +55,7 @@ class Run:
     shown: frozenset[str] = frozenset()
     queries: Tensor | None = None
     asked: set[str] = field(default_factory=set)
+    undefined: list[Tensor] = field(default_factory=list)
     _computed: dict[str, Tensor] = field(default_factory=dict)
     _going_on: dict[str, Tensor] = field(default_factory=dict)
 
@@ -100,7 +101,8 @@ class Run:
     def _place(self, layer: int | None) -> Place:
         return Place(
             layer=layer, decoder=self.decoder, batch=self.batch, site=partial(self._site, layer),
-            is_given=partial(self._is_given, layer), asked=self.asked, queries=self.queries,
+            is_given=partial(self._is_given, layer), asked=self.asked, undefined=self.undefined,
+            queries=self.queries,
         )  # fmt: skip
 
     def _site(self, layer: int | None, site: str) -> Tensor:

@@ -1,7 +1,7 @@
 """What enters the first block: token embeddings, and learned positions where the architecture has them.
 
     embed_p     = scale * E[token_p]
-    pos_embed_p = scale * P[position_p + offset]
+    pos_embed_p = scale * P[row_p]
 
 Sources: Vaswani et al. (arXiv 1706.03762) multiply by sqrt(d_model), as Gemma does; GPT-2 learns positions; OPT leaves the
 first two rows of its table out (offset 2). The factor on embeddings is a number that programs store in a dtype of its own.
@@ -36,6 +36,12 @@ def embed(
     )
 
 
-def embed_positions(positions: Tensor, table: Tensor, *, offset: int = 0, scale: float = 1.0) -> Tensor:
-    """Learned positions `[batch pos d_model]` of `positions [batch pos]`; the table has `offset` rows before the first."""
-    return functional.embedding(positions + offset, table) * scale
+def embed_positions(rows: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Learned positions `[batch pos d_model]` of the rows `[batch pos]` of a table that tokens take.
+
+    Raises:
+        ValueError: the table has no such row.
+    """
+    if int(rows.min()) < 0 or int(rows.max()) >= len(table):
+        raise ValueError(f"a table of {len(table)} positions has no row {int(rows.min())} or {int(rows.max())}")
+    return functional.embedding(rows, table) * scale

@@ -5,20 +5,34 @@ One function per site, each takes a `Place`, from which it asks for inputs, tens
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas import attention, latents, norms, rotary
+from parity_audit.formulas import attention, cache, latents, norms, rotary
 from parity_audit.formulas.activations import activation
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
 from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_of
-from parity_audit.formulas.knobs import INVERSE, K_ONLY, MISSING, PLACES, Q_ONLY
+from parity_audit.formulas.knobs import (
+    AT_DISTANCE,
+    BELOW_TOP,
+    CAUSAL,
+    INVERSE,
+    K_ONLY,
+    MISSING,
+    MOVES,
+    ON_QUERIES,
+    PLACES,
+    Q_ONLY,
+    ZERO_SINKS,
+)
 from parity_audit.formulas.place import Place
-from parity_audit.formulas.positions import growth, visible
+from parity_audit.formulas.positions import growth, standing, visible
 from parity_audit.formulas.projections import heads, joined, project
-from parity_audit.formulas.rounding import refuse_narrow
+from parity_audit.formulas.rounding import refuse_narrow, steps_of
 
 LATENTS = {"q": "q_latent", "k": "kv_latent", "v": "kv_latent"}
 """The latent that each is projected from, where a block has latents (DeepSeek)."""
@@ -64,10 +78,22 @@ def projected(at: Place, part: str) -> Tensor:
     )  # fmt: skip
     if part == "o":
         return made
-    made = heads(made, at.dim("n_heads") if part == "q" else at.knob("n_kv_heads") or at.dim("n_kv_heads"))
+    made = heads(made, at.dim("n_heads") if part == "q" else _kv_heads(at))
     if part != "v" or not at.knob("attention.v_norm"):
         return made
     return norms.norm(made, None, None, norms.Norm(eps=at.knob("qk_norm.eps")))
+
+
+def _kv_heads(at: Place) -> int:
+    said = at.knob("n_kv_heads")
+    return said if isinstance(said, int) else at.dim("n_kv_heads")
+
+
+def _read_by_heads(at: Place, part: str) -> list[int] | None:
+    """The key-value head that each query head reads keys ("k") or values ("v") of, where that is said one by one."""
+    said = at.knob("n_kv_heads")
+    said = said[part] if isinstance(said, dict) else said
+    return said if isinstance(said, list) else None
 
 
 def read_by_output(at: Place) -> str:
@@ -161,7 +187,16 @@ def _before_rotation(at: Place, part: str) -> Tensor:
 
 def read_by_scores(at: Place, part: str) -> Tensor:
     made = _rotated(at, part)
-    return _normed_heads(at, part, made) if normed_late(at, part) else made
+    made = _normed_heads(at, part, made) if normed_late(at, part) else made
+    if part != "q" or at.knob("attention.scaled") != ON_QUERIES:
+        return made
+    return made / rearrange(torch.as_tensor(_scale(at)).to(made).reshape(-1), "head -> head 1")
+
+
+def _scale(at: Place) -> float | list[float]:
+    """The divisor of q.k, of all heads or of each."""
+    said: float | list[float] | None = at.knob("attention.scale")
+    return at.dim("d_head") ** 0.5 if said is None else said
 
 
 def _rotated(at: Place, part: str) -> Tensor:
@@ -172,7 +207,7 @@ def _rotated(at: Place, part: str) -> Tensor:
         return x
     refuse_narrow(at.knob("rope.dtype"), x)
     scaling, rounding = at.knob("rope.scaling"), at.knob("rope.table_dtype")
-    positions = at.batch.positions + at.knob("rope.offset")
+    positions = standing(at.batch, at.knob("rope.offset"))
     frequencies = inverse_frequencies(
         theta, scaling, int(at.knob("rope.partial") or x.shape[-1]), int(positions.max()) + 1,
         torch.float64 if rounding == rotary.FULL else torch.float32,
@@ -192,23 +227,54 @@ def _grown(at: Place, q: Tensor) -> Tensor:
     return q * rearrange(growth(counted, said["scale"], said["step"]), "batch pos -> batch pos 1 1").to(q)
 
 
-def scores_of(at: Place, rows: Tensor | None = None) -> Tensor:
-    """Scores of the queries at `rows`, of all by default."""
-    q, k = _multiplied(at, "q"), _multiplied(at, "k")
+def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+    """Scores of the queries at `rows`, of all by default; with the keys of a cache where these are given, which shows no others."""
+    q, k = _multiplied(at, "q"), _multiplied(at, "k") if keys is None else keys
     chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
-    scale = at.knob("attention.scale")
+    scale, bias = _scale(at), at.knob("attention.bias")
+    scale = 1.0 if at.knob("attention.scaled") == ON_QUERIES else scale
     seen = visible(
         at.batch.mask,
         chosen,
         window=at.knob("attention.window"),
         chunk=at.knob("attention.chunk"),
-        kind=at.knob("attention.mask"),
+        kind=at.knob("attention.mask") if keys is None else CAUSAL,
     )
-    return attention.scores(
+    seen = _never_blind(at, chosen, seen)
+    made = attention.scores(
         q if rows is None else q[:, rows], k, seen,
-        scale=at.dim("d_head") ** 0.5 if scale is None else scale, softcap=at.knob("attention.softcap"),
-        slopes=_slopes(at), key_positions=at.batch.positions,
+        scale=scale, softcap=at.knob("attention.softcap"),
+        slopes=_slopes(at), key_positions=at.batch.positions, heads=_read_by_heads(at, "k"),
     )  # fmt: skip
+    made = made if bias is None else made + by_distance(bias, chosen, k.shape[1]).to(made)
+    arithmetic = at.knob("attention.softmax_dtype")
+    if arithmetic.endswith(BELOW_TOP):
+        return made  # behind this site
+    refuse_narrow(arithmetic, q)
+    return steps_of(arithmetic)("scores", made)
+
+
+def _never_blind(at: Place, rows: Tensor, seen: Tensor) -> Tensor:
+    """Keys that queries at these places may see `[batch 1 query key]`; a token from which a mask hides every key sees itself, and
+    is noted: programs do different things with it."""
+    blind = at.batch.mask.bool()[:, rows] & ~seen.any(-1)[:, 0]
+    if not bool(blind.any()):
+        return seen
+    noted = torch.zeros_like(at.batch.mask, dtype=torch.bool)
+    noted[:, rows] = blind
+    at.undefined.append(noted)
+    own = rearrange(rows, "query -> query 1") == torch.arange(seen.shape[-1], device=rows.device)
+    return seen | (rearrange(blind, "batch query -> batch 1 query 1") & own)
+
+
+def by_distance(bias: Mapping[str, float], rows: Tensor, keys: int) -> Tensor:
+    """What is added to the scores of queries at these places for their distance to a key, `[query key]`."""
+    table = torch.zeros(keys, dtype=torch.float64)
+    known = {int(name.removeprefix(AT_DISTANCE)): value for name, value in bias.items()}
+    for distance in known.keys() & range(keys):
+        table[distance] = known[distance]
+    apart = rearrange(rows, "query -> query 1") - torch.arange(keys, device=rows.device)
+    return torch.where(apart >= 0, table.to(rows.device)[apart.clamp_min(0)], 0.0)
 
 
 def _slopes(at: Place) -> Tensor | None:
@@ -223,19 +289,47 @@ def _slopes(at: Place) -> Tensor | None:
 
 def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
     s = at.site("attn_scores") if scores is None else scores
-    sinks = at.tensor("attn.sinks").flatten() if at.knob("attention.sinks") else None
     law, arithmetic = at.knob("attention.weights"), at.knob("attention.softmax_dtype")
     if scores is not None or not at.is_given("attn_scores"):
         refuse_narrow(
             arithmetic, _multiplied(at, "q")
         )  # scores made of narrow queries are as coarse, and show it no more
-    return attention.weights(s * at.knob("attention.temperature"), law, sinks, arithmetic)
+    return attention.weights(s * at.knob("attention.temperature"), law, _sinks(at), arithmetic)
+
+
+def _sinks(at: Place) -> Tensor | None:
+    """The logit per head that takes part in the softmax: the checkpoint's, given ones, or none."""
+    said = at.knob("attention.sinks")
+    if isinstance(said, list):
+        return torch.tensor(said, dtype=torch.float64)
+    if said == ZERO_SINKS:
+        return torch.zeros_like(at.tensor("attn.sinks").flatten())
+    return at.tensor("attn.sinks").flatten() if said else None
 
 
 def z_of(at: Place) -> Tensor:
-    v = at.site(reads_of(at, "v"))
+    made = _attended(at, at.site(reads_of(at, "v")))
+    return made * rearrange(torch.as_tensor(at.knob("attention.heads")).to(made).reshape(-1), "head -> head 1")
+
+
+def _attended(at: Place, v: Tensor) -> Tensor:
+    """What each head attended to; of decoded tokens, what the cache shows them."""
+    kv = _read_by_heads(at, "v")
     if at.is_given("pattern") or at.is_given("attn_scores"):
-        return attention.weighted_values(at.site("pattern"), v)
+        return attention.weighted_values(at.site("pattern"), v, kv)
     queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries
-    parts = torch.split(queries, QUERY_ROWS)
-    return torch.cat([attention.weighted_values(pattern_of(at, scores_of(at, rows)), v) for rows in parts], 1)
+    first = len(queries) if at.batch.decoded_from is None else at.batch.decoded_from
+    parts = torch.split(queries[queries < first] if at.batch.decoded_from is not None else queries, QUERY_ROWS)
+    made = [attention.weighted_values(pattern_of(at, scores_of(at, rows)), v, kv) for rows in parts]
+    if at.batch.decoded_from is None:
+        return torch.cat(made, 1)
+    return torch.cat([*made, *_decoded(at, v, kv, queries[queries >= first])], 1)
+
+
+def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor) -> Iterator[Tensor]:
+    """What tokens at these places attended to, each of which was decoded from the cache: together where all find the same there."""
+    kind, dtype, first = at.knob("cache.keys"), at.knob("cache.dtype"), at.batch.decoded_from or 0
+    k, v = cache.kept(_multiplied(at, "k"), dtype), cache.kept(v, dtype)
+    for own in torch.split(rows, 1 if kind in MOVES else len(rows)):
+        s = scores_of(at, own, k).masked_fill(~cache.shown(kind, own, v.shape[1], first), -torch.inf)
+        yield attention.weighted_values(pattern_of(at, s), cache.moved(v, kind, int(own[-1])), kv)

@@ -27,7 +27,9 @@ class Knob:
     a spec does not name it. `choices` are the values of a choice, `span` the ends between which a number is searched.
     `optional`: the knob may be absent (None). `confused_with`: knobs whose effect can look the same. `judged`: a program
     that departs from the default is wrong also where the spec is silent. `formula`: a formula of this package takes it.
-    `starts`: values with parts that a search begins from beside the model's own.
+    `starts`: values with parts that a search begins from beside the model's own. `per_head`: the value may be a list with one
+    number per head. `if_true`: the value that a spec means by `true`. `counted`: further values of a choice, with a whole number
+    in the place of `{}`. `same_function`: programs with any of its values compute the same.
     """
 
     name: str
@@ -42,6 +44,10 @@ class Knob:
     judged: bool = False
     formula: bool = True
     starts: tuple[dict[str, Any], ...] = ()
+    per_head: bool = False
+    if_true: Any = None
+    same_function: bool = False
+    counted: tuple[str, ...] = ()
 
 
 USUAL_SIZE = "root mean square"
@@ -68,8 +74,9 @@ the logits that come of factor and cap."""
 PLACES_IN_A_ROUTER = ("logits", "weights", "throughout")
 """Where a router rounds: its logits, the weights that it makes of them, or every step between."""
 BELOW_TOP = ", below the row's largest"
-PLACES_IN_A_SOFTMAX = ("pattern", "scores", "throughout", f"scores{BELOW_TOP}", f"throughout{BELOW_TOP}")
-"""Where a softmax rounds: the pattern, the scores on their way in (as they are, or less each row's largest), or both."""
+PLACES_IN_A_SOFTMAX = ("pattern", "throughout", "scores", f"throughout{BELOW_TOP}", f"scores{BELOW_TOP}")
+"""Where a softmax rounds: the pattern, the scores on their way in (as they are, or less each row's largest), or both: what says more
+comes first, since scores alone show no difference."""
 LARGEST, SMALLEST, LARGEST_ABSOLUTE = "largest logits", "smallest logits", "largest absolute logits"
 STEPS = {f"the experts {step} after those of the largest logits": step for step in range(1, 8)}
 OTHERS = "not the largest logits"
@@ -132,15 +139,33 @@ GATE_ORDERS = ("behind the norm", "in front of the norm")
 """Where a linear attention is gated."""
 TAPS = ("in order", "reversed")
 """The order in which the weights of a convolution stand: the last one is that of the token itself, or the first one."""
-MASKS = ("causal", "not causal", "sees one key ahead", "hides the query's own key", "sees padding", "no mask")
+CAUSAL = "causal"
+MASKS = (CAUSAL, "not causal", "sees one key ahead", "hides the query's own key", "sees padding", "no mask")
 """Masks that differ from the causal one by what they show or hide; the window comes on top. Without a mask a query sees what comes
 behind it and padding."""
+WHOLE_PREFIX, HIDDEN_START = "a prefix of {} tokens sees itself whole", "hides the first {} tokens from the others"
+"""Masks with a number: the first tokens of a text see what comes behind them too (a prefix language model), or the others do not
+see the first ones."""
+AT_DISTANCE = "distance "
+"""Before the number of a distance between query and key, as parts of a bias by distance are called."""
+EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE = (
+    "every key", "not the token's own", "none of the prompt", "none but its own after the prompt",
+)  # fmt: skip
+LOST = (EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE)
+NOT_FIRST_KEYS, LAST_KEYS = "not the first {}", "the last {}"
+MOVES = tuple(f"values moved by {places:+d} against their keys" for places in (1, -1, 2, -2))
+"""Which keys a cache shows to a decoded token, and how far the values that it holds stand from their keys: where both are moved
+together, the sum over keys is the same."""
+CACHED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""Dtypes in which a cache may keep keys and values."""
 PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written as halves")
 """The last two write the turned components in the order of the other: scores are those of what comes first."""
 BOTH, Q_ONLY, K_ONLY = "q and k", "q only", "k only"
 """What is rotated."""
 FORWARD, INVERSE = "forward", "inverse"
 """The sense of a rotation."""
+ON_SCORES, ON_QUERIES = "on scores", "on queries"
+"""Where q.k is divided: behind the product, or on the queries before it."""
 PLACES = "places"
 """What a temperature by position may count instead of positions: places in a row, padding with them."""
 SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", "softmax with 1 added to the sum"
@@ -149,6 +174,7 @@ LAWS = (
     "the scores themselves", "exp of the scores",
 )  # fmt: skip
 """What makes the weights of the values from the scores."""
+ZERO_SINKS = "0 in every head (softmax off by one)"
 POSITIONS_PER_STEP = (4, 16, 64, 256, 1024, 4096, 8192)
 """Steps of a temperature by position that are tried; released models have 4096 and 8192."""
 ROTATED_PARTS = (0.25, 0.5, 0.75)
@@ -161,11 +187,19 @@ POPULATION, SAMPLE = "of all components", "of a sample"
 """The variance that divides by the number of components, and the one that divides by one less."""
 
 
+FROM_PADDING, AGAIN, AT_ZERO, AT_END = (
+    "counted from the padding", "counted again from the first decoded token", "0 at decoded tokens",
+    "that of the last token of the prompt at decoded tokens",
+)  # fmt: skip
+STANDS = (FROM_PADDING, AGAIN, AT_ZERO, AT_END)
+"""Where tokens may stand instead of their positions; in tokens that are decoded from a cache, all but the first."""
+
+
 ROWS: tuple[Knob, ...] = (
     Knob("embed.scale", REAL, "embed", "Factor on token embeddings.", 1.0, span=FACTOR, judged=True),
     Knob("embed.scale_dtype", CHOICE, "embed", "The dtype that the factor on embeddings is rounded to.", FLOAT32, (FLOAT32, FULL)),
-    Knob("pos_embed.offset", COUNT, "pos_embed", "Rows of the table of learned positions before the first position.", 0,
-         span=(0, 16), judged=True),
+    Knob("pos_embed.offset", COUNT, "pos_embed", "What is added to every position before its row of the table is taken.", 0,
+         STANDS, span=(-32, 32), judged=True),
     Knob("pos_embed.scale", REAL, "pos_embed", "Factor on learned positions.", 1.0, span=FACTOR, judged=True),
     *_norm("norm", "the norms of the stream"),
     Knob("norm.order", CHOICE, "norm",
@@ -189,7 +223,9 @@ ROWS: tuple[Knob, ...] = (
     Knob("attention.shared_source", COUNT, "scores",
          "The layer whose keys and values one of these layers attends to, where it isn't the last whose heads are as large.",
          span=(0, 1024)),
-    Knob("n_kv_heads", COUNT, "qkv", "Heads of keys and values; consecutive query heads share one.", span=(1, 1024)),
+    Knob("n_kv_heads", COUNT, "qkv",
+         "Heads of keys and values; consecutive query heads share one, or read the one that a list says.", span=(1, 1024),
+         per_head=True),
     _bias("q", "of queries", "qkv"),
     _bias("k", "of keys", "qkv"),
     _bias("v", "of values", "qkv"),
@@ -204,7 +240,7 @@ ROWS: tuple[Knob, ...] = (
          PAIRINGS),
     Knob("rope.partial", COUNT, "rope", "How many components of a head are rotated; all of them where absent.", span=(2, 1024),
          optional=True, confused_with=("rope.theta",)),
-    Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, span=SHIFT, judged=True),
+    Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, STANDS, span=SHIFT, judged=True),
     Knob("rope.table_dtype", CHOICE, "rope", "What is computed in float32 before queries and keys are rotated.",
          "float32 frequencies", ("float32 frequencies", "float32 table", FULL)),
     Knob("rope.dtype", ROUNDING, "rope", "A narrow dtype inside the rotation, and where its rounding stands.", FULL,
@@ -212,22 +248,27 @@ ROWS: tuple[Knob, ...] = (
     Knob("rope.layers", CHOICE, "rope", "Whether queries and keys are both rotated.", BOTH, (BOTH, Q_ONLY, K_ONLY), judged=True),
     Knob("rope.direction", CHOICE, "rope", "The sense of the rotation.", FORWARD, (FORWARD, INVERSE), judged=True),
     Knob("rope.first_dim", COUNT, "rope", "The first component of a head that is rotated.", 0, judged=True, formula=False),
-    Knob("attention.scale", REAL, "scores", "Divisor of q.k; sqrt(d_head) where a spec is silent.", span=FACTOR,
+    Knob("attention.scale", REAL, "scores", "Divisor of q.k; sqrt(d_head) where a spec is silent.", span=FACTOR, per_head=True,
          confused_with=("attention.softcap", "attention.temperature")),
+    Knob("attention.scaled", CHOICE, "scores", "Where the scale of the scores stands.", ON_SCORES, (ON_SCORES, ON_QUERIES),
+         judged=True, same_function=True),
     Knob("attention.softcap", REAL, "scores", "c in c tanh(s / c) on scores.", span=CAP, optional=True,
          confused_with=("attention.scale",)),
     Knob("attention.alibi", REAL, "scores", "Slopes of a penalty for distance: a multiple of the usual ones, or one per head.",
-         span=FACTOR, optional=True, judged=True),
+         span=FACTOR, optional=True, judged=True, per_head=True, if_true=1.0),
     Knob("attention.window", COUNT, "scores", "How many keys a query sees, itself included; all of them where absent.",
          span=(1, 1e6), optional=True),
     Knob("attention.chunk", COUNT, "scores",
          "The length of the chunks that a text is cut into: a query sees the keys of its own chunk alone; all keys where absent.",
          span=(1, 1e6), optional=True, confused_with=("attention.window",)),
-    Knob("attention.mask", CHOICE, "scores", "Which keys a query may attend to.", "causal", MASKS, judged=True),
-    Knob("attention.heads", CHOICE, "scores", "Which keys a query head reads.", "as attended", judged=True, formula=False),
-    Knob("attention.bias", CHOICE, "scores", "A bias on scores that depends on the distance.", judged=True, formula=False),
-    Knob("attention.sinks", FLAG, "pattern", "A stored logit per head that takes part in the softmax and in nothing else.", None,
-         (True, None), judged=True),
+    Knob("attention.mask", CHOICE, "scores", "Which keys a query may attend to.", "causal", MASKS, judged=True,
+         counted=(WHOLE_PREFIX, HIDDEN_START)),
+    Knob("attention.heads", REAL, "z", "Factor on what a head attended to: one number, or one per head.", 1.0, span=SHIFT,
+         judged=True, per_head=True),
+    Knob("attention.bias", STRUCTURE, "scores", "What is added to scores at a distance between query and key, by distance.",
+         optional=True, judged=True),
+    Knob("attention.sinks", CHOICE, "pattern", "A logit per head that takes part in the softmax and in nothing else.", None,
+         (OWN, ZERO_SINKS, None), judged=True, per_head=True, if_true=OWN),
     Knob("attention.temperature", REAL, "pattern", "Factor on the scores in the softmax.", 1.0, span=FACTOR, judged=True,
          confused_with=("attention.scale",)),
     Knob("attention.temperature_by_position", STRUCTURE, "rope",
@@ -238,8 +279,9 @@ ROWS: tuple[Knob, ...] = (
     Knob("attention.weights", CHOICE, "pattern", "What makes the pattern of the scores.", SOFTMAX, LAWS, judged=True),
     Knob("attention.softmax_dtype", ROUNDING, "pattern", "A narrow dtype inside the softmax, and where its rounding stands.", FULL,
          _rounded(PLACES_IN_A_SOFTMAX), judged=True),
-    Knob("cache.keys", CHOICE, "scores", "Keys that a cache loses, shows or moves.", "every key", judged=True, formula=False),
-    Knob("cache.dtype", CHOICE, "scores", "The precision of a cache.", FULL, judged=True, formula=False),
+    Knob("cache.keys", CHOICE, "z", "Which keys and values of a cache a decoded token attends to.", EVERY_KEY, (*LOST, *MOVES),
+         judged=True, counted=(NOT_FIRST_KEYS, LAST_KEYS)),
+    Knob("cache.dtype", CHOICE, "z", "The dtype in which a cache keeps keys and values.", FULL, (FULL, *CACHED), judged=True),
     Knob("attention.gate", CHOICE, "z_gated",
          "What is made of the gate that the attention's output is multiplied with, where a model has one.", "sigmoid",
          ("sigmoid", "silu", "tanh", "linear", "none"), judged=True),
@@ -341,6 +383,14 @@ def said_by(name: str, known: Collection[str]) -> str | None:
     """The name under which a spec that knows these knobs speaks of one of them; None where it is silent."""
     other = _OF_NORMS.get(name)
     return name if name in known else other if other in known else None
+
+
+def meant(name: str, value: Any) -> Any:
+    """What a spec means by a value: where a knob's values are no truth values, `true` stands for one of them, `false` for none."""
+    row = KNOBS.get(name)
+    if row is None or row.if_true is None or not isinstance(value, bool):
+        return value
+    return row.if_true if value else row.default
 
 
 def default(name: str) -> Any:

@@ -21,11 +21,13 @@ class MissingTensor(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a run is given: token ids, a mask that is 1 at real tokens, and positions, each `[batch pos]`."""
+    """What a run is given: token ids, a mask that is 1 at real tokens, and positions, each `[batch pos]`; and the place from which
+    on tokens were decoded from a cache, None where the run was whole."""
 
     tokens: Tensor
     mask: Tensor
     positions: Tensor
+    decoded_from: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,8 @@ class Place:
     """Whether a site's tensor is there already, or will be asked for whole."""
     asked: set[str]
     """The knobs that were asked for."""
+    undefined: list[Tensor]
+    """Tokens `[batch pos]` for which a formula says what programs do not agree on."""
     queries: Tensor | None = None
     """The places of the queries whose attention is computed, None for all of them."""
 

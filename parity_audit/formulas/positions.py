@@ -11,12 +11,34 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import MASKS
+from parity_audit.formulas.knobs import AGAIN, AT_END, AT_ZERO, FROM_PADDING, HIDDEN_START, MASKS, WHOLE_PREFIX
+from parity_audit.formulas.place import Batch
 
 
 def counted(mask: Tensor) -> Tensor:
     """Positions `[batch pos]` from 0 of a mask `[batch pos]` that is 1 at real tokens; padding before them gets 0."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def standing(batch: Batch, said: float | str) -> Tensor:
+    """Where tokens stand `[batch pos]`: at their positions and a number more, or one of `knobs.STANDS`. Of a run that decodes from a
+    cache that is said of the decoded tokens.
+
+    Raises:
+        ValueError: the value is of decoded tokens, and nothing was decoded.
+    """
+    places = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.positions)
+    first = batch.decoded_from
+    if not isinstance(said, str):
+        moved = batch.positions + said
+    elif said == FROM_PADDING:
+        moved = places
+    elif first is None:
+        raise ValueError(f"nothing was decoded: no token stands at `{said}`")
+    else:
+        end = batch.positions[:, first - 1 : first]
+        moved = {AGAIN: places - first, AT_ZERO: torch.zeros_like(places), AT_END: end.expand_as(places)}[said]
+    return moved if first is None else torch.where(places < first, batch.positions, moved)
 
 
 def visible(
@@ -29,12 +51,13 @@ def visible(
         rows: places of the queries in the sequence `[query]`.
         window: how many keys a query sees, itself included; None for all of them.
         chunk: how many tokens stand in a chunk, outside which a query sees nothing; None for one chunk.
-        kind: one of `knobs.MASKS`.
+        kind: one of `knobs.MASKS`, or one of those with a number.
 
     Raises:
         ValueError: no mask has this name.
     """
-    if kind not in MASKS:
+    prefix, hidden = (number_in(kind, words) for words in (WHOLE_PREFIX, HIDDEN_START))
+    if kind not in MASKS and prefix is hidden is None:
         raise ValueError(f"no mask is called `{kind}`")
     length = mask.shape[-1]
     distance = rearrange(rows, "query -> query 1") - rearrange(rows.new_tensor(range(length)), "key -> 1 key")
@@ -45,12 +68,25 @@ def visible(
         seen = seen & (
             distance >= (-1 if kind == "sees one key ahead" else 1 if kind == "hides the query's own key" else 0)
         )
+    places = counted(mask)
+    query, key = (
+        rearrange(places[:, rows], "batch query -> batch 1 query 1"),
+        rearrange(places, "batch key -> batch 1 1 key"),
+    )
+    if prefix is not None:
+        seen = seen | (rearrange(mask.bool(), "batch key -> batch 1 1 key") & (query < prefix) & (key < prefix))
+    if hidden is not None:
+        seen = seen & ((key >= hidden) | (query == key) | (query < hidden))
     if chunk is not None:
-        own = counted(mask) // chunk
-        seen = seen & (
-            rearrange(own[:, rows], "batch query -> batch 1 query 1") == rearrange(own, "batch key -> batch 1 1 key")
-        )
+        seen = seen & (query // chunk == key // chunk)
     return seen if window is None else seen & (distance < window)
+
+
+def number_in(words: str, template: str) -> int | None:
+    """The number that stands in the place of `{}`; None where these are other words."""
+    before, behind = template.split("{}")
+    middle = words.removeprefix(before).removesuffix(behind)
+    return int(middle) if middle.isdigit() and words == template.format(middle) else None
 
 
 def growth(positions: Tensor, scale: float, step: float) -> Tensor:

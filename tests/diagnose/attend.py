@@ -65,4 +65,5 @@ def attention(
         own = {"q": q, "k": k, "rot_q": q * q_times, "rot_k": k, "v": v, "z": z, "attn_scores": s, "pattern": p}
         sites |= {(item.name, site): value.float() for site, value in own.items() if site not in hide}
     usual = {"attention__scale": 8.0, "n_kv_heads": kv}
-    return loose(sites, probes=probes, weights=weights, **(usual | knobs))
+    coarse = str(dtype).removeprefix("torch.") if dtype != torch.float64 else "float32"
+    return loose(sites, probes=probes, weights=weights, dtype=coarse, **(usual | knobs))

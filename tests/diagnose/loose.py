@@ -11,8 +11,10 @@ from torch import Tensor
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit
+from parity_audit.diagnose.findings import says_nothing
+from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.sides import sites_with_formula
-from parity_audit.diagnose.fitting import FAMILIES, fit_side, identify, identify_by_formula
+from parity_audit.diagnose.fitting import FAMILIES, causes_at, fit_side, identify, identify_by_formula
 from parity_audit.diagnose.localise import component_of
 
 SHORT = (probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2))
@@ -20,7 +22,7 @@ SHORT = (probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2))
 
 def loose(
     sites: Mapping[str, Tensor] | Mapping[tuple[str, str], Tensor], *, weights: Mapping[str, Tensor] | None = None,
-    probes: tuple[Probe, ...] = SHORT, layer: int | None = 0, side: str = "candidate", **knobs: object,
+    probes: tuple[Probe, ...] = SHORT, layer: int | None = 0, side: str = "candidate", dtype: str | None = None, **knobs: object,
 ) -> dict[int | None, Evidence]:  # fmt: skip
     """One layer's evidence; a site without a probe's name belongs to the first probe. `knobs`: `__` for dots."""
     held = {key if isinstance(key, tuple) else (probes[0].name, key): value for key, value in sites.items()}
@@ -31,7 +33,7 @@ def loose(
     known = {name.replace("__", "."): Knob(value=value) for name, value in knobs.items()}
     return {layer: Evidence(
         side=side, layer=layer, dims=dims, knobs=known, probes=probes, tensor=lambda probe, site: held.get((probe, site)),
-        weight=lambda role: (weights or {}).get(role),
+        weight=lambda role: (weights or {}).get(role), dtype=dtype,
     )}  # fmt: skip
 
 
@@ -48,8 +50,21 @@ def explained(candidate: dict[int | None, Evidence], reference: dict[int | None,
     return {finding.knob: finding for finding in findings}
 
 
+def departing(evidence: dict[int | None, Evidence]) -> dict[str, KnobFit]:
+    """What the formulas say of a side where it departs from its spec, by knob."""
+    return {fit.knob: fit for fit in causes(evidence, evidence, None).candidate}
+
+
 def differ(candidate: dict[int | None, Evidence], reference: dict[int | None, Evidence]) -> dict[str, Finding]:
     """The findings of all families by knob."""
     findings, _ = identify(candidate, reference, None)
+    assert len({finding.knob for finding in findings}) == len(findings), "one knob was reported twice"
+    return {finding.knob: finding for finding in findings}
+
+
+def told(candidate: dict[int | None, Evidence], reference: dict[int | None, Evidence]) -> dict[str, Finding]:
+    """The findings by knob, as a diagnosis has them: by formula, and by families where no formula explains a site."""
+    findings, _ = causes_at(candidate, reference, sites_with_formula(candidate))
+    findings = [finding for finding in findings if not says_nothing(finding)]
     assert len({finding.knob for finding in findings}) == len(findings), "one knob was reported twice"
     return {finding.knob: finding for finding in findings}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 from attend import HEADS, HIDDEN, PROBES, attention, causal
-from loose import differ, loose, read
+from loose import departing, loose, told
 from torch import Tensor
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
+from parity_audit.diagnose.fitting import identify_by_formula
 from parity_audit.formulas.alibi import standard_slopes
 
+CORE = {"rope", "scores", "pattern", "z"}
 SIGHTS = [pytest.param((), id="visible"), pytest.param(HIDDEN, id="hidden")]
 SINKS = torch.tensor([0.7, -1.3, 2.1, 0.05], dtype=torch.float64)
 ALIBI = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625], dtype=torch.float64)
@@ -33,31 +36,29 @@ def test_the_usual_slopes_are_those_of_bloom(heads: int):
 def test_alibi_is_read(hide: tuple[str, ...], absolute: bool, heads: int):
     slopes = torch.tensor(standard_slopes(heads), dtype=torch.float64)
 
-    knobs = read(attention(alibi=slopes, absolute=absolute, hide=hide, heads=heads), "attention")
+    knobs = departing(attention(alibi=slopes, absolute=absolute, hide=hide, heads=heads))
 
-    assert knobs["attention.alibi"].value == pytest.approx(slopes.tolist(), rel=1e-3)
-    assert knobs["attention.scale"].value == pytest.approx(8.0, rel=1e-4)
-    assert knobs["attention.mask"].value == "causal"
+    assert knobs.keys() == {"attention.alibi"}
+    assert knobs["attention.alibi"].value == 1.0
 
 
 @pytest.mark.parametrize("hide", SIGHTS)
-@pytest.mark.parametrize(("wrong", "said"), [(None, None), (ALIBI / 2, ALIBI / 2), (ALIBI.flip(0), ALIBI.flip(0)),
-                                             (ALIBI * 1.01, ALIBI * 1.01)])  # fmt: skip
-def test_wrong_alibi(hide: tuple[str, ...], wrong: Tensor | None, said: Tensor | None):
+@pytest.mark.parametrize(("wrong", "said"), [(None, None), (ALIBI / 2, 0.5), (ALIBI.flip(0), ALIBI.flip(0).tolist()),
+                                             (ALIBI * 1.01, 1.01)])  # fmt: skip
+def test_wrong_alibi(hide: tuple[str, ...], wrong: Tensor | None, said: object):
     reference = attention(torch.float64, alibi=ALIBI, attention__alibi=True)
 
-    found = differ(attention(alibi=wrong, hide=hide, attention__alibi=True), reference)
+    found = told(attention(alibi=wrong, hide=hide, attention__alibi=True), reference)
 
     assert found.keys() == {"attention.alibi"}
-    expected = said if said is None else pytest.approx(said.tolist(), rel=1e-3)
-    assert found["attention.alibi"].candidate_value == expected
-    assert found["attention.alibi"].spec_value == pytest.approx(ALIBI.tolist(), rel=1e-6)
+    assert found["attention.alibi"].candidate_value == (said if said is None else pytest.approx(said, rel=1e-3))
+    assert found["attention.alibi"].spec_value == (pytest.approx(ALIBI.tolist()) if isinstance(said, list) else 1.0)
     assert found["attention.alibi"].departs_from_spec == "candidate"
 
 
 @pytest.mark.parametrize("hide", SIGHTS)
 def test_alibi_where_there_should_be_none_beside_a_wrong_scale(hide: tuple[str, ...]):
-    found = differ(attention(alibi=ALIBI, scale=7.5, hide=hide), attention(torch.float64))
+    found = told(attention(alibi=ALIBI, scale=7.5, hide=hide), attention(torch.float64))
 
     assert found.keys() == {"attention.alibi", "attention.scale"}
     assert found["attention.scale"].candidate_value == pytest.approx(7.5, rel=1e-4)
@@ -65,22 +66,29 @@ def test_alibi_where_there_should_be_none_beside_a_wrong_scale(hide: tuple[str, 
 
 @pytest.mark.parametrize("hide", SIGHTS)
 @pytest.mark.parametrize(
-    "law", [{}, {"alibi": ALIBI}, {"sinks": SINKS}, {"cap": 5.0}], ids=["plain", "alibi", "sinks", "cap"]
+    "law",
+    [
+        {},
+        {"alibi": ALIBI, "attention__alibi": True},
+        {"sinks": SINKS, "attention__sinks": True},
+        {"cap": 5.0, "attention__softcap": 5.0},
+    ],
+    ids=["plain", "alibi", "sinks", "cap"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_clean(hide: tuple[str, ...], law: dict[str, object], dtype: torch.dtype):
     weights = {"attn.sinks": SINKS.float()} if "sinks" in law else None
     for seed in range(2):
         reference = attention(torch.float64, seed=seed, weights=weights, **law)
-        assert differ(attention(dtype, seed=seed, hide=hide, weights=weights, **law), reference) == {}
+        assert told(attention(dtype, seed=seed, hide=hide, weights=weights, **law), reference) == {}
 
 
 @pytest.mark.parametrize("hide", SIGHTS)
 def test_sinks_are_read(hide: tuple[str, ...]):
-    knobs = read(attention(sinks=SINKS, hide=hide), "attention")
+    knobs = departing(attention(sinks=SINKS, hide=hide))
 
+    assert knobs.keys() == {"attention.sinks"}
     assert knobs["attention.sinks"].value == pytest.approx(SINKS.tolist(), abs=2e-3)
-    assert knobs["attention.scale"].value == pytest.approx(8.0, rel=1e-4)
 
 
 @pytest.mark.parametrize("hide", SIGHTS)
@@ -91,7 +99,7 @@ def test_sinks_are_read(hide: tuple[str, ...]):
 def test_wrong_sinks(hide: tuple[str, ...], wrong: Tensor | None, said: object):
     extra = {"weights": {"attn.sinks": SINKS.float()}, "attention__sinks": True}
 
-    found = differ(attention(sinks=wrong, hide=hide, **extra), attention(torch.float64, sinks=SINKS, **extra))
+    found = told(attention(sinks=wrong, hide=hide, **extra), attention(torch.float64, sinks=SINKS, **extra))
 
     assert found.keys() == {"attention.sinks"}
     assert (found["attention.sinks"].reference_value, found["attention.sinks"].departs_from_spec) == (
@@ -115,13 +123,13 @@ def test_sinks_of_transformers_own_function():
     hidden = loose(sites | {"z": z}, weights={"attn.sinks": SINKS.float()})
 
     for side in (whole, hidden):
-        knobs = read(side, "attention")
+        knobs = departing(side)
+        assert knobs.keys() == {"attention.sinks"}
         assert knobs["attention.sinks"].value == "the checkpoint's"
-        assert knobs["attention.scale"].value == pytest.approx(32**0.5, rel=1e-4)
 
 
 def test_another_temperature():
-    found = differ(attention(temperature=0.5), attention(torch.float64))
+    found = told(attention(temperature=0.5), attention(torch.float64))
 
     assert found.keys() == {"attention.temperature"}
     assert found["attention.temperature"].candidate_value == pytest.approx(0.5, rel=1e-5)
@@ -145,7 +153,7 @@ def test_softmax_in_a_narrow_dtype(dtype: torch.dtype, what: str):
             own, lambda p, site: exact[0].tensor(p, site) if site == "attn_scores" else tensor(p, site)
         )
 
-    found = differ(candidate, attention(torch.float64))
+    found = told(candidate, attention(torch.float64))
 
     assert found.keys() == {"attention.softmax_dtype"}
     assert found["attention.softmax_dtype"].candidate_value == f"{str(dtype).removeprefix('torch.')} {what}"
@@ -158,7 +166,7 @@ def test_scores_stored_in_a_narrow_dtype(dtype: torch.dtype):
 
     name = str(dtype).removeprefix("torch.")
     for rounding, said in (({"low_scores": low}, "scores"), ({"low_scores": low, "low": low}, "throughout")):
-        found = differ(attention(**rounding), attention(torch.float64))
+        found = told(attention(**rounding), attention(torch.float64))
         assert found.keys() == {"attention.softmax_dtype"}
         assert found["attention.softmax_dtype"].candidate_value == f"{name} {said}"
 
@@ -199,7 +207,7 @@ def strict(n: int) -> Tensor:
     ],
 )
 def test_masks(hide: tuple[str, ...], mask: Callable[[int], Tensor], said: str):
-    found = differ(attention(mask=mask, hide=hide), attention(torch.float64))
+    found = told(attention(mask=mask, hide=hide), attention(torch.float64))
 
     assert found["attention.mask"].candidate_value == said
     assert found.keys() <= {"attention.mask", "attention.window"}
@@ -213,12 +221,12 @@ def test_masks_written_as_large_negative_numbers():
             x = own.tensor(name, site)
             return None if x is None else x.nan_to_num(neginf=value)
 
-        assert differ({0: _with(own, finite)}, attention(torch.float64)) == {}
+        assert told({0: _with(own, finite)}, attention(torch.float64)) == {}
 
 
 @pytest.mark.parametrize("hide", SIGHTS)
 def test_a_head_with_its_own_scale(hide: tuple[str, ...]):
-    found = differ(attention(scale=[8.0, 8.0, 6.0, 8.0], hide=hide), attention(torch.float64))
+    found = told(attention(scale=[8.0, 8.0, 6.0, 8.0], hide=hide), attention(torch.float64))
 
     assert found.keys() == {"attention.scale"}
     assert found["attention.scale"].candidate_value == pytest.approx([8.0, 8.0, 6.0, 8.0], rel=1e-4)
@@ -231,24 +239,26 @@ def test_the_scale_on_q_is_the_same_function(hide: tuple[str, ...]):
     own, other = candidate[0], attention(hide=hide)[0]
     mixed = {0: _with(own, lambda p, s: own.tensor(p, s) if s == "rot_q" else other.tensor(p, s))}
 
-    assert read(mixed, "attention")["attention.scale"].value == pytest.approx(8.0, rel=1e-5)
-    assert differ(mixed, attention(torch.float64)) == {}
+    findings, _ = identify_by_formula(mixed, attention(torch.float64), CORE)
+
+    assert {finding.candidate_value for finding in findings} <= {"on queries"}
+    assert told(mixed, attention(torch.float64)) == {}
 
 
 @pytest.mark.parametrize("hide", SIGHTS)
 def test_cap_before_the_scale(hide: tuple[str, ...]):
-    finding = differ(attention(cap=30.0, before_scale=True, hide=hide),
-                     attention(torch.float64, cap=30.0, attention__softcap=30.0))["attention.softcap"]  # fmt: skip
+    found = told(attention(cap=30.0, before_scale=True, hide=hide, attention__softcap=30.0),
+                   attention(torch.float64, cap=30.0, attention__softcap=30.0))  # fmt: skip
 
-    assert finding.candidate_value == pytest.approx(30 / 8, rel=1e-3)
-    assert finding.evidence["candidate"][0]["a_cap_before_the_scale_of"] == pytest.approx(30, rel=1e-3)
+    assert found.keys() == {"attention.softcap"}
+    assert found["attention.softcap"].candidate_value == pytest.approx(30 / 8, rel=1e-3)
 
 
 @pytest.mark.parametrize("hide", SIGHTS)
 def test_no_division_as_in_gpt_neo(hide: tuple[str, ...]):
     reference = attention(torch.float64, scale=1.0, attention__scale=1.0)
-    found = differ(attention(scale=1.0, hide=hide, attention__scale=1.0), reference)
-    wrong = differ(attention(scale=32**0.5, hide=hide, attention__scale=1.0), reference)
+    found = told(attention(scale=1.0, hide=hide, attention__scale=1.0), reference)
+    wrong = told(attention(scale=32**0.5, hide=hide, attention__scale=1.0), reference)
 
     assert found == {}
     assert wrong.keys() == {"attention.scale"}
@@ -258,14 +268,15 @@ def test_no_division_as_in_gpt_neo(hide: tuple[str, ...]):
 def test_a_model_without_rotation_may_show_q_and_k_only():
     side = attention(hide=("rot_q", "rot_k"))
 
-    assert read(side, "attention")["attention.scale"].value == pytest.approx(8.0, rel=1e-5)
-    rotating = attention(hide=("rot_q", "rot_k"), rope__theta=10000.0)
-    assert "attention.scale" not in read(rotating, "attention")
+    found = told(attention(scale=9.0, hide=("rot_q", "rot_k")), side)
+
+    assert found.keys() == {"attention.scale"}
+    assert found["attention.scale"].candidate_value == pytest.approx(9.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("hide", SIGHTS)
 def test_k_and_v_with_different_maps(hide: tuple[str, ...]):
-    found = differ(attention(k_map=(0, 1, 0, 1), hide=hide), attention(torch.float64))
+    found = told(attention(k_map=(0, 1, 0, 1), hide=hide), attention(torch.float64))
 
     assert found.keys() == {"n_kv_heads"}
     assert found["n_kv_heads"].candidate_value == {"k": [0, 1, 0, 1], "v": [0, 0, 1, 1]}
@@ -279,25 +290,27 @@ def test_probes_are_as_ragged_as_real_ones():
     ("gate", "said"),
     [
         (torch.tensor([1.0, 0.0, 1.0, 1.0])[:, None], [1.0, 0.0, 1.0, 1.0]),
-        (torch.full((4, 1), 0.97), [0.97] * 4),
-        (torch.linspace(0.2, 1.0, 32), "a gate per component"),
-        (torch.linspace(0.2, 1.0, 48)[:, None, None], "a gate per token"),
+        (torch.full((4, 1), 0.97), 0.97),
     ],
 )
 def test_what_becomes_of_the_heads(gate: Tensor, said: object):
-    found = differ(attention(gate=gate, probes=PROBES[:1]), attention(torch.float64, probes=PROBES[:1]))
+    found = told(attention(gate=gate, probes=PROBES[:1]), attention(torch.float64, probes=PROBES[:1]))
 
     assert found.keys() == {"attention.heads"}
     assert (found["attention.heads"].candidate_value, found["attention.heads"].departs_from_spec) == (said, "candidate")
 
 
-@pytest.mark.parametrize("law", [{}, {"alibi": ALIBI}, {"cap": 20.0}], ids=["plain", "alibi", "cap"])
+@pytest.mark.parametrize(
+    "law",
+    [{}, {"alibi": ALIBI, "attention__alibi": True}, {"cap": 20.0, "attention__softcap": 20.0}],
+    ids=["plain", "alibi", "cap"],
+)
 @pytest.mark.parametrize(
     ("bias", "said"),
     [
-        (lambda d: 0.3 * (d == 0), "+0.3 at distance 0"),
-        (lambda d: 0.3 * (d == 0) - 0.2 * (d == 2), "+0.3 at distance 0, -0.2 at distance 2"),
-        (lambda d: torch.cos(d.double()), "by distance"),
+        (lambda d: 0.3 * (d == 0), {"distance 0": 0.3}),
+        (lambda d: 0.3 * (d == 0) - 0.2 * (d == 2), {"distance 0": 0.3, "distance 2": -0.2}),
+        (lambda d: torch.cos(d.double()), {f"distance {d}": math.cos(d) for d in range(48)}),
     ],
 )
 def test_a_bias_that_depends_on_the_distance(law, bias, said):
@@ -306,8 +319,8 @@ def test_a_bias_that_depends_on_the_distance(law, bias, said):
         return scores + bias(torch.arange(n)[:, None] - torch.arange(n)[None]).to(scores)
 
     # Rows of a batch are padded, so their distances are those of the columns.
-    found = differ(attention(low_scores=biased, **law), attention(torch.float64, **law))
+    found = told(attention(low_scores=biased, absolute=True, **law), attention(torch.float64, absolute=True, **law))
 
     assert found.keys() == {"attention.bias"}
-    assert str(found["attention.bias"].candidate_value).startswith(said)
-    assert found["attention.bias"].departs_from_spec in ("candidate", "both")
+    assert found["attention.bias"].candidate_value == pytest.approx(said, rel=1e-3, abs=1e-5)
+    assert found["attention.bias"].departs_from_spec == "candidate"

@@ -1,10 +1,7 @@
 """The mask in words and the map of query heads to kv heads."""
 
 import pytest
-import torch
 from tiny_port import Port, found
-
-from parity_audit.diagnose.identify.attention.mask import faults_of
 
 CORE = {"scores", "pattern", "z"}
 HIDDEN = ("attn_scores", "pattern")
@@ -21,34 +18,6 @@ def test_mask_errors(hide: tuple[str, ...], change: dict[str, bool], said: str):
 
     assert (finding.candidate_value, finding.reference_value, finding.kind) == (said, "causal", "mask")
     assert finding.departs_from_spec == "candidate"
-
-
-def test_holes_and_a_hidden_own_key():
-    whole = torch.ones(5, 5, dtype=torch.bool).tril()
-    real = torch.ones(5, dtype=torch.bool)
-    hole, blind = whole.clone(), whole.clone()
-    hole[4, 2] = False
-    blind[3, 3] = False
-
-    assert faults_of(whole, real) == set()
-    assert "hides keys inside the window" in faults_of(hole, real)
-    assert "hides the query's own key" in faults_of(blind, real)
-
-
-QUERY, KEY = torch.arange(12)[:, None], torch.arange(12)[None, :]
-
-
-@pytest.mark.parametrize(
-    ("visible", "said"),
-    [
-        ((KEY <= QUERY) & (KEY > QUERY - 5), set()),
-        ((KEY <= QUERY) & ((KEY >= 2) | (QUERY == KEY) | (QUERY < 2)), {"hides the first 2 tokens from the others"}),
-        ((KEY <= QUERY) & (KEY // 4 == QUERY // 4), {"sees its own chunk of 4 tokens only"}),
-        ((KEY <= QUERY) & (KEY >= (QUERY // 2)), {"hides earlier keys unevenly"}),
-    ],
-)
-def test_where_each_query_begins_to_see(visible, said):
-    assert faults_of(visible, torch.ones(12, dtype=torch.bool)) == said
 
 
 @pytest.mark.parametrize("hide", [(), HIDDEN, ("z",)])

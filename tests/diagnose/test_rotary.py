@@ -111,7 +111,7 @@ def test_partial_rotary(d_rot: int):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"offset_positions": 1}, 1.0), ({"count_padding": True}, "counts the padding")]
+    ("change", "said"), [({"offset_positions": 1}, 1.0), ({"count_padding": True}, "counted from the padding")]
 )
 def test_where_positions_start(change: dict[str, object], said: object):
     findings = found(PORT.but(**change), PORT, ROPE)

@@ -203,7 +203,7 @@ def loose_llama(probes: tuple, **parameters: Any):
 @pytest.mark.parametrize(
     ("positions", "said"),
     [
-        (lambda mask: torch.arange(mask.shape[1])[None].expand_as(mask), "counts the padding"),
+        (lambda mask: torch.arange(mask.shape[1])[None].expand_as(mask), "counted from the padding"),
         (lambda mask: (mask.cumsum(1) - 1).clamp_min(0) + 2, 2.0),
         (lambda mask: mask.cumsum(1).clamp_max(31) - 1, "stop at 30"),
         (lambda mask: (mask.cumsum(1) - 1) % 16, "start again after 15"),

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loose import differ, loose
+from loose import departing, differ, loose
 from tiny_port import probe
 
-from parity_audit.core.types import NotTested
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.findings import merge, unexplained
-from parity_audit.diagnose.identify.attention.family import fit as fit_attention
-from parity_audit.diagnose.identify.attention.output import fit_output
-from parity_audit.diagnose.identify.attention.rows import Row
 from parity_audit.diagnose.identify.rotary.family import PAIRING
 from parity_audit.diagnose.identify.rotary.turns import layout_of
 
@@ -31,39 +27,27 @@ def test_a_bias_takes_no_part_of_the_law_beside_it():
     scores = torch.einsum("bihd,bjhd->bhij", q, k) / WIDTH**0.5 + 0.3 * torch.eye(48)
     scores = scores.masked_fill(~torch.ones(48, 48).tril().bool(), -torch.inf)
     sites = {"rot_q": q, "rot_k": k, "v": k, "attn_scores": scores, "pattern": scores.softmax(-1)}
-    evidence = loose(sites, probes=(item,), attention__scale=WIDTH**0.5, attention__softcap=None)[0]
+    evidence = loose(sites, probes=(item,), attention__scale=WIDTH**0.5, attention__softcap=None)
 
-    fits = {fit.knob: fit for fit in fit_attention(evidence) if isinstance(fit, KnobFit)}
-
-    assert fits["attention.bias"].value == "+0.3 at distance 0"
-    assert fits["attention.softcap"].value is None
-    assert fits["attention.scale"].value == pytest.approx(WIDTH**0.5, rel=1e-6)
+    assert {knob: fit.value for knob, fit in departing(evidence).items()} == {
+        "attention.bias": {"distance 0": pytest.approx(0.3, rel=1e-6)}
+    }
 
 
-def test_a_factor_of_its_own_for_each_token_is_a_gate_only_where_it_leaves_rounding():
+def test_values_that_are_normed_are_no_factor_of_the_heads():
     """One key has nearly all the weight, as a sink has: then values that are normed look like outputs that are scaled."""
     item = probe("short", (48,))
     pattern = torch.full((1, HEADS, 48, 48), 3e-3).tril()
     pattern[..., 0] += 1 - pattern.sum(-1)
     v = drawn(1, 48, HEADS, WIDTH) * torch.linspace(0.5, 2.0, 48)[:, None, None]
     normed = torch.einsum("bhij,bjhd->bihd", pattern, v * v.square().mean(-1, keepdim=True).rsqrt())
-    gated = torch.einsum("bhij,bjhd->bihd", pattern, v) * torch.linspace(0.5, 1.5, 48)[:, None, None]
+    scaled = torch.einsum("bhij,bjhd->bihd", pattern, v) * torch.linspace(0.5, 1.5, HEADS)[:, None]
 
     def said(z):
-        evidence = loose({"pattern": pattern, "v": v, "z": z, "rot_q": v, "rot_k": v}, probes=(item,))[0]
-        row = Row(
-            probe="short",
-            batch=0,
-            kept=torch.arange(48),
-            q=v[0].double(),
-            k=v[0].double(),
-            v=v[0].double(),
-            z=z[0].double(),
-        )
-        return fit_output(evidence, [row], range(HEADS))
+        return departing(loose({"pattern": pattern, "v": v, "z": z, "rot_q": v, "rot_k": v}, probes=(item,)))
 
-    assert isinstance(said(normed), NotTested)
-    assert said(gated).value == "a gate per token"
+    assert said(normed) == {}
+    assert said(scaled)["attention.heads"].value == pytest.approx(torch.linspace(0.5, 1.5, HEADS).tolist(), rel=1e-5)
 
 
 def turned(x: torch.Tensor, angles: str) -> torch.Tensor:
@@ -90,26 +74,6 @@ def test_a_component_that_outweighs_all_others_is_nobodys_partner():
     assert findings.keys() == {PAIRING}
     assert findings[PAIRING].candidate_value == "half pairs, turned by the angles of adjacent ones"
     assert differ(side("half"), side("half")) == {}
-
-
-def test_queries_that_attend_to_padding_say_nothing_of_what_becomes_of_heads():
-    keys, kept = 12, torch.arange(4, 12)
-    scores = drawn(1, HEADS, keys, keys).masked_fill(torch.ones(keys, keys).triu(1).bool(), -torch.inf)
-    pattern = scores.softmax(-1)
-    v = 1 + 1e-3 * drawn(keys, HEADS, 8)
-    z = torch.einsum("hij,jhd->ihd", pattern[0], v)
-    row = Row(probe="short", batch=0, kept=kept, q=z[kept], k=v[kept], v=v[kept].double(), z=z[kept].double())
-
-    def outcome(tensor):
-        evidence = loose({"pattern": tensor, "rot_q": z[None]})[0]
-        return fit_output(evidence, [row], range(HEADS))
-
-    assert not isinstance(outcome(pattern), KnobFit)
-    assert "padding" in outcome(pattern).why
-    masked = pattern.clone()
-    masked[..., :4] = 0.0
-    row = Row(**{**vars(row), "z": torch.einsum("hij,jhd->ihd", masked[0].double(), v.double())[kept]})
-    assert outcome(masked).value == "as attended"
 
 
 @pytest.mark.parametrize(("hook", "norm"), [("attn_out", "ln1_post.out"), ("mlp_out", "ln2_post.out")])

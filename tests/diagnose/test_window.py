@@ -1,7 +1,7 @@
 """Window lengths: exact, off by one, absent, in the wrong layers; from scores, from z, and beyond the scores."""
 
 import pytest
-from tiny_port import PROBES, Port, fits, found, probe
+from tiny_port import PROBES, Port, found, probe
 
 CORE = {"scores", "pattern", "z"}
 HIDDEN = ("attn_scores", "pattern")
@@ -13,11 +13,10 @@ LONG = (*PROBES, probe("long", (333,), sites="residual", seed=8))
 @pytest.mark.parametrize("hide", SIGHTS)
 @pytest.mark.parametrize("window", [2, 3, 11, 29])
 def test_length_within_short_probes(hide: tuple[str, ...], window: int):
-    read = fits(PORT.but(window=(window, None), hide=hide), "attention")
+    findings = found(PORT.but(window=(window, None), hide=hide), PORT, CORE)
 
-    assert read["attention.window", 0].value == window
-    assert read["attention.window", 1].value is None
-    assert read["attention.scale", 0].value == pytest.approx(16, rel=1e-4)
+    assert findings.keys() == {"attention.window"}
+    assert (findings["attention.window"].candidate_value, findings["attention.window"].layers) == (window, (0,))
 
 
 @pytest.mark.parametrize("hide", SIGHTS)
@@ -62,8 +61,4 @@ def test_clean(window: object):
 
 
 def test_a_window_longer_than_every_probe_is_not_called_missing():
-    read = fits(PORT.but(window=(4096, None)), "attention")["attention.window", 0]
-
-    assert read.value is None
-    assert read.interval == (40.0, float("inf"))
     assert found(PORT, PORT.but(window=(4096, None)), CORE) == {}

@@ -17,6 +17,7 @@ from torch import Tensor
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit
+from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.sides import sites_with_formula
 from parity_audit.diagnose.fitting import FAMILIES, causes_at, fit_side
 from parity_audit.diagnose.localise import component_of
@@ -264,7 +265,7 @@ def evidence(port: Port, side: str = "candidate", *, knobs: dict[str, Knob] | No
             return weights.get(role if layer is None else f"{layer}.{role}")
 
         return Evidence(side=side, layer=layer, dims=dims, knobs=knobs or spec_of(port), probes=probes,
-                        tensor=tensor, weight=weight)  # fmt: skip
+                        tensor=tensor, weight=weight, dtype=str(port.dtype).removeprefix("torch."))  # fmt: skip
 
     return {layer: of(layer) for layer in (None, *range(port.n_layers))}
 
@@ -279,6 +280,12 @@ def found(candidate: Port, reference: Port, suspects: set[str] | None = None, *,
     findings, _ = causes_at(sides[0], sides[1], wrong)
     assert len({finding.knob for finding in findings}) == len(findings), "one knob was reported twice"
     return {finding.knob: finding for finding in findings}
+
+
+def departing(port: Port, *, probes: tuple[Probe, ...] = PROBES, **over: object) -> dict[object, KnobFit]:
+    """What the formulas say of a port where it departs from its spec, by (knob, layer)."""
+    side = evidence(port, knobs=spec_of(port, **over), probes=probes)
+    return {(fit.knob, fit.layer): fit for fit in causes(side, side, None).candidate}
 
 
 def fits(port: Port, family: str, *, probes: tuple[Probe, ...] = PROBES, **over: object) -> dict[object, KnobFit]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.limits import limit_of
-from parity_audit.core.sites import layer_of, local_name
+from parity_audit.core.sites import layer_of, local_name, site_order
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
 from parity_audit.diagnose.fit.explain import (
     MORE_ON_ALL,
@@ -34,10 +34,10 @@ from parity_audit.diagnose.fit.explain import (
 from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import Component, Values
 from parity_audit.diagnose.fit.search import uncertainty
-from parity_audit.diagnose.fit.sides import ByLayer, Side, side_of, sites_with_formula
+from parity_audit.diagnose.fit.sides import ByLayer, Side, as_shown_by, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.thresholds import CLEAR
-from parity_audit.formulas.knobs import KNOBS, REAL
+from parity_audit.formulas.knobs import KNOBS, REAL, ROUNDING
 
 STEPS_OF_ROUNDING = 50.0
 """Steps of the dtype that rounding may leave of a component whose reference departs as well, so that it is no measure: sums over
@@ -49,8 +49,9 @@ FINE = 2.0**-20
 only explanation, since a constant is known to five digits all the same. In bfloat16 that would be everything."""
 OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale", "mlp.activation")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
-ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel")
-"""Knobs that say what several components of a block read: one of these orders leaves rounding of all of them, or it is another."""
+ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel", "attention.scaled")
+"""Knobs that say in which order several components of a block do their work: one of these orders leaves rounding of all of them, or
+it is another."""
 
 
 @dataclass(kw_only=True)
@@ -64,6 +65,7 @@ class Causes:
 def causes(candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | None) -> Causes:
     """The fits that explain the suspect components, and what the same knobs are where they are right."""
     found = Causes()
+    candidate, reference = as_shown_by(candidate, reference), as_shown_by(reference, candidate)
     sides = Searched(side=side_of(candidate)), Searched(side=side_of(reference))
     for site in sites_with_formula(candidate):
         if suspects is None or component_of(site) in suspects:
@@ -74,6 +76,12 @@ def causes(candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | N
             if (layer_of(site), local_name(site)) not in seen:
                 _add_where_right(site, knob, sides, found)
     return found
+
+
+def follows_spec(site: str, candidate: ByLayer, reference: ByLayer) -> bool:
+    """Whether the spec's values leave no more than rounding of a site, on both sides."""
+    both = _both(site, [Searched(side=side_of(one)) for one in (candidate, reference)])
+    return bool(both) and all(one.is_right for one in both)
 
 
 @dataclass(kw_only=True)
@@ -161,17 +169,20 @@ def _explanation(at: _AtSite) -> Explanation | None:
 
 def _holds(at: _AtSite, one: Explanation) -> bool:
     """Whether values leave rounding here, and at the layer's other sites that ask for one of the knobs no more than the spec's,
-    or rounding as well where they are the order of the block."""
+    or rounding as well where they are the order of the block. A narrow dtype may stand behind what an earlier site shows."""
     residuals = at.searched.side.residuals
     values = under(residuals, one.values, at.parts[0].layer)
     here = Explanation(values=one.values, residual=residual(residuals, at.parts, values))
     if not explains(residuals, at.parts, here, at.enough):
         return False
+    if any(KNOBS[knob].same_function and next(_siblings(at, knob), None) is None for knob in one.values):
+        return False  # nothing shows that the two sites make up for each other
     return all(
         residual(residuals, other, values) <= _may_leave(at, knob, values, other)
         for knob in one.values
         if knob in ORDER_OF_A_BLOCK or not knob.startswith(OWN_AT_EACH_SITE)
         for other in _siblings(at, knob)
+        if KNOBS[knob].kind != ROUNDING or site_order(other[0].site) > site_order(at.parts[0].site)
     )
 
 

@@ -9,15 +9,16 @@ as one knob: it leaves rounding. A smaller set comes before a larger one, and of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
+from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
-from parity_audit.diagnose.fit.search import EQUALLY, Difference, fitted, named, shortened, together
+from parity_audit.diagnose.fit.search import EQUALLY, Difference, Fitted, at_value, fitted, named, shortened, together
 from parity_audit.diagnose.thresholds import CLEAR, TIED
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, OTHERS, REAL, ROUNDING, STRUCTURE
 
@@ -37,10 +38,16 @@ POLISHED = 8
 STILL_WRONG = 0.1
 """Of the numbers that are wrong without a narrow dtype, the share that the right place of one leaves wrong: those near the middle of
 two of its numbers. A wrong place leaves most of them wrong."""
+COARSE = 0.3
+"""What a set has to leave at most for a narrow dtype to be tried beside it: no rounding is as large."""
 HELPS = 0.9
 """A value is held while another is searched where it leaves at most this share of what is left without it."""
 
+BIAS = "attention.bias"
+"""The knob whose value has a number for each distance."""
 Setting = Mapping[str, Any]
+Spot = tuple[str, "int | None"]
+"""Where a number of a setting stands: a knob, and for a list the place in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +125,7 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
         limit: what rounding may leave.
         floor: what rounding leaves on the side that is right.
     """
-    search = _Search(residuals=residuals, parts=parts, limit=limit)
+    search = _Search(residuals=residuals, parts=parts, small=_smallest_wrong(residuals, parts, limit), limit=limit)
     found: list[Explanation] = []
     for several in search.by_size():
         found = [one for one in several if explains(residuals, parts, one, limit)]
@@ -128,54 +135,107 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
     return sorted(found, key=lambda one: _order(one, alike, residuals.decoder.values))
 
 
+def _smallest_wrong(
+    residuals: Residuals, parts: Sequence[Component], limit: float, values: Values | None = None
+) -> Component:
+    """The smallest of the probes in which values leave more than rounding; of all where they do in none by itself."""
+    wrong = [part for part in parts if residual(residuals, [part], values) > limit]
+    return min(wrong or parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
+
+
 def _order(one: Explanation, alike: float, said: Collection[str]) -> tuple[bool, int, int]:
     """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names.
 
     That a model has none of what a knob says is a choice, whatever else its value could be.
     """
-    freedom = sum(LAST if value == OTHERS else FREEDOM[CHOICE if value is None else KNOBS[knob].kind]
-                  for knob, value in one.values.items())  # fmt: skip
+    freedom = sum(_freedom(knob, value) for knob, value in one.values.items())
     return one.residual > alike, freedom, sum(knob not in said for knob in one.values)
+
+
+def _freedom(knob: str, value: Any) -> int:
+    if (
+        value == OTHERS
+        or (KNOBS[knob].per_head and isinstance(value, (list, dict)))
+        or (knob == BIAS and value is not None)
+    ):
+        return LAST
+    return FREEDOM[CHOICE if value is None else KNOBS[knob].kind]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """One site on one side. Values are searched on its smallest probe, then polished on all."""
+    """One site on one side. Values are searched on the smallest probe that shows an error, then polished on all."""
 
     residuals: Residuals
     parts: Sequence[Component]
+    small: Component
     limit: float
-
-    @property
-    def small(self) -> Component:
-        return min(self.parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
+    on_small_alone: list[Explanation] = field(default_factory=list)
+    """What leaves rounding of that probe, and more of the others."""
 
     def by_size(self) -> Iterator[list[Explanation]]:
         """Sets of one knob, then of two and more; what is far from rounding on the smallest probe is not tried on all."""
         whole = self._left_by({}, [self.small])
         tried = list(self._with_one_more(whole))
         yield self._on_all(_best_of_each(tried))
-        for _ in range(2, MOST_KNOBS + 1):
+        yield from self._beyond_the_small()
+        for size in range(2, MOST_KNOBS + 1):
             starts = _starts(tried, HELPS * whole.residual)
             if not starts:
                 return
-            grown = [more for start in starts for more in self._with_one_more(start) if more.residual < start.residual]
-            tried = [self._polished(one, [self.small]) for one in _least(_best_of_each(grown), POLISHED)]
+            grown = [(start, more) for start in starts for more in self._with_one_more(start)]
+            better = [more for start, more in grown if more.residual < start.residual]
+            # Of two numbers that make up for each other, neither helps while the other is held: both have to move.
+            level = [
+                more for start, more in grown if more.residual == start.residual and len(_spots(more.values)) == size
+            ]
+            chosen = [*_least(_best_of_each(better), POLISHED), *_least(_best_of_each(level), BEAM)]
+            tried = [self._polished(one, [self.small]) for one in chosen]
             yield self._on_all(tried)
+            yield from self._beyond_the_small()
 
     def _with_one_more(self, start: Explanation) -> Iterator[Explanation]:
         """Every knob that the formula asks for beside those of a set: its best value, and its other named values."""
+        beside_numbers = bool(_spots(start.values))
         for knob in sorted(asked(self.residuals, self.small, start.values) - set(start.values)):
+            if KNOBS[knob].kind == ROUNDING and start.values and start.residual > COARSE:
+                continue
             row, own = KNOBS[knob], self.residuals.decoder.knob(knob, self.small.layer)
             difference = difference_of(self.residuals, [self.small], knob, start.values)
             most = largest(self.residuals, self.small, knob)
-            others = named(row, difference, own, most)
-            best = fitted(row, difference, own, most, tried=others, enough=self.limit)
-            for one in (best, *(other for other in others if other.value != best.value)):
+            others = named(row, difference, own, 0 if start.values and row.counted else most)
+            best = fitted(row, difference, own, most, tried=others, enough=self.limit, near=beside_numbers)
+            more = [] if start.values or best.left <= self.limit else self._with_parts(knob, difference, best)
+            for one in (best, *(other for other in others if other.value != best.value), *more):
                 yield Explanation(values={**start.values, knob: one.value}, residual=one.left)
 
+    def _with_parts(self, knob: str, difference: Difference, best: Fitted) -> list[Fitted]:
+        """Values of a knob that have a number for each head or distance."""
+        row, dims = KNOBS[knob], self.residuals.decoder.dims
+        if row.per_head:
+            return list(one_per_head(row, difference, best.value, dims["n_heads"], dims["n_kv_heads"]))
+        if knob != BIAS:
+            return []
+        biases = biases_by_distance(self.residuals, self.parts, self.residuals.decoder.values)
+        tried = [at_value(difference, bias) for bias in biases]
+        least = min((one.left for one in tried), default=0.0)
+        return [one for one in tried if one.left <= EQUALLY * least][:1]
+
+    def _beyond_the_small(self) -> Iterator[list[Explanation]]:
+        """What explains one probe, and with one knob more the others, which are longer: a window may show there alone."""
+        alone = _least(self.on_small_alone, BEAM)
+        self.on_small_alone.clear()
+        for one in alone:
+            values = under(self.residuals, one.values, self.small.layer)
+            longer = replace(self, small=_smallest_wrong(self.residuals, self.parts, self.limit, values))
+            yield longer._on_all(_best_of_each(list(longer._with_one_more(one))))
+
     def _on_all(self, tried: Iterable[Explanation]) -> list[Explanation]:
-        return [self._polished(one, self.parts) for one in tried if self._is_near(one)]
+        near = [one for one in tried if self._is_near(one)]
+        found = [self._polished(one, self.parts) for one in near]
+        pairs = zip(near, found, strict=True)
+        self.on_small_alone.extend(one for one, on_all in pairs if on_all.residual > self.limit >= one.residual)
+        return found
 
     def _is_near(self, one: Explanation) -> bool:
         """Whether a setting may explain the component, by the smallest probe alone."""
@@ -184,22 +244,24 @@ class _Search:
     def _polished(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
         """The nearest minimum in all numbers of a set together, each with as few digits as leave the same."""
         layer, values = parts[0].layer, dict(one.values)
-        numbers = [knob for knob, value in values.items() if _is_fitted(knob, value)]
+        spots = _spots(values)
 
         def difference(these: Sequence[float]) -> Tensor | None:
-            return joined(
-                self.residuals, parts, under(self.residuals, values | dict(zip(numbers, these, strict=True)), layer)
-            )
+            return joined(self.residuals, parts, under(self.residuals, _with_numbers(values, spots, these), layer))
 
-        if numbers:
-            at, _ = together(
-                difference, [float(values[knob]) for knob in numbers], [_is_positive(knob) for knob in numbers]
+        if spots:
+            start, positive = (
+                [_number(values, spot) for spot in spots],
+                [at is None and _is_positive(knob) for knob, at in spots],
             )
-            values |= dict(zip(numbers, at, strict=True))
-        for knob in numbers:
-            own = difference_of(self.residuals, parts, knob, values)
-            values[knob] = shortened(own, values[knob], positive=_is_positive(knob)).value
-        return min((self._left_by(one.values, parts), self._left_by(values, parts)), key=_left)
+            at, _ = together(difference, start, positive)
+            values = _with_numbers(values, spots, at)
+        for spot in spots:
+            own = _at_spot(self.residuals, parts, values, spot)
+            number = shortened(own, _number(values, spot), positive=_is_positive(spot[0])).value
+            values = _with_numbers(values, [spot], [number])
+        before, after = (self._left_by(setting, parts) for setting in (one.values, values))
+        return after if after.residual <= EQUALLY * before.residual else before
 
     def _left_by(self, values: Setting, parts: Sequence[Component]) -> Explanation:
         left = residual(self.residuals, parts, under(self.residuals, values, parts[0].layer))
@@ -208,22 +270,28 @@ class _Search:
 
 def _starts(tried: Sequence[Explanation], enough: float) -> list[Explanation]:
     """What is held while another knob is searched: what helps most (of each knob and of all values) and, as the first of a set,
-    every choice."""
-    helping = [one for one in tried if one.residual <= enough]
-    choices = [one for one in tried if len(one.values) == 1 and all(_is_choice(knob) for knob in one.values)]
+    every choice. A value with a number for each head leaves less than others whatever is wrong: of those the one that helps most."""
+    helping = [one for one in tried if one.residual <= enough and not _has_parts(one)]
+    choices = [one for one in tried if len(one.values) == 1 and all(_is_choice(*item) for item in one.values.items())]
+    listed = _least((one for one in tried if one.residual <= enough and _has_parts(one)), 1)
     starts: list[Explanation] = []
-    for one in (*_least(_best_of_each(helping), BEAM), *_least(helping, BEAM), *choices):
+    for one in (*_least(_best_of_each(helping), BEAM), *_least(helping, BEAM), *listed, *choices):
         if one not in starts and one.residual < float("inf"):
             starts.append(one)
     return starts
+
+
+def _has_parts(one: Explanation) -> bool:
+    return any(_freedom(knob, value) == LAST for knob, value in one.values.items())
 
 
 def _left(one: Explanation) -> float:
     return one.residual
 
 
-def _is_choice(knob: str) -> bool:
-    return KNOBS[knob].kind in (CHOICE, FLAG)
+def _is_choice(knob: str, value: Any) -> bool:
+    """Whether a value is one of a few."""
+    return KNOBS[knob].kind in (CHOICE, FLAG) and value in (*KNOBS[knob].choices, None)
 
 
 def _is_positive(knob: str) -> bool:
@@ -237,11 +305,37 @@ def _is_fitted(knob: str, value: Any) -> bool:
     return row.kind == REAL and row.span is not None and is_number(value) and (value > 0 or not _is_positive(knob))
 
 
+def _spots(values: Setting) -> list[Spot]:
+    """The numbers of a setting that Gauss-Newton moves."""
+    single = [(knob, None) for knob, value in values.items() if _is_fitted(knob, value)]
+    listed = [(knob, value) for knob, value in values.items() if isinstance(value, list) and KNOBS[knob].kind != COUNT]
+    return [*single, *((knob, place) for knob, value in listed for place in range(len(value)))]
+
+
+def _number(values: Setting, spot: Spot) -> float:
+    knob, place = spot
+    return float(values[knob] if place is None else values[knob][place])
+
+
+def _with_numbers(values: Setting, spots: Sequence[Spot], numbers: Sequence[float]) -> dict[str, Any]:
+    """The setting with these numbers in these places."""
+    made = dict(values)
+    for (knob, place), number in zip(spots, numbers, strict=True):
+        made[knob] = number if place is None else [*made[knob][:place], number, *made[knob][place + 1 :]]
+    return made
+
+
+def _at_spot(residuals: Residuals, parts: Sequence[Component], values: Setting, spot: Spot) -> Difference:
+    """The differences of all parts for one number of a setting, while the others are held."""
+    layer = parts[0].layer
+    return lambda number: joined(residuals, parts, under(residuals, _with_numbers(values, [spot], [number]), layer))
+
+
 def _best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
     """Of sets of the same knobs the one that leaves least, and a few that leave as little: on one probe two masks may be alike."""
-    by_knobs: dict[frozenset[str], list[Explanation]] = {}
+    by_knobs: dict[tuple[frozenset[str], bool], list[Explanation]] = {}
     for one in sorted(tried, key=_left):
-        by_knobs.setdefault(frozenset(one.values), []).append(one)
+        by_knobs.setdefault((frozenset(one.values), _has_parts(one)), []).append(one)
     return [one for alike in by_knobs.values() for one in alike[:ALIKE] if one.residual <= EQUALLY * alike[0].residual]
 
 

@@ -26,10 +26,16 @@ IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, KeyError)
 """What a formula raises for values that this decoder cannot have, and where a value that it reads is missing."""
 LAST_QUERIES = 8
 """Queries of a long text whose attention is computed: enough to tell values, and 500 times cheaper than all of 4160."""
+ROTATED = ("rot_q", "rot_k")
+"""Sites of which each token depends on nothing but itself and its position."""
 KEPT = ("rot_q", "rot_k", "v")
 """What the attention of a long text is computed from: a search for a window does not make them again."""
+UNDEFINED = 0.25
+"""Share of the tokens that a formula may leave undefined: a value that is compared nowhere would explain everything."""
 HELD = 256
 """Tensors of a capture that are kept in float64; those of one block of the largest probe are far fewer."""
+SHOWN = 16
+"""Sites of probes whose values are kept at the tokens that are compared: those of one search."""
 Captured = Callable[[str, str], Tensor | None]
 Values = Mapping[str, Sequence[Any]]
 
@@ -58,6 +64,37 @@ class _Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """What a capture holds of one site of one probe at the tokens that are compared.
+
+    `shape` is that of the site, `real` the tokens `[batch pos]`, `values` `[token ...]`, `size` their norm. `by_query`: the site is
+    an attention matrix. `masked`: some of its entries are -inf, or may be.
+    """
+
+    shape: torch.Size
+    real: Tensor
+    values: Tensor
+    size: Tensor
+    by_query: bool
+    masked: bool
+
+    def of(self, x: Tensor) -> Tensor:
+        """The tokens that are compared of a tensor of this shape, or of one that has tokens alone."""
+        x = x.transpose(1, 2) if self.by_query and x.ndim > self.real.ndim else x
+        return x.flatten(0, 1) if bool(self.real.all()) else x[self.real]
+
+
+def _shown_of(site: str, seen: Tensor, real: Tensor) -> _Shown:
+    by_query = site.endswith(ATTENTION_SITES)
+    values = (seen.transpose(1, 2) if by_query else seen)[real]
+    finite = values.isfinite()
+    return _Shown(
+        shape=seen.shape, real=real, values=values, size=values[finite].norm().clamp_min(1e-300), by_query=by_query,
+        masked=site.endswith("attn_scores") or not bool(finite.all()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class Residuals:
     """A capture beside the formulas. `captured(probe, site)` is a tensor in float64, None where the capture has none.
 
@@ -68,32 +105,51 @@ class Residuals:
     captured: Captured
     batches: dict[str, Batch] = field(default_factory=dict)
     kept: dict[tuple[str, str], _Kept] = field(default_factory=dict)
+    shown: dict[tuple[str, str], _Shown] = field(default_factory=dict)
 
     def difference(self, component: Component, values: Values) -> Tensor | None:
-        """Formula minus capture at real tokens, flat, over the capture's norm; None where shapes differ.
+        """Formula minus capture at real tokens, flat, over the capture's norm; None where shapes differ. Of a decoded probe at the
+        decoded tokens alone: the prompt before them ran whole.
 
-        A key that only one of them hides counts as a difference of the size of a score.
+        Tokens of which a formula is not defined are left out; where they are more than `UNDEFINED` of all, nothing is compared. A
+        key that only one of them hides counts as a difference of the size of a score.
         """
-        made, _ = self._made(component, values)
-        seen = self.captured(component.probe.name, component.site)
-        assert seen is not None
+        made, run = self._made(component, values)
+        shown = self._shown(component)
         if made is None:
             return None
-        real = self._batch(component.probe).mask.bool()
-        if self._long(component.probe):
-            seen, real = (t[:, -LAST_QUERIES:] for t in (seen, real))
-        if made.shape != seen.shape:
+        made = made[:, -LAST_QUERIES:] if self._long(component.probe) else made
+        if made.shape != shown.shape:
             return None
-        if component.site.endswith(ATTENTION_SITES):
-            made, seen = made.transpose(1, 2), seen.transpose(1, 2)
-        made, seen = made[real], seen[real]
+        made, seen = shown.of(made), shown.values
+        if run.undefined:
+            defined = ~shown.of(sum(run.undefined, torch.zeros_like(shown.real)))
+            if int(defined.sum()) < (1 - UNDEFINED) * len(defined):
+                return None
+            made, seen = made[defined], seen[defined]
+        if not shown.masked:
+            return ((made - seen) / shown.size).flatten()
+        if value_under(self, values, "attention.alibi", component.layer) is not None:
+            made, seen = _without_row_means(made), _without_row_means(seen)
         hidden, unseen = made.isneginf(), seen.isneginf()
-        shown = ~(hidden & unseen) & (unseen | seen.isfinite())
-        size: Tensor = seen[seen.isfinite()].norm().clamp_min(1e-300)
-        if not bool((hidden != unseen).any()):
-            return (made[shown] - seen[shown]) / size
-        typical = size / max(int(seen.isfinite().sum()), 1) ** 0.5
-        return torch.where(hidden != unseen, typical, made - seen)[shown] / size
+        compared = ~(hidden & unseen) & (unseen | seen.isfinite())
+        typical = shown.size / max(int(seen.isfinite().sum()), 1) ** 0.5
+        return torch.where(hidden != unseen, typical, made - seen)[compared] / shown.size
+
+    def _shown(self, component: Component) -> _Shown:
+        """What a capture holds of a component, kept while its values are searched."""
+        key = component.probe.name, component.site
+        if key not in self.shown:
+            seen = self.captured(*key)
+            assert seen is not None
+            real = self._batch(component.probe).mask.bool()
+            real[:, : component.probe.decode_from or 0] = False
+            if self._long(component.probe):
+                seen, real = seen[:, -LAST_QUERIES:], real[:, -LAST_QUERIES:]
+            while len(self.shown) >= SHOWN:
+                del self.shown[next(iter(self.shown))]
+            self.shown[key] = _shown_of(component.site, seen, real)
+        return self.shown[key]
 
     def made(self, component: Component, values: Values | None = None) -> Tensor | None:
         """What the formula makes, under the spec's values by default; None where a tensor that it needs is not there."""
@@ -106,9 +162,9 @@ class Residuals:
 
     def asked(self, component: Component, values: Values) -> frozenset[str]:
         """The knobs that this component's formula asks for."""
-        return frozenset(self._made(component, values)[1])
+        return frozenset(self._made(component, values)[1].asked)
 
-    def _made(self, component: Component, values: Values) -> tuple[Tensor | None, set[str]]:
+    def _made(self, component: Component, values: Values) -> tuple[Tensor | None, Run]:
         probe = component.probe
         decoder = replace(self.decoder, values=values)
         rows = None
@@ -117,13 +173,19 @@ class Residuals:
         run = Run(
             decoder=decoder, batch=self._batch(probe), given=lambda site: self.captured(probe.name, site), queries=rows
         )
-        if rows is not None:
+        if rows is not None and local_name(component.site) in ROTATED:
+            run = Run(decoder=decoder, batch=_end_of(run.batch), given=lambda site: self._end(probe.name, site))
+        elif rows is not None:
             run.given = lambda site: self._long_input(run, probe, site, values)
         try:
             with torch.no_grad():
-                return run.computed(component.site), run.asked
+                return run.computed(component.site), run
         except IMPOSSIBLE:
-            return None, run.asked
+            return None, run
+
+    def _end(self, probe: str, site: str) -> Tensor | None:
+        found = self.captured(probe, site)
+        return None if found is None else found[:, -LAST_QUERIES:]
 
     def _long_input(self, run: Run, probe: Probe, site: str, values: Values) -> Tensor | None:
         """A captured input of a long text, or its rotated queries and keys and its values, which are made once."""
@@ -145,12 +207,27 @@ class Residuals:
             positions = counted(mask)
             if len(probe.kept) == probe.shape[1] and bool(mask.all()):
                 positions = torch.tensor(probe.kept).expand_as(positions)
-            self.batches[probe.name] = Batch(tokens=torch.tensor(probe.token_ids), mask=mask, positions=positions)
+            self.batches[probe.name] = Batch(
+                tokens=torch.tensor(probe.token_ids), mask=mask, positions=positions, decoded_from=probe.decode_from
+            )  # fmt: skip
         return self.batches[probe.name]
 
     @staticmethod
     def _long(probe: Probe) -> bool:
         return probe.sites != "all"
+
+
+def _end_of(batch: Batch) -> Batch:
+    """The last tokens of a long text, where they stand in it."""
+    return Batch(**{name: getattr(batch, name)[:, -LAST_QUERIES:] for name in ("tokens", "mask", "positions")})
+
+
+def _without_row_means(scores: Tensor) -> Tensor:
+    """Scores `[... key]` less their mean over the keys that are seen: a constant per query changes no pattern, and programs write a
+    penalty for distance with and without one."""
+    shown = scores.isfinite()
+    mean = scores.where(shown, 0.0).sum(-1, keepdim=True) / shown.sum(-1, keepdim=True).clamp_min(1)
+    return scores - mean
 
 
 def _said(knobs: Iterable[str], values: Values) -> str:
@@ -179,10 +256,10 @@ def largest(residuals: Residuals, component: Component, knob: str) -> int:
     """The largest whole number that a knob can be in this model."""
     dims = residuals.decoder.dims
     own = {
-        "n_kv_heads": dims["n_heads"], "rope.partial": dims["d_head"], "pos_embed.offset": 16, "norm.times": 3, "qk_norm.times": 3,
+        "n_kv_heads": dims["n_heads"], "rope.partial": dims["d_head"], "pos_embed.offset": 32, "norm.times": 3, "qk_norm.times": 3,
         "attention.shared_layers": dims["n_layers"] - 1, "attention.shared_source": dims["n_layers"] - 1,
         "altup.active": dims.get("n_streams", 1) - 1,
         **dict.fromkeys(("moe.top_k", "moe.groups", "moe.top_groups"), dims.get("n_experts", 1)),
-        **dict.fromkeys(("attention.window", "attention.chunk"), component.probe.shape[1]),
+        **dict.fromkeys(("attention.window", "attention.chunk", "attention.mask", "cache.keys"), component.probe.shape[1]),
     }  # fmt: skip
     return own.get(knob, 0)

@@ -48,7 +48,7 @@ class Fitted:
 
 def named(row: Knob, difference: Difference, start: Any, limit: int) -> list[Fitted]:
     """The values of a knob that can be enumerated, but for `start`, with what each leaves; see `fitted`."""
-    return [_at(difference, value) for value in _enumerated(row, start, limit)]
+    return [at_value(difference, value) for value in _enumerated(row, start, limit)]
 
 
 def fitted(
@@ -59,6 +59,7 @@ def fitted(
     *,
     enough: float = ROUNDING,
     tried: Sequence[Fitted] | None = None,
+    near: bool = False,
 ) -> Fitted:
     """The value of a knob that leaves least.
 
@@ -69,6 +70,7 @@ def fitted(
         limit: the largest whole number that the knob can be in this model.
         enough: what rounding leaves; a search that comes to it ends.
         tried: what `named` gives, where it is known.
+        near: a real number is only searched from where it is.
     """
     by_name = named(row, difference, start, limit) if tried is None else tried
     tried = list(by_name)
@@ -76,12 +78,12 @@ def fitted(
         said = {key: word for key, word in (start or {}).items() if isinstance(word, str)}
         begun = [*([] if start is None else [start]), *({**said, **one} for one in row.starts)]
         if said:
-            tried.append(_at(difference, {key: part for key, part in start.items() if key not in said}))
+            tried.append(at_value(difference, {key: part for key, part in start.items() if key not in said}))
         tried += [found for one in begun for found in _by_part(difference, one)]
     elif row.kind == COUNT and limit > FEW:
         tried.append(_narrowed(difference, 1, limit, enough))
     elif row.span is not None and row.kind != COUNT:
-        tried.append(_real(difference, start, row.span, enough))
+        tried.append(_real(difference, start, row.span, enough, near=near))
     best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
     # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value;
     # of named values that nobody can tell apart it is the first.
@@ -104,6 +106,8 @@ def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None
 def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
     if row.choices:
         yield from (choice for choice in row.choices if choice != start)
+    for words in row.counted:
+        yield from (words.format(count) for count in range(1, limit))
     if row.optional and start is not None:
         yield None
     if row.kind == COUNT and limit <= FEW:
@@ -111,7 +115,8 @@ def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
         yield from (count for count in range(least, limit + 1) if count != start)
 
 
-def _at(difference: Difference, value: Any) -> Fitted:
+def at_value(difference: Difference, value: Any) -> Fitted:
+    """A value, and what it leaves."""
     off = difference(value)
     bad = off is None or not bool(off.isfinite().all())
     return Fitted(value=value, left=math.inf if bad or off is None else float(off.norm()))
@@ -122,7 +127,7 @@ def _narrowed(difference: Difference, low: int, high: int, enough: float) -> Fit
     best = Fitted(value=low, left=math.inf)
     for _ in range(NARROWINGS):
         points = sorted({round(low * (high / low) ** (k / (GRID - 1))) for k in range(GRID)})
-        found = [_at(difference, point) for point in points]
+        found = [at_value(difference, point) for point in points]
         at = min(range(len(points)), key=lambda k: found[k].left)
         best = min(best, found[at], key=lambda one: one.left)
         low, high = points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)]
@@ -131,18 +136,18 @@ def _narrowed(difference: Difference, low: int, high: int, enough: float) -> Fit
     return best
 
 
-def _real(difference: Difference, start: Any, span: tuple[float, float], enough: float) -> Fitted:
-    """A real number within a span."""
+def _real(difference: Difference, start: Any, span: tuple[float, float], enough: float, *, near: bool) -> Fitted:
+    """A real number within a span; where it is `near`, only from the one that is given."""
     low, high = span
     given = float(start) if is_number(start) else None
     found = Fitted(value=start, left=math.inf)
     if given is not None and (given > 0 or low < 0):
         found = _gauss_newton(difference, given, positive=low > 0)
-    if found.left <= enough:
+    if found.left <= enough or (near and given is not None):
         return found
     grid = torch.linspace(0, 1, 2 * GRID - 1, dtype=torch.float64).tolist()
     points = [low * (high / low) ** t if low > 0 else low + (high - low) * t for t in grid]
-    best = min((_at(difference, point) for point in points), key=lambda one: one.left)
+    best = min((at_value(difference, point) for point in points), key=lambda one: one.left)
     if math.isinf(best.left):
         return found
     return min(found, _gauss_newton(difference, best.value, positive=low > 0), key=lambda one: one.left)
@@ -156,9 +161,9 @@ def _gauss_newton(difference: Difference, start: float, *, positive: bool) -> Fi
 
 def shortened(difference: Difference, value: float, *, positive: bool) -> Fitted:
     """A number written with as few digits as leave the same: zero, where the knob can be zero, has none."""
-    exact = _at(difference, value)
+    exact = at_value(difference, value)
     digits = [float(f"{value:.{digits}g}") for digits in DIGITS]
-    short = (_at(difference, number) for number in ([] if positive else [0.0]) + digits)
+    short = (at_value(difference, number) for number in ([] if positive else [0.0]) + digits)
     # Values very near the constant leave the same rounding; of those the constant is told by its few digits.
     return next((one for one in short if one.left <= max(EQUALLY * exact.left, ROUNDING)), exact)
 
@@ -230,7 +235,7 @@ def number_at(value: dict[str, Any], path: tuple[str, int | None]) -> float:
 def _by_part(difference: Difference, start: dict[str, Any]) -> list[Fitted]:
     """A dictionary with each of its numbers searched, the others as they are; itself where none of them can be searched."""
     paths = [path for path in number_paths(start) if path[0] not in FIXED]
-    return [_part(difference, start, path) for path in paths] or [_at(difference, start)]
+    return [_part(difference, start, path) for path in paths] or [at_value(difference, start)]
 
 
 def _part(difference: Difference, start: dict[str, Any], path: tuple[str, int | None]) -> Fitted:

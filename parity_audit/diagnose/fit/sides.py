@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -14,8 +14,14 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, f64, spec_value
 from parity_audit.diagnose.fit.residuals import HELD, Component, Residuals
 from parity_audit.formulas.components import IN_BLOCK, OUTSIDE
+from parity_audit.formulas.knobs import meant
 from parity_audit.formulas.place import Decoder
 
+MASKED_BELOW, FAR_BELOW = -1e30, 5000.0
+"""Scores below the first are masks; and those that are by the second less than the largest of their row: float64 ends at e^-745."""
+OF_THE_LENGTH = ("rot_q", "rot_k", "z")
+"""Sites at which a long text shows what a short one cannot: windows, and scalings of the rotation."""
+MATRICES = ("attn_scores", "pattern")
 ByLayer = Mapping["int | None", Evidence]
 
 
@@ -28,10 +34,12 @@ class Side:
     evidence: ByLayer
 
     def shown(self, site: str) -> list[Component]:
-        """The site in every probe that captures it; of probes with all sites where there are such."""
+        """The site in every probe that captures it; of probes with all sites where there are such, and those of a long text where
+        the site depends on the length."""
         seen = [probe for probe in self.probes if self._tensor(probe.name, site) is not None]
         wide = [probe for probe in seen if probe.sites == "all"]
-        return [Component(probe=probe, site=site) for probe in wide or seen]
+        long = [probe for probe in seen if probe.sites != "all"] if local_name(site) in OF_THE_LENGTH else []
+        return [Component(probe=probe, site=site) for probe in [*wide, *long] or seen]
 
     def eps(self, component: Component) -> float:
         """The relative step of the dtype that a component was computed in, as far as the run or its capture says."""
@@ -51,6 +59,24 @@ def tensor_at(evidence: ByLayer, probe: str, site: str) -> Tensor | None:
     return None if own is None else own.tensor(probe, site if layer is None else local_name(site))
 
 
+def as_shown_by(own: ByLayer, other: ByLayer) -> ByLayer:
+    """One side without the attention matrices that the other hides: what both make of queries and keys is then judged by z alike."""
+
+    def of_layer(layer: int | None) -> Evidence:
+        def tensor(probe: str, site: str) -> Tensor | None:
+            hidden = site in MATRICES and (layer not in other or other[layer].tensor(probe, site) is None)
+            return None if hidden else own[layer].tensor(probe, site)
+
+        return replace(own[layer], tensor=tensor)
+
+    return {layer: of_layer(layer) for layer in own}
+
+
+def _is_masked(scores: Tensor) -> Tensor:
+    """True where a score is a mask: programs write -inf, their dtype's least number, or what is so low that e^s is 0."""
+    return (scores < MASKED_BELOW) | (scores < scores.amax(-1, keepdim=True) - FAR_BELOW)
+
+
 def side_of(evidence: ByLayer) -> Side:
     """The side whose evidence this is."""
     first = next(iter(evidence.values()))
@@ -58,14 +84,16 @@ def side_of(evidence: ByLayer) -> Side:
     @lru_cache(HELD)
     def captured(probe: str, site: str) -> Tensor | None:
         found = tensor_at(evidence, probe, site)
-        return None if found is None else f64(found)
+        if found is None or not site.endswith("attn_scores"):
+            return None if found is None else f64(found)
+        return f64(found).masked_fill(_is_masked(f64(found)), -torch.inf)
 
     def weights(layer: int | None, role: str) -> Tensor | None:
         found = evidence[layer].weight(role)
         return evidence[None].weight(role) if found is None and layer is not None and None in evidence else found
 
     layers = range(first.dims["n_layers"])
-    values = {knob: [spec_value(first.knobs, knob, layer) for layer in layers] for knob in first.knobs}
+    values = {knob: [meant(knob, spec_value(first.knobs, knob, layer)) for layer in layers] for knob in first.knobs}
     decoder = Decoder(dims=first.dims, values=values, weights=weights, dtype=torch.float64)
     return Side(residuals=Residuals(decoder=decoder, captured=captured), probes=first.probes, evidence=evidence)
 

@@ -1,7 +1,4 @@
-"""Embedding: what enters block 0 over the checkpoint's row, embed = scale * W_E[token] (least squares).
-
-Where that does not explain it, the rows themselves are looked for: embed / |embed| = W_E[other] / |W_E[other]|.
-"""
+"""Whose rows enter block 0, where they are not each token's own: embed / |embed| = W_E[other] / |W_E[other]|."""
 
 from __future__ import annotations
 
@@ -9,45 +6,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real, relative_rms
-from parity_audit.diagnose.identify.least_squares import ratio
-from parity_audit.diagnose.thresholds import EXPLAINED
+from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real
 
-KNOB, ROWS = "embed.scale", "embed.rows"
+KNOB = "embed.rows"
 OWN_ROWS = "each token's own"
 SAME_ROW = 1e-4
+"""The distance of a direction from that of its row: float32 is a thousand times nearer, other rows are far."""
 
 
 def fit(evidence: Evidence) -> list[Outcome]:
-    """The factor on the token embeddings."""
-    if evidence.layer is not None:
-        return []
-    table = evidence.weight("embed")
-    if table is None:
-        return [gap(evidence, KNOB, "no checkpoint weight for the embedding")]
-    ids, outs = [], []
-    for probe in evidence.short_probes():
-        out = evidence.tensor(probe.name, "embed")
-        if out is not None:
-            kept = real(probe)
-            ids.append(torch.tensor(probe.token_ids)[kept])
-            outs.append(f64(out[kept]))
-    if not ids:
-        return [gap(evidence, KNOB, "embed is not visible")]
-    tokens, y = torch.cat(ids), torch.cat(outs)
-    x = f64(table[tokens])
-    estimate = ratio(x, y)
-    scale, stderr = float(estimate.value[0]), float(estimate.stderr[0])
-    left = relative_rms(y - scale * x, y)
-    whose = OWN_ROWS if left <= EXPLAINED else _whose(table, tokens, y)
-    found = [] if whose is None else [KnobFit(
-        knob=ROWS, layer=None, value=whose, stderr=None, residual=min(left, SAME_ROW), n=estimate.n, site="embed"
-    )]  # fmt: skip
-    if left > EXPLAINED:
-        return [*found, gap(evidence, KNOB, f"embed is not a multiple of the checkpoint's rows: {left:.2g} left")]
-    return [*found, KnobFit(
-        knob=KNOB, layer=None, value=scale, stderr=stderr, residual=left, n=estimate.n, site="embed"
-    )]  # fmt: skip
+    """Whose rows the token embeddings are."""
+    table = evidence.weight("embed") if evidence.layer is None else None
+    shown = [
+        (probe, out) for probe in evidence.short_probes() if (out := evidence.tensor(probe.name, "embed")) is not None
+    ]
+    if table is None or not shown:
+        return [] if evidence.layer is not None else [gap(evidence, KNOB, "embed or its weight is not visible")]
+    tokens = torch.cat([torch.tensor(probe.token_ids)[real(probe)] for probe, _ in shown])
+    whose = _whose(table, tokens, torch.cat([f64(out[real(probe)]) for probe, out in shown]))
+    if whose is None:
+        return [gap(evidence, KNOB, "what enters is no multiple of the checkpoint's rows")]
+    return [KnobFit(knob=KNOB, layer=None, value=whose, stderr=None, residual=SAME_ROW, n=len(tokens), site="embed")]
 
 
 def _whose(table: Tensor, tokens: Tensor, embed: Tensor) -> str | None:
@@ -58,6 +37,8 @@ def _whose(table: Tensor, tokens: Tensor, embed: Tensor) -> str | None:
         return None
     steps = set((other - tokens).tolist())
     wrong = int((other != tokens).sum())
+    if not wrong:
+        return OWN_ROWS
     return (
         f"those of token id {steps.pop():+d}" if len(steps) == 1 else f"another's for {wrong} of {len(tokens)} tokens"
     )

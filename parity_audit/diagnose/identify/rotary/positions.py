@@ -70,7 +70,7 @@ def described(turns: Sequence[Turn], positions: Sequence[Tensor]) -> tuple[KnobV
     if len(set(starts)) == 1:
         return starts[0], facts
     padded = all(start == float(turn.index[0]) for start, turn in zip(starts, turns, strict=True))
-    return ("counts the padding" if padded else "differs between rows"), facts
+    return ("counted from the padding" if padded else "differs between rows"), facts
 
 
 def where_they_stand(place: Tensor, own: Tensor) -> str:

@@ -1,0 +1,84 @@
+"""Values that a knob may have instead of one number: one per head, and a bias for each distance between query and key.
+
+They have more freedom than any other value, so they are tried where no single value explains a site, and count as explanations
+only where nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from parity_audit.core.sites import local_name
+from parity_audit.diagnose.agreement import is_number
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values
+from parity_audit.diagnose.fit.search import Difference, Fitted, at_value, together
+from parity_audit.formulas.attention import consecutive
+from parity_audit.formulas.knobs import AT_DISTANCE, COUNT, Knob
+
+NO_BIAS = 1e-3
+"""Share of the largest bias below which a distance has none: what rounding leaves of a mean over the queries is far less."""
+DIGITS = (3, 5, 7)
+"""Of a bias: a constant of a program has few, and float32 no more than seven."""
+
+
+def one_per_head(row: Knob, difference: Difference, start: Any, heads: int, kv_heads: int) -> Iterator[Fitted]:
+    """Values of a knob with a number for each head.
+
+    Args:
+        row: the knob.
+        difference: formula minus capture for a value, None where the value is impossible.
+        start: the single value that leaves least.
+        heads: how many query heads there are.
+        kv_heads: how many heads of keys and values.
+    """
+    if row.kind == COUNT:
+        yield from _maps(difference, heads, kv_heads)
+        return
+    first = float(start) if is_number(start) else 0.0
+    numbers, _ = together(lambda values: difference(list(values)), [first] * heads, [False] * heads)
+    yield at_value(difference, list(numbers))
+
+
+def _maps(difference: Difference, heads: int, kv_heads: int) -> Iterator[Fitted]:
+    """The key-value head that each query head reads, of keys and values, of keys alone and of values alone."""
+    usual = consecutive(heads, kv_heads)
+    yield at_value(difference, _map(difference, usual, kv_heads))
+    for part, other in (("k", "v"), ("v", "k")):
+
+        def of_part(heads: Any, part: str = part, other: str = other) -> dict[str, Any]:
+            return {part: heads, other: usual}
+
+        yield at_value(difference, of_part(_map(lambda value: difference(of_part(value)), usual, kv_heads)))
+
+
+def _map(difference: Difference, usual: Sequence[int], kv_heads: int) -> list[int]:
+    """Head by head, since none depends on another."""
+    chosen = list(usual)
+    for head in range(len(chosen)):
+        tries = [at_value(difference, [*chosen[:head], kv, *chosen[head + 1 :]]) for kv in range(kv_heads)]
+        chosen = min(tries, key=lambda one: one.left).value
+    return chosen
+
+
+def biases_by_distance(residuals: Residuals, parts: Sequence[Component], values: Values) -> list[dict[str, float]]:
+    """What visible scores are off by at each distance, as a mean over heads and queries, with few and more digits; nothing where
+    scores are hidden or right."""
+    if any(local_name(part.site) != "attn_scores" for part in parts):
+        return []
+    longest = max(part.probe.shape[1] for part in parts)
+    sums, counts = torch.zeros(longest, dtype=torch.float64), torch.zeros(longest, dtype=torch.float64)
+    for part in parts:
+        made, seen = residuals.made(part, values), residuals.captured(part.probe.name, part.site)
+        if made is None or seen is None or made.shape != seen.shape:
+            return []
+        distance = torch.arange(made.shape[-2])[:, None] - torch.arange(made.shape[-1])
+        shown = made.isfinite() & seen.isfinite() & (distance >= 0)
+        at = distance.expand_as(made)[shown]
+        sums.index_add_(0, at, (seen - made)[shown])
+        counts.index_add_(0, at, torch.ones_like(at, dtype=torch.float64))
+    mean = sums / counts.clamp_min(1)
+    biased = (mean.abs() > NO_BIAS * mean.abs().max()).nonzero()[:, 0].tolist()
+    return [{f"{AT_DISTANCE}{at}": float(f"{float(mean[at]):.{few}g}") for at in biased} for few in DIGITS if biased]

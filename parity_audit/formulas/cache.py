@@ -1,0 +1,55 @@
+"""Keys and values that a decoded token finds in a cache: all of them, or what a cache has lost, moved or rounded.
+
+Only tokens that are decoded one at a time read a cache; the prompt before them runs whole.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from parity_audit.formulas.knobs import FULL, LAST_KEYS, LOST, MOVES, NO_PROMPT, NOT_FIRST_KEYS, NOT_OWN, OWN_ALONE
+from parity_audit.formulas.positions import number_in
+
+
+def shown(kind: str, rows: Tensor, length: int, first: int) -> Tensor:
+    """Which of the keys before it a decoded token may see, `[query key]`, True where it may.
+
+    Args:
+        kind: a value of `cache.keys`.
+        rows: places of the decoded tokens `[query]`.
+        length: how many keys there are.
+        first: the place of the first decoded token.
+
+    Raises:
+        ValueError: no cache is described so.
+    """
+    key = rearrange(torch.arange(length, device=rows.device), "key -> 1 key")
+    distance = rearrange(rows, "query -> query 1") - key
+    start, last = (number_in(kind, words) for words in (NOT_FIRST_KEYS, LAST_KEYS))
+    if start is not None:
+        return (key >= start).expand_as(distance)
+    if last is not None:
+        return distance < last
+    if kind not in (*LOST, *MOVES):
+        raise ValueError(f"no cache shows `{kind}`")
+    limits = {NOT_OWN: distance != 0, NO_PROMPT: key >= first, OWN_ALONE: (key < first) | (distance == 0)}
+    return limits.get(kind, torch.ones_like(distance, dtype=torch.bool)).expand_as(distance)
+
+
+def moved(v: Tensor, kind: str, row: int) -> Tensor:
+    """Values `[batch key head d_head]` as a token at place `row` finds them, which some caches have moved by a few places.
+
+    Args:
+        kind: a value of `cache.keys`.
+    """
+    if kind not in MOVES:
+        return v
+    places = int(kind.split()[3])
+    return torch.cat([v[:, : row + 1].roll(places, 1), v[:, row + 1 :]], 1)
+
+
+def kept(x: Tensor, dtype: str) -> Tensor:
+    """Keys or values in the dtype that a cache keeps them in, and back."""
+    return x if dtype == FULL else x.to(getattr(torch, dtype)).to(x)
