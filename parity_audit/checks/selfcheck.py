@@ -13,11 +13,12 @@ from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Finding
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.agreement import is_number, same
-from parity_audit.diagnose.decoding import ATTENTION, run_whole
+from parity_audit.diagnose.decoding import run_whole
 from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_value
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.sides import ByLayer
+from parity_audit.diagnose.fitting import ATTENTION
 from parity_audit.diagnose.identities import hook_warnings, stored_factors
 from parity_audit.diagnose.numerics import reduced_products
 from parity_audit.specs.resolve import ResolvedModel, read_config

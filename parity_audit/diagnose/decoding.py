@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from parity_audit.core.report import Finding
+from parity_audit.core.sites import layer_of
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.agreement import SIGMAS, is_number, same
-from parity_audit.diagnose.evidence import Evidence
+from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, Evidence
 from parity_audit.diagnose.extent import DECODED, only_where
 from parity_audit.diagnose.findings import places_of, stderr_of, unexplained
 from parity_audit.diagnose.fit.causes import follows_spec
-from parity_audit.diagnose.fitting import ByLayer, causes_at
+from parity_audit.diagnose.fitting import ATTENTION, ByLayer, causes_at
 from parity_audit.diagnose.localise import component_of
-from parity_audit.formulas.knobs import LAST_KEYS
 
-ATTENTION, WINDOW = ("scores", "pattern", "z"), "attention.window"
 READS_OTHERS = (*ATTENTION, "rope", "pos_embed", "delta")
 """Components that make a token of the tokens before it or of its position."""
 
@@ -46,20 +46,39 @@ def run_whole(layers: ByLayer) -> dict[int | None, Evidence]:
 
 
 def identify_decoded(
-    candidate: ByLayer, reference: ByLayer, wrong: Collection[str]
+    candidate: ByLayer, reference: ByLayer, wrong: Collection[str], whole: Sequence[Finding] = ()
 ) -> tuple[list[Finding], list[NotTested]]:
     """Findings for sites whose components are right in whole runs and wrong in decoded tokens: what a component does to a token
-    by itself is explained as in whole runs, positions and attention with the prompt before them. Attention that nothing explains
-    is listed here: whole runs may have a cause for the same component, which must not stand for it."""
+    by itself is explained as in whole runs, positions and attention with the prompt before them, by causes of `whole` runs first.
+    Attention that nothing explains is listed here: a cause of whole runs for the same component must not stand for it."""
     if not wrong:
         return [], []
     own, true = ({layer: _only(side[layer], decoded=True) for layer in side} for side in (candidate, reference))
     alone = [site for site in wrong if component_of(site) not in READS_OTHERS]
     found, missing = causes_at(_tokens(own), _tokens(true), alone)
-    more, gaps = causes_at(own, true, [site for site in wrong if site not in alone], {})
+    more, gaps = causes_at(own, true, [site for site in wrong if site not in alone], {}, _settings(whole))
     attended = {site: [site] for site in wrong if component_of(site) in ATTENTION and not follows_spec(site, own, true)}
     left = [only_where(item, DECODED) for item in unexplained(attended, more)]
     return [*found, *more, *left], [*missing, *gaps]
+
+
+def not_attended_otherwise(decoded: Collection[str], whole: Collection[str], findings: Sequence[Finding]) -> list[str]:
+    """The sites that are wrong in decoded tokens, but for the attention of blocks whose attention is wrong in whole runs as well and
+    not explained: there it is not the cache."""
+    explained = {place for item in findings for place in places_of(item)}
+    left = {layer_of(site) for site in whole if component_of(site) in ATTENTION and site not in explained}
+    return [site for site in decoded if component_of(site) not in ATTENTION or layer_of(site) not in left]
+
+
+def _settings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The candidate's values by findings that a formula explains: all together, and each alone."""
+    explained = [
+        item
+        for item in findings
+        if any(fact.get(EXPLAINED_BY) == FORMULA for fact in item.evidence.get("candidate", []))
+    ]
+    values = {item.knob: item.candidate_value for item in explained}
+    return [values, *({knob: value} for knob, value in values.items())] if values else []
 
 
 def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding]:
@@ -69,23 +88,12 @@ def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding
     """
     new = [
         item for item in decoded
-        if not any(says_the_same(item, known) or _same_window(item, known) or _rounds(known, item) for known in whole)
+        if not any(says_the_same(item, known) or _rounds(known, item) for known in whole)
     ]  # fmt: skip
     knobs = {item.knob for item in whole}
     return [
         replace(item, evidence={**item.evidence, "extent": DECODED}) if item.knob in knobs else item for item in new
     ]
-
-
-def _same_window(decoded: Finding, whole: Finding) -> bool:
-    """Whether decoded tokens see the keys that a window of whole runs leaves them."""
-    held = ("cache.keys", WINDOW)
-    return (
-        (decoded.knob, whole.knob) == held
-        and isinstance(whole.candidate_value, int)
-        and decoded.candidate_value == LAST_KEYS.format(whole.candidate_value)
-        and _share_layers(decoded, whole)
-    )
 
 
 def _rounds(whole: Finding, decoded: Finding) -> bool:

@@ -16,7 +16,14 @@ from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import RETURNED, layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
-from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, not_in, only_decoded, run_whole
+from parity_audit.diagnose.decoding import (
+    decoded_probes,
+    identify_decoded,
+    not_attended_otherwise,
+    not_in,
+    only_decoded,
+    run_whole,
+)
 from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
@@ -122,7 +129,9 @@ def diagnose(case: Case) -> Diagnosis:
     findings, missing = causes_at(run_whole(layers_seen), run_whole(reference_seen), origins(whole))
     asked = set(suspects(steps)) if case.thorough else only_decoded(found, everywhere)
     wrong = [site for site in origins(steps) if component_of(site) in asked]
-    later, more = identify_decoded(layers_seen, reference_seen, wrong)
+    later, more = identify_decoded(
+        layers_seen, reference_seen, not_attended_otherwise(wrong, origins(whole), findings), findings
+    )
     findings, gaps = [*findings, *not_in(findings, later)], [*gaps, *missing, *more]
     sides = Replayed(
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)

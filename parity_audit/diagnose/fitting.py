@@ -17,6 +17,7 @@ from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
 from parity_audit.diagnose.findings import MADE_BY, merge, places_of
 from parity_audit.diagnose.fit.causes import causes
+from parity_audit.diagnose.fit.explain import Setting
 from parity_audit.diagnose.identify import embedding
 from parity_audit.diagnose.identify.linear import family as linear
 from parity_audit.diagnose.identify.linear.sample import NOT_STORED
@@ -26,6 +27,8 @@ from parity_audit.diagnose.localise import component_of
 
 BEHIND_NORMS = ("weights.attn.q", "weights.attn.k", "weights.attn.v", "weights.mlp.gate", "weights.mlp.up", "residual.")
 READ_BY_MLP = ("weights.mlp.gate", "weights.mlp.up")
+ATTENTION = ("scores", "pattern", "z")
+"""The components of attention behind queries and keys, which share their knobs."""
 Identifier = Callable[[Evidence], "list[Outcome]"]
 ByLayer = Mapping["int | None", Evidence]
 
@@ -62,12 +65,18 @@ def identify(
 
 
 def causes_at(
-    candidate: ByLayer, reference: ByLayer, wrong: Collection[str], families: Families = FAMILIES
+    candidate: ByLayer,
+    reference: ByLayer,
+    wrong: Collection[str],
+    families: Families = FAMILIES,
+    known: Sequence[Setting] = (),
 ) -> tuple[list[Finding], list[NotTested]]:
-    """Findings for the sites where error is introduced: the knob whose formula leaves rounding (see `fit.causes`), and
-    what the families read off the components that have a site which no formula explains."""
+    """Findings for the sites where error is introduced: the knob whose formula leaves rounding (see `fit.causes`, also for `known`),
+    and what the families read off the components that have a site which no formula explains."""
     components = {component_of(place) for site in wrong for place in _made_by(site)}
-    found, gaps = identify_by_formula(candidate, reference, components)
+    # The scores are compared where no key is padding, so that what a mask shows of it is only seen behind them.
+    components |= set(ATTENTION) if components & set(ATTENTION) else set()
+    found, gaps = identify_by_formula(candidate, reference, components, known)
     left = not_explained(wrong, found)
     if not left:
         return found, gaps
@@ -106,11 +115,11 @@ def _meets(one: Finding, other: Finding) -> bool:
 
 
 def identify_by_formula(
-    candidate: ByLayer, reference: ByLayer, components: Collection[str]
+    candidate: ByLayer, reference: ByLayer, components: Collection[str], known: Sequence[Setting] = ()
 ) -> tuple[list[Finding], list[NotTested]]:
     """Findings of the knobs whose formulas leave rounding (see `fit.causes`), and what could not be compared."""
     with one_thread():
-        told = attempt("causes by formula", partial(causes, candidate, reference, components))
+        told = attempt("causes by formula", partial(causes, candidate, reference, components, known))
     if isinstance(told, NotTested):
         return [], [told]
     return _merged(told.candidate, told.reference, next(iter(candidate.values())).knobs)

@@ -19,7 +19,6 @@ from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_o
 from parity_audit.formulas.knobs import (
     AT_DISTANCE,
     BELOW_TOP,
-    CAUSAL,
     INVERSE,
     K_ONLY,
     MISSING,
@@ -228,7 +227,7 @@ def _grown(at: Place, q: Tensor) -> Tensor:
 
 
 def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
-    """Scores of the queries at `rows`, of all by default; with the keys of a cache where these are given, which shows no others."""
+    """Scores of the queries at `rows`, of all by default; with the keys of a cache where these are given."""
     q, k = _multiplied(at, "q"), _multiplied(at, "k") if keys is None else keys
     chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
     scale, bias = _scale(at), at.knob("attention.bias")
@@ -238,7 +237,7 @@ def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None)
         chosen,
         window=at.knob("attention.window"),
         chunk=at.knob("attention.chunk"),
-        kind=at.knob("attention.mask") if keys is None else CAUSAL,
+        kind=at.knob("attention.mask"),
     )
     seen = _never_blind(at, chosen, seen)
     made = attention.scores(
@@ -300,11 +299,12 @@ def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
 def _sinks(at: Place) -> Tensor | None:
     """The logit per head that takes part in the softmax: the checkpoint's, given ones, or none."""
     said = at.knob("attention.sinks")
-    if isinstance(said, list):
-        return torch.tensor(said, dtype=torch.float64)
+    if said is None or said is False:
+        return None
+    stored = at.tensor("attn.sinks").flatten()
     if said == ZERO_SINKS:
-        return torch.zeros_like(at.tensor("attn.sinks").flatten())
-    return at.tensor("attn.sinks").flatten() if said else None
+        return torch.zeros_like(stored)
+    return torch.tensor(said).to(stored) if isinstance(said, list) else stored
 
 
 def z_of(at: Place) -> Tensor:

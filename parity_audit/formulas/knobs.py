@@ -6,8 +6,8 @@ Standard library only: docs, specs, findings and the formulas read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 REAL, COUNT, CHOICE, FLAG, STRUCTURE, ROUNDING = "real", "count", "choice", "flag", "structure", "rounding"
@@ -29,7 +29,8 @@ class Knob:
     that departs from the default is wrong also where the spec is silent. `formula`: a formula of this package takes it.
     `starts`: values with parts that a search begins from beside the model's own. `per_head`: the value may be a list with one
     number per head. `if_true`: the value that a spec means by `true`. `counted`: further values of a choice, with a whole number
-    in the place of `{}`. `same_function`: programs with any of its values compute the same.
+    in the place of `{}`. `beside`: parts that a value with parts may have beside those that a model gives it. `same_function`:
+    programs with any of its values compute the same.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Knob:
     per_head: bool = False
     if_true: Any = None
     same_function: bool = False
+    beside: Mapping[str, Any] = field(default_factory=dict)
     counted: tuple[str, ...] = ()
 
 
@@ -143,6 +145,7 @@ CAUSAL = "causal"
 MASKS = (CAUSAL, "not causal", "sees one key ahead", "hides the query's own key", "sees padding", "no mask")
 """Masks that differ from the causal one by what they show or hide; the window comes on top. Without a mask a query sees what comes
 behind it and padding."""
+SHOW_PADDING = ("sees padding", "no mask")
 WHOLE_PREFIX, HIDDEN_START = "a prefix of {} tokens sees itself whole", "hides the first {} tokens from the others"
 """Masks with a number: the first tokens of a text see what comes behind them too (a prefix language model), or the others do not
 see the first ones."""
@@ -193,6 +196,8 @@ FROM_PADDING, AGAIN, AT_ZERO, AT_END = (
 )  # fmt: skip
 STANDS = (FROM_PADDING, AGAIN, AT_ZERO, AT_END)
 """Where tokens may stand instead of their positions; in tokens that are decoded from a cache, all but the first."""
+STEPS_ASIDE = (1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 4.0, -4.0, 5.0, -5.0, 6.0, -6.0, 7.0, -7.0, 8.0, -8.0)
+"""Offsets of positions that are tried one by one: a rotation that is several radians off has no slope towards the right one."""
 
 
 ROWS: tuple[Knob, ...] = (
@@ -235,12 +240,12 @@ ROWS: tuple[Knob, ...] = (
     Knob("rope.scaling", STRUCTURE, "rope", "How the rotary frequencies are changed for long contexts.", optional=True,
          starts=({"rope_type": "linear", "factor": 4.0},
                  *({"rope_type": "proportional", "partial_rotary_factor": part} for part in ROTATED_PARTS)),
-         confused_with=("rope.theta",)),
+         confused_with=("rope.theta",), beside={"attention_factor": 1.0}),
     Knob("rope.pairing", CHOICE, "rope", "Which components of a head turn together, and where they are written.", "half",
          PAIRINGS),
     Knob("rope.partial", COUNT, "rope", "How many components of a head are rotated; all of them where absent.", span=(2, 1024),
          optional=True, confused_with=("rope.theta",)),
-    Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, STANDS, span=SHIFT, judged=True),
+    Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, (*STANDS, *STEPS_ASIDE), span=SHIFT, judged=True),
     Knob("rope.table_dtype", CHOICE, "rope", "What is computed in float32 before queries and keys are rotated.",
          "float32 frequencies", ("float32 frequencies", "float32 table", FULL)),
     Knob("rope.dtype", ROUNDING, "rope", "A narrow dtype inside the rotation, and where its rounding stands.", FULL,

@@ -11,7 +11,16 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import AGAIN, AT_END, AT_ZERO, FROM_PADDING, HIDDEN_START, MASKS, WHOLE_PREFIX
+from parity_audit.formulas.knobs import (
+    AGAIN,
+    AT_END,
+    AT_ZERO,
+    FROM_PADDING,
+    HIDDEN_START,
+    MASKS,
+    SHOW_PADDING,
+    WHOLE_PREFIX,
+)
 from parity_audit.formulas.place import Batch
 
 
@@ -30,7 +39,7 @@ def standing(batch: Batch, said: float | str) -> Tensor:
     places = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.positions)
     first = batch.decoded_from
     if not isinstance(said, str):
-        moved = batch.positions + said
+        moved = batch.positions.double() + said if isinstance(said, float) else batch.positions + said
     elif said == FROM_PADDING:
         moved = places
     elif first is None:
@@ -62,7 +71,7 @@ def visible(
     length = mask.shape[-1]
     distance = rearrange(rows, "query -> query 1") - rearrange(rows.new_tensor(range(length)), "key -> 1 key")
     seen = rearrange(mask.bool(), "batch key -> batch 1 1 key")
-    if kind in ("sees padding", "no mask"):
+    if kind in SHOW_PADDING:
         seen = torch.ones_like(seen)
     if kind not in ("not causal", "no mask"):
         seen = seen & (

@@ -23,6 +23,7 @@ from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
 from parity_audit.diagnose.fit.explain import (
     MORE_ON_ALL,
     Explanation,
+    Setting,
     asked,
     difference_of,
     explains,
@@ -62,11 +63,15 @@ class Causes:
     reference: list[KnobFit] = field(default_factory=list)
 
 
-def causes(candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | None) -> Causes:
-    """The fits that explain the suspect components, and what the same knobs are where they are right."""
+def causes(
+    candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | None, known: Sequence[Setting] = ()
+) -> Causes:
+    """The fits that explain the suspect components, and what the same knobs are where they are right. Values of the candidate that
+    are `known` from elsewhere are tried before any others."""
     found = Causes()
+    before = [Explanation(values=setting, residual=math.nan) for setting in known]
     candidate, reference = as_shown_by(candidate, reference), as_shown_by(reference, candidate)
-    sides = Searched(side=side_of(candidate)), Searched(side=side_of(reference))
+    sides = Searched(side=side_of(candidate), found=before), Searched(side=side_of(reference))
     for site in sites_with_formula(candidate):
         if suspects is None or component_of(site) in suspects:
             _explain(site, sides, found)

@@ -40,6 +40,8 @@ STILL_WRONG = 0.1
 two of its numbers. A wrong place leaves most of them wrong."""
 COARSE = 0.3
 """What a set has to leave at most for a narrow dtype to be tried beside it: no rounding is as large."""
+OF_DECODING = ("cache.", "rope.offset", "pos_embed.offset")
+"""Knobs of which decoding alone may have other values than whole runs."""
 HELPS = 0.9
 """A value is held while another is searched where it leaves at most this share of what is left without it."""
 
@@ -132,7 +134,8 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
         if found:
             break
     alike = TIED * max(min((one.residual for one in found), default=0.0), floor)
-    return sorted(found, key=lambda one: _order(one, alike, residuals.decoder.values))
+    decoded = parts[0].probe.decode_from is not None
+    return sorted(found, key=lambda one: _order(one, alike, residuals.decoder.values, decoded))
 
 
 def _smallest_wrong(
@@ -143,13 +146,19 @@ def _smallest_wrong(
     return min(wrong or parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
 
 
-def _order(one: Explanation, alike: float, said: Collection[str]) -> tuple[bool, int, int]:
+def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool) -> tuple[bool, int, int]:
     """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names.
 
-    That a model has none of what a knob says is a choice, whatever else its value could be.
+    What decoded tokens alone show is a fault of the cache, or of where they stand, rather than of a mask. That a model has none of
+    what a knob says is a choice, whatever else its value could be.
     """
     freedom = sum(_freedom(knob, value) for knob, value in one.values.items())
-    return one.residual > alike, freedom, sum(knob not in said for knob in one.values)
+    unsaid = sum(knob not in said for knob in one.values)
+    return (
+        one.residual > alike,
+        freedom,
+        -1 if decoded and any(knob.startswith(OF_DECODING) for knob in one.values) else unsaid,
+    )
 
 
 def _freedom(knob: str, value: Any) -> int:
@@ -159,7 +168,7 @@ def _freedom(knob: str, value: Any) -> int:
         or (knob == BIAS and value is not None)
     ):
         return LAST
-    return FREEDOM[CHOICE if value is None else KNOBS[knob].kind]
+    return FREEDOM[CHOICE if value is None or value in KNOBS[knob].choices else KNOBS[knob].kind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +213,8 @@ class _Search:
             difference = difference_of(self.residuals, [self.small], knob, start.values)
             most = largest(self.residuals, self.small, knob)
             others = named(row, difference, own, 0 if start.values and row.counted else most)
+            if self.small.probe.decode_from is not None:  # what whole runs have is there in decoded tokens too
+                others = [other for other in others if other.value is not None]
             best = fitted(row, difference, own, most, tried=others, enough=self.limit, near=beside_numbers)
             more = [] if start.values or best.left <= self.limit else self._with_parts(knob, difference, best)
             for one in (best, *(other for other in others if other.value != best.value), *more):

@@ -77,6 +77,7 @@ def fitted(
     if row.kind == STRUCTURE:
         said = {key: word for key, word in (start or {}).items() if isinstance(word, str)}
         begun = [*([] if start is None else [start]), *({**said, **one} for one in row.starts)]
+        begun += [{**(start or {}), **row.beside}] if row.beside else []
         if said:
             tried.append(at_value(difference, {key: part for key, part in start.items() if key not in said}))
         tried += [found for one in begun for found in _by_part(difference, one)]
