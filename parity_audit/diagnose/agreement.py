@@ -1,7 +1,7 @@
 """Do two fits of one knob agree? The judgement that stands between rounding and an accusation.
 
 Numbers differ when they lie more than `SIGMAS` joint standard errors *and* a share `MATERIAL` of their size apart
-(a constant stored in another dtype moves by less and is no fault). Intervals differ when they are disjoint.
+(a constant stored in another dtype moves by less and is no fault).
 Whole numbers and words differ when they are not the same, words when they are not tied either.
 """
 
@@ -24,7 +24,6 @@ MATERIAL_OF = {
 # Constants that ports keep in the dtype of the activations: their rounding is of the size of the residual.
 STORED_LIKE_ACTIVATIONS = ("embed.scale",)
 STORED_ROUNDING = 3.0
-POOLED = ("attention.scale", "attention.softcap")
 SAME_IN_DICT = 0.01
 LEAST_ERROR = 1e-100
 """Stands for the standard error of a value that leaves nothing at all, as an exact half does: its square can be divided by."""
@@ -74,8 +73,6 @@ def has_places(fit: KnobFit) -> bool:
 
 def measured(fit: KnobFit) -> tuple[float, float] | None:
     """(value, standard error) in the parametrisation for comparison, None for words."""
-    if fit.coordinate is not None:
-        return fit.coordinate
     if fit.stderr is None or not is_number(fit.value):
         return None
     return float(fit.value), fit.stderr  # type: ignore[arg-type]
@@ -94,72 +91,24 @@ def material(pair: Pair) -> float:
 def differs(pair: Pair) -> bool:
     """Whether rounding cannot explain the distance."""
     a, b = pair.candidate, pair.reference
-    if a.interval is not None and b.interval is not None:
-        return a.interval[0] > b.interval[1] or b.interval[0] > a.interval[1]
     apart = pair.distance
     if apart is not None:
-        both_off = a.coordinate is not None and a.value is None and b.value is None
-        return not both_off and pair.sigmas > SIGMAS and abs(apart[0]) > material(pair)
+        return pair.sigmas > SIGMAS and abs(apart[0]) > material(pair)
     if tied(a, b.value) or tied(b, a.value):
         return False
     if _is_count(a.value) and _is_count(b.value):
         return a.value != b.value
-    lists = numbers_of(a), numbers_of(b)
-    if lists[0] is not None and lists[1] is not None:
-        return lists_differ(lists[0], lists[1])
-    return not same(a.value, b.value)
-
-
-def numbers_of(fit: KnobFit) -> list[tuple[float, float]] | None:
-    """One value and standard error per head, where the fit holds both."""
-    errors = fit.evidence.get("stderrs")
-    if not isinstance(fit.value, list) or not isinstance(errors, list) or len(errors) != len(fit.value):
-        return None
-    return [(float(value), float(error)) for value, error in zip(fit.value, errors, strict=True)]
-
-
-def lists_differ(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> bool:
-    """Whether the lists have different lengths, or some element lies further apart than its errors and a share of its size."""
-    if len(a) != len(b):
-        return True
-    return any(
-        abs(x - y) > max(SIGMAS * math.hypot(dx, dy), MATERIAL * max(abs(x), abs(y)))
-        for (x, dx), (y, dy) in zip(a, b, strict=True)
-    )
+    return not same(a.value, b.value, MATERIAL if isinstance(a.value, list) else SAME_IN_DICT)
 
 
 def undecided(pair: Pair, like: Sequence[Pair]) -> bool:
     """Whether a pair that does not differ by itself would admit the values of `like` as well."""
-    if pair.candidate.interval is not None and pair.reference.interval is not None:
-        return any(
-            _admits(pair.candidate, other.candidate) and _admits(pair.reference, other.reference) for other in like
-        )
     own, others = pair.distance, [other.distance for other in like]
     if own is None or any(other is None for other in others):
         return False
     weights = [1 / max(other[1], LEAST_ERROR) ** 2 for other in others if other is not None]
     mean = sum(w * other[0] for w, other in zip(weights, others, strict=True) if other is not None) / sum(weights)
     return abs(own[0] - mean) <= SIGMAS * own[1]
-
-
-def _admits(fit: KnobFit, other: KnobFit) -> bool:
-    """Whether a fit's interval holds another's value (none: as far as was seen)."""
-    low, high = fit.interval or (math.inf, -math.inf)
-    value = other.value if isinstance(other.value, (int, float)) else math.inf
-    return low <= value <= high
-
-
-def pooled_difference(pairs: Sequence[Pair]) -> bool:
-    """Whether layers that cannot tell alone can tell together (one constant wrong everywhere, coarse dtype)."""
-    distances = [pair.distance for pair in pairs if pair.distance is not None]
-    if len(distances) < 2 or pairs[0].candidate.knob not in POOLED or any(stderr <= 0 for _, stderr in distances):
-        return False
-    if pairs[0].candidate.coordinate is not None and all(pair.candidate.value is None for pair in pairs):
-        return False
-    weights = [1 / stderr**2 for _, stderr in distances]
-    mean = sum(w * distance for w, (distance, _) in zip(weights, distances, strict=True)) / sum(weights)
-    alike = all(abs(distance - mean) <= SIGMAS * stderr for distance, stderr in distances)
-    return alike and abs(mean) * math.sqrt(sum(weights)) > SIGMAS and abs(mean) > max(material(p) for p in pairs)
 
 
 def alike(a: KnobFit, b: KnobFit) -> bool:

@@ -97,9 +97,7 @@ def drawn_points(products: Tensor, scores: Tensor, law: Tensor) -> list[list[flo
 class KnobFit:
     """One constant as one side's activations show it.
 
-    `residual` is the relative rms that the fit leaves unexplained. Comparison uses, where present,
-    `interval` (all values the data admit, ends included) or `coordinate` (value and standard error in a
-    parametrisation that is smooth where `value` is not, such as 1/cap^2), else `value` and `stderr`.
+    `residual` is the relative rms that the fit leaves unexplained. Comparison uses `value` and, of numbers, `stderr`.
     """
 
     knob: str
@@ -109,8 +107,6 @@ class KnobFit:
     residual: float
     n: int
     site: str
-    interval: tuple[float, float] | None = None
-    coordinate: tuple[float, float] | None = None
     evidence: dict[str, Any] = field(default_factory=dict)
 
 

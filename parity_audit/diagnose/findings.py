@@ -21,10 +21,7 @@ from parity_audit.diagnose.agreement import (
     alike,
     differs,
     is_number,
-    lists_differ,
-    numbers_of,
     pairs_of,
-    pooled_difference,
     same,
     tied,
     undecided,
@@ -92,7 +89,7 @@ def _groups(pairs: Sequence[Pair]) -> list[list[Pair]]:
     """Differing pairs with the same two values together; a window's pattern over layers is one matter."""
     wrong = [pair for pair in pairs if differs(pair)]
     if not wrong:
-        return [list(pairs)] if pooled_difference(pairs) else []
+        return []
     if wrong[0].candidate.knob == "attention.window":
         return [wrong]
     groups: list[list[Pair]] = []
@@ -192,16 +189,10 @@ def departure(candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs:
 def _agrees(fit: KnobFit, other: KnobFit, knobs: Mapping[str, KnobSpec]) -> bool:
     """Whether a fit is the spec's value: within its error, or much nearer to it than the two sides to each other."""
     spec = _spec(fit, knobs)
-    if fit.interval is not None:
-        size = float(spec) if isinstance(spec, (int, float)) else math.inf
-        return fit.interval[0] <= size <= fit.interval[1]
     if isinstance(spec, (int, float)) and isinstance(fit.value, (int, float)):
         apart = abs(fit.value - other.value) if isinstance(other.value, (int, float)) else 0.0
         material = MATERIAL_OF.get(fit.knob, MATERIAL) * abs(spec)
         return abs(fit.value - spec) <= max(material, SIGMAS * (fit.stderr or 0.0), NEARER * apart)
-    mine = numbers_of(fit)
-    if mine is not None and isinstance(spec, list):
-        return not lists_differ(mine, [(float(value), 0.0) for value in spec])
     return same(fit.value, spec) or tied(fit, spec)
 
 
@@ -251,9 +242,8 @@ def _with_one_picture(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _facts(fit: KnobFit) -> dict[str, Any]:
-    bounds = None if fit.interval is None else [None if math.isinf(end) else end for end in fit.interval]
     facts = {"layer": fit.layer, "value": fit.value, "stderr": fit.stderr, "unexplained": fit.residual, "n": fit.n,
-             "read_from": fit.site, **({"interval": bounds} if bounds else {})}  # fmt: skip
+             "read_from": fit.site}  # fmt: skip
     return {key: _finite(value) for key, value in (facts | fit.evidence).items()}
 
 

@@ -67,7 +67,6 @@ PLACES_IN_A_NORM = (
 )  # fmt: skip
 """Where a norm rounds: its output, the normalised input, weight and bias, its input, every tensor but in sums over components,
 every step, or every step before the weight."""
-
 PLACES_IN_A_ROTATION = ("cos and sin", "angles", "frequencies", "positions", "throughout")
 """Where a rotation rounds: its table, the angles that it is made of, their factors, or all of these."""
 PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout", "logits behind the cap")
@@ -151,10 +150,8 @@ WHOLE_PREFIX, HIDDEN_START = "a prefix of {} tokens sees itself whole", "hides t
 see the first ones."""
 AT_DISTANCE = "distance "
 """Before the number of a distance between query and key, as parts of a bias by distance are called."""
-EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE = (
-    "every key", "not the token's own", "none of the prompt", "none but its own after the prompt",
-)  # fmt: skip
-LOST = (EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE)
+LOST = ("every key", "not the token's own", "none of the prompt", "none but its own after the prompt")
+EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE = LOST
 NOT_FIRST_KEYS, LAST_KEYS = "not the first {}", "the last {}"
 MOVES = tuple(f"values moved by {places:+d} against their keys" for places in (1, -1, 2, -2))
 """Which keys a cache shows to a decoded token, and how far the values that it holds stand from their keys: where both are moved
@@ -182,18 +179,12 @@ POSITIONS_PER_STEP = (4, 16, 64, 256, 1024, 4096, 8192)
 """Steps of a temperature by position that are tried; released models have 4096 and 8192."""
 ROTATED_PARTS = (0.25, 0.5, 0.75)
 """Shares of a head that are rotated where the rest has frequency 0, which are tried; Gemma 4 has 0.25."""
-
-
 EVERY_STREAM, NOT_FIRST, NOT_ACTIVE = "every stream", "every stream but the first", "every stream but the active one"
 """The streams that what a block makes of its own embeddings is added to."""
 POPULATION, SAMPLE = "of all components", "of a sample"
 """The variance that divides by the number of components, and the one that divides by one less."""
-
-
-FROM_PADDING, AGAIN, AT_ZERO, AT_END = (
-    "counted from the padding", "counted again from the first decoded token", "0 at decoded tokens",
-    "that of the last token of the prompt at decoded tokens",
-)  # fmt: skip
+FROM_PADDING, AGAIN = "counted from the padding", "counted again from the first decoded token"
+AT_ZERO, AT_END = "0 at decoded tokens", "that of the last token of the prompt at decoded tokens"
 STANDS = (FROM_PADDING, AGAIN, AT_ZERO, AT_END)
 """Where tokens may stand instead of their positions; in tokens that are decoded from a cache, all but the first."""
 STEPS_ASIDE = (1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 4.0, -4.0, 5.0, -5.0, 6.0, -6.0, 7.0, -7.0, 8.0, -8.0)

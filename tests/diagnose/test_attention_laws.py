@@ -85,7 +85,7 @@ def test_clean(hide: tuple[str, ...], law: dict[str, object], dtype: torch.dtype
 
 @pytest.mark.parametrize("hide", SIGHTS)
 def test_sinks_are_read(hide: tuple[str, ...]):
-    knobs = departing(attention(sinks=SINKS, hide=hide))
+    knobs = departing(attention(sinks=SINKS, hide=hide, weights={"attn.sinks": SINKS.flip(0).float()}))
 
     assert knobs.keys() == {"attention.sinks"}
     assert knobs["attention.sinks"].value == pytest.approx(SINKS.tolist(), abs=2e-3)

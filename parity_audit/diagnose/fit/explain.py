@@ -313,7 +313,8 @@ def _is_positive(knob: str) -> bool:
 def _is_fitted(knob: str, value: Any) -> bool:
     """Whether a value is a number that Gauss-Newton moves."""
     row = KNOBS[knob]
-    return row.kind == REAL and row.span is not None and is_number(value) and (value > 0 or not _is_positive(knob))
+    is_free = row.kind == REAL and row.span is not None and value not in row.choices
+    return is_free and is_number(value) and (value > 0 or not _is_positive(knob))
 
 
 def _spots(values: Setting) -> list[Spot]:
