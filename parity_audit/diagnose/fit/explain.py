@@ -154,19 +154,13 @@ def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool)
     """
     freedom = sum(_freedom(knob, value) for knob, value in one.values.items())
     unsaid = sum(knob not in said for knob in one.values)
-    return (
-        one.residual > alike,
-        freedom,
-        -1 if decoded and any(knob.startswith(OF_DECODING) for knob in one.values) else unsaid,
-    )
+    is_of_decoding = decoded and any(knob.startswith(OF_DECODING) for knob in one.values)
+    return one.residual > alike, freedom, -1 if is_of_decoding else unsaid
 
 
 def _freedom(knob: str, value: Any) -> int:
-    if (
-        value == OTHERS
-        or (KNOBS[knob].per_head and isinstance(value, (list, dict)))
-        or (knob == BIAS and value is not None)
-    ):
+    has_parts = (KNOBS[knob].per_head or knob == BIAS) and isinstance(value, (list, dict))
+    if has_parts or value == OTHERS:
         return LAST
     return FREEDOM[CHOICE if value is None or value in KNOBS[knob].choices else KNOBS[knob].kind]
 
@@ -234,12 +228,13 @@ class _Search:
 
     def _beyond_the_small(self) -> Iterator[list[Explanation]]:
         """What explains one probe, and with one knob more the others, which are longer: a window may show there alone."""
-        alone = _least(self.on_small_alone, BEAM)
+        alone, found = _least(self.on_small_alone, BEAM), []
         self.on_small_alone.clear()
         for one in alone:
             values = under(self.residuals, one.values, self.small.layer)
             longer = replace(self, small=_smallest_wrong(self.residuals, self.parts, self.limit, values))
-            yield longer._on_all(_best_of_each(list(longer._with_one_more(one))))
+            found += longer._on_all(_best_of_each(list(longer._with_one_more(one))))
+        yield found
 
     def _on_all(self, tried: Iterable[Explanation]) -> list[Explanation]:
         near = [one for one in tried if self._is_near(one)]
