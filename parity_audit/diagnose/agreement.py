@@ -72,7 +72,7 @@ def has_places(fit: KnobFit) -> bool:
 
 
 def measured(fit: KnobFit) -> tuple[float, float] | None:
-    """(value, standard error) in the parametrisation for comparison, None for words."""
+    """(value, standard error), None for words."""
     if fit.stderr is None or not is_number(fit.value):
         return None
     return float(fit.value), fit.stderr  # type: ignore[arg-type]

@@ -17,10 +17,10 @@ from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.agreement import SIGMAS, is_number, same
-from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, Evidence
+from parity_audit.diagnose.evidence import Evidence
 from parity_audit.diagnose.extent import DECODED, only_where
-from parity_audit.diagnose.findings import places_of, stderr_of, unexplained
-from parity_audit.diagnose.fit.causes import follows_spec
+from parity_audit.diagnose.findings import is_by_formula, places_of, stderr_of, unexplained
+from parity_audit.diagnose.fit.causes import departing
 from parity_audit.diagnose.fitting import ATTENTION, ByLayer, causes_at
 from parity_audit.diagnose.localise import component_of
 
@@ -57,7 +57,9 @@ def identify_decoded(
     alone = [site for site in wrong if component_of(site) not in READS_OTHERS]
     found, missing = causes_at(_tokens(own), _tokens(true), alone)
     more, gaps = causes_at(own, true, [site for site in wrong if site not in alone], {}, _settings(whole))
-    attended = {site: [site] for site in wrong if component_of(site) in ATTENTION and not follows_spec(site, own, true)}
+    attended = {
+        site: [site] for site in departing([site for site in wrong if component_of(site) in ATTENTION], own, true)
+    }
     left = [only_where(item, DECODED) for item in unexplained(attended, more)]
     return [*found, *more, *left], [*missing, *gaps]
 
@@ -72,12 +74,7 @@ def not_attended_otherwise(decoded: Collection[str], whole: Collection[str], fin
 
 def _settings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """The candidate's values by findings that a formula explains: all together, and each alone."""
-    explained = [
-        item
-        for item in findings
-        if any(fact.get(EXPLAINED_BY) == FORMULA for fact in item.evidence.get("candidate", []))
-    ]
-    values = {item.knob: item.candidate_value for item in explained}
+    values = {item.knob: item.candidate_value for item in findings if is_by_formula(item)}
     return [values, *({knob: value} for knob, value in values.items())] if values else []
 
 

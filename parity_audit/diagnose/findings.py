@@ -27,7 +27,8 @@ from parity_audit.diagnose.agreement import (
     undecided,
 )
 from parity_audit.diagnose.confidence import FEW_SIGMAS, REMAINDER, TIED, confidence
-from parity_audit.diagnose.evidence import POINTS, KnobFit, KnobSpec, spec_value, spoken_of
+from parity_audit.diagnose.evidence import EXPLAINED_BY as BY
+from parity_audit.diagnose.evidence import FORMULA, POINTS, KnobFit, KnobSpec, spec_value, spoken_of
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS, bias_knob
 from parity_audit.diagnose.identify.linear.sample import AS_STORED
 from parity_audit.diagnose.localise import component_of
@@ -254,6 +255,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def is_by_formula(finding: Finding) -> bool:
+    """Whether the candidate's values of a finding are those with which formulas leave rounding."""
+    facts = finding.evidence.get("candidate") or ()
+    return bool(facts) and all(fact.get(BY) == FORMULA for fact in facts)
 
 
 def says_nothing(finding: Finding) -> bool:

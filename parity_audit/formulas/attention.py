@@ -53,8 +53,9 @@ def scores(
         heads: the key-value head that each query head reads, see `per_query_head`.
     """
     keys = per_query_head(k, q.shape[2], heads)
-    divisor = rearrange(torch.as_tensor(scale, dtype=q.dtype).reshape(-1), "head -> head 1 1")
-    products = einsum(q, keys, "batch query head d, batch key head d -> batch head query key") / divisor
+    products = (
+        einsum(q, keys, "batch query head d, batch key head d -> batch head query key") / of_heads(scale, q)[..., None]
+    )
     if softcap is not None:
         products = softcap * torch.tanh(products / softcap)
     if slopes is not None and key_positions is not None:
@@ -111,6 +112,11 @@ def weighted_values(pattern: Tensor, v: Tensor, heads: Sequence[int] | None = No
     `per_query_head`."""
     values = per_query_head(v, pattern.shape[1], heads)
     return einsum(pattern, values, "batch head query key, batch key head d -> batch query head d")
+
+
+def of_heads(value: float | Sequence[float], like: Tensor) -> Tensor:
+    """One number for all heads, or one for each, beside `[... head d_head]` tensors of this dtype: `[head 1]`."""
+    return rearrange(torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(-1), "head -> head 1")
 
 
 def consecutive(n_heads: int, n_kv_heads: int) -> list[int]:

@@ -189,7 +189,7 @@ def read_by_scores(at: Place, part: str) -> Tensor:
     made = _normed_heads(at, part, made) if normed_late(at, part) else made
     if part != "q" or at.knob("attention.scaled") != ON_QUERIES:
         return made
-    return made / rearrange(torch.as_tensor(_scale(at)).to(made).reshape(-1), "head -> head 1")
+    return made / attention.of_heads(_scale(at), made)
 
 
 def _scale(at: Place) -> float | list[float]:
@@ -304,12 +304,12 @@ def _sinks(at: Place) -> Tensor | None:
     stored = at.tensor("attn.sinks").flatten()
     if said == ZERO_SINKS:
         return torch.zeros_like(stored)
-    return torch.tensor(said).to(stored) if isinstance(said, list) else stored
+    return stored.new_tensor(said) if isinstance(said, list) else stored
 
 
 def z_of(at: Place) -> Tensor:
     made = _attended(at, at.site(reads_of(at, "v")))
-    return made * rearrange(torch.as_tensor(at.knob("attention.heads")).to(made).reshape(-1), "head -> head 1")
+    return made * attention.of_heads(at.knob("attention.heads"), made)
 
 
 def _attended(at: Place, v: Tensor) -> Tensor:
@@ -318,17 +318,19 @@ def _attended(at: Place, v: Tensor) -> Tensor:
     if at.is_given("pattern") or at.is_given("attn_scores"):
         return attention.weighted_values(at.site("pattern"), v, kv)
     queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries
-    first = len(queries) if at.batch.decoded_from is None else at.batch.decoded_from
-    parts = torch.split(queries[queries < first] if at.batch.decoded_from is not None else queries, QUERY_ROWS)
-    made = [attention.weighted_values(pattern_of(at, scores_of(at, rows)), v, kv) for rows in parts]
-    if at.batch.decoded_from is None:
-        return torch.cat(made, 1)
-    return torch.cat([*made, *_decoded(at, v, kv, queries[queries >= first])], 1)
+    first = at.batch.decoded_from
+    whole = queries if first is None else queries[queries < first]
+    made = [
+        attention.weighted_values(pattern_of(at, scores_of(at, rows)), v, kv) for rows in torch.split(whole, QUERY_ROWS)
+    ]
+    decoded = () if first is None else _decoded(at, v, kv, queries[queries >= first], first)
+    return torch.cat([*made, *decoded], 1)
 
 
-def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor) -> Iterator[Tensor]:
-    """What tokens at these places attended to, each of which was decoded from the cache: together where all find the same there."""
-    kind, dtype, first = at.knob("cache.keys"), at.knob("cache.dtype"), at.batch.decoded_from or 0
+def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: int) -> Iterator[Tensor]:
+    """What tokens at these places, from `first` on, attended to, each of which was decoded from the cache: together where all find
+    the same there."""
+    kind, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
     k, v = cache.kept(_multiplied(at, "k"), dtype), cache.kept(v, dtype)
     for own in torch.split(rows, 1 if kind in MOVES else len(rows)):
         s = scores_of(at, own, k).masked_fill(~cache.shown(kind, own, v.shape[1], first), -torch.inf)

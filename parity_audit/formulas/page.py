@@ -21,12 +21,22 @@ def page() -> str:
 
 
 def _row(row: Knob) -> str:
-    values = ", ".join(f"`{value}`" for value in row.choices) or row.kind
+    named = [
+        f"`{value}`"
+        for value in (*row.choices, *(words.format("N") for words in row.counted))
+        if not _is_tried(row, value)
+    ]
+    values = ", ".join([*([row.kind] if row.span is not None or not named else []), *named])
     cells = (
         f"`{row.name}`", row.component, row.meaning, values + (" or none" if row.optional else ""), _shown(row.default),
         "yes" if row.formula else "", ", ".join(f"`{name}`" for name in row.confused_with),
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"
+
+
+def _is_tried(row: Knob, value: object) -> bool:
+    """Whether a value of a knob that is any number is only one that a search begins with."""
+    return row.span is not None and isinstance(value, float)
 
 
 def _shown(value: object) -> str:

@@ -15,7 +15,7 @@ from parity_audit.capture.session import Session, SidePlan
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import BLOCK_ORDER, LOGITS, RETURNED, layer_of, local_name
 from parity_audit.core.types import Edit, KnobValue
-from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA
+from parity_audit.diagnose.findings import is_by_formula
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS
 from parity_audit.diagnose.identify.rotary.scalings import as_setting
 from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, whole_value
@@ -46,8 +46,7 @@ class Way:
     def in_formula(self) -> bool:
         """Whether the finding's value is imposed in the formulas instead: with it they make the candidate's own tensors of its own
         inputs, up to rounding, so that to go on from those tensors is to go on from what the formulas make."""
-        facts = self.finding.evidence.get("candidate") or ()
-        return bool(self.why and facts) and all(fact.get(EXPLAINED_BY) == FORMULA for fact in facts)
+        return bool(self.why) and is_by_formula(self.finding)
 
 
 def ways_of(findings: Sequence[Finding], reference: Session) -> list[Way]:

@@ -83,10 +83,11 @@ def causes(
     return found
 
 
-def follows_spec(site: str, candidate: ByLayer, reference: ByLayer) -> bool:
-    """Whether the spec's values leave no more than rounding of a site, on both sides."""
-    both = _both(site, [Searched(side=side_of(one)) for one in (candidate, reference)])
-    return bool(both) and all(one.is_right for one in both)
+def departing(sites: Collection[str], candidate: ByLayer, reference: ByLayer) -> list[str]:
+    """Those of the sites of which the spec's values leave more than rounding, on one side at least, or cannot be compared."""
+    sides = [Searched(side=side_of(one)) for one in (candidate, reference)] if sites else []
+    both = {site: _both(site, sides) for site in sites}
+    return [site for site, parts in both.items() if not parts or not all(one.is_right for one in parts)]
 
 
 @dataclass(kw_only=True)

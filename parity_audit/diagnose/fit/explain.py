@@ -18,7 +18,18 @@ from torch import Tensor
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
-from parity_audit.diagnose.fit.search import EQUALLY, Difference, Fitted, at_value, fitted, named, shortened, together
+from parity_audit.diagnose.fit.search import (
+    EQUALLY,
+    Difference,
+    Fitted,
+    at_value,
+    fitted,
+    named,
+    number_at,
+    shortened,
+    together,
+    with_number,
+)
 from parity_audit.diagnose.thresholds import CLEAR, TIED
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, OTHERS, REAL, ROUNDING, STRUCTURE
 
@@ -257,15 +268,15 @@ class _Search:
 
         if spots:
             start, positive = (
-                [_number(values, spot) for spot in spots],
+                [number_at(values, spot) for spot in spots],
                 [at is None and _is_positive(knob) for knob, at in spots],
             )
             at, _ = together(difference, start, positive)
             values = _with_numbers(values, spots, at)
         for spot in spots:
             own = _at_spot(self.residuals, parts, values, spot)
-            number = shortened(own, _number(values, spot), positive=_is_positive(spot[0])).value
-            values = _with_numbers(values, [spot], [number])
+            number = shortened(own, number_at(values, spot), positive=_is_positive(spot[0])).value
+            values = with_number(values, spot, number)
         before, after = (self._left_by(setting, parts) for setting in (one.values, values))
         return after if after.residual <= EQUALLY * before.residual else before
 
@@ -319,23 +330,18 @@ def _spots(values: Setting) -> list[Spot]:
     return [*single, *((knob, place) for knob, value in listed for place in range(len(value)))]
 
 
-def _number(values: Setting, spot: Spot) -> float:
-    knob, place = spot
-    return float(values[knob] if place is None else values[knob][place])
-
-
 def _with_numbers(values: Setting, spots: Sequence[Spot], numbers: Sequence[float]) -> dict[str, Any]:
     """The setting with these numbers in these places."""
     made = dict(values)
-    for (knob, place), number in zip(spots, numbers, strict=True):
-        made[knob] = number if place is None else [*made[knob][:place], number, *made[knob][place + 1 :]]
+    for spot, number in zip(spots, numbers, strict=True):
+        made = with_number(made, spot, number)
     return made
 
 
 def _at_spot(residuals: Residuals, parts: Sequence[Component], values: Setting, spot: Spot) -> Difference:
     """The differences of all parts for one number of a setting, while the others are held."""
     layer = parts[0].layer
-    return lambda number: joined(residuals, parts, under(residuals, _with_numbers(values, [spot], [number]), layer))
+    return lambda number: joined(residuals, parts, under(residuals, with_number(dict(values), spot, number), layer))
 
 
 def _best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:

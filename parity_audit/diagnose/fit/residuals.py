@@ -19,6 +19,7 @@ from torch import Tensor
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.formulas.decoder import Run
+from parity_audit.formulas.knobs import COUNT, KNOBS
 from parity_audit.formulas.place import Batch, Decoder
 from parity_audit.formulas.positions import counted
 
@@ -129,7 +130,8 @@ class Residuals:
             made, seen = made[defined], seen[defined]
         if not shown.masked:
             return ((made - seen) / shown.size).flatten()
-        if value_under(self, values, "attention.alibi", component.layer) is not None:
+        has_alibi = value_under(self, values, "attention.alibi", component.layer) is not None
+        if component.site.endswith("attn_scores") and has_alibi:
             made, seen = _without_row_means(made), _without_row_means(seen)
         hidden, unseen = made.isneginf(), seen.isneginf()
         compared = ~(hidden & unseen) & (unseen | seen.isfinite())
@@ -256,10 +258,11 @@ def largest(residuals: Residuals, component: Component, knob: str) -> int:
     """The largest whole number that a knob can be in this model."""
     dims = residuals.decoder.dims
     own = {
-        "n_kv_heads": dims["n_heads"], "rope.partial": dims["d_head"], "pos_embed.offset": 32, "norm.times": 3, "qk_norm.times": 3,
+        "n_kv_heads": dims["n_heads"], "rope.partial": dims["d_head"],
         "attention.shared_layers": dims["n_layers"] - 1, "attention.shared_source": dims["n_layers"] - 1,
         "altup.active": dims.get("n_streams", 1) - 1,
         **dict.fromkeys(("moe.top_k", "moe.groups", "moe.top_groups"), dims.get("n_experts", 1)),
         **dict.fromkeys(("attention.window", "attention.chunk", "attention.mask", "cache.keys"), component.probe.shape[1]),
     }  # fmt: skip
-    return own.get(knob, 0)
+    row = KNOBS[knob]
+    return own.get(knob, int(row.span[1]) if row.kind == COUNT and row.span else 0)
