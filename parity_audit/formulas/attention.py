@@ -50,12 +50,15 @@ def scores(
         scale: divisor of q.k, of all heads or of each.
         softcap: bound of the scores, None for no bound.
         slopes: of ALiBi `[head]`, with `key_positions [batch key]`.
-        heads: the key-value head that each query head reads, see `per_query_head`.
+        heads: the key-value head that each query head reads, see `shared_evenly`.
     """
-    keys = per_query_head(k, q.shape[2], heads)
-    products = (
-        einsum(q, keys, "batch query head d, batch key head d -> batch head query key") / of_heads(scale, q)[..., None]
+    keys = shared_evenly(k, q.shape[2], heads)
+    grouped = rearrange(q, "batch query (kv_head group) d -> batch query kv_head group d", kv_head=keys.shape[2])
+    products = einsum(
+        grouped, keys, "batch query kv_head group d, batch key kv_head d -> batch kv_head group query key"
     )
+    products = rearrange(products, "batch kv_head group query key -> batch (kv_head group) query key")
+    products = products / of_heads(scale, q)[..., None]
     if softcap is not None:
         products = softcap * torch.tanh(products / softcap)
     if slopes is not None and key_positions is not None:
@@ -109,9 +112,13 @@ def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: s
 
 def weighted_values(pattern: Tensor, v: Tensor, heads: Sequence[int] | None = None) -> Tensor:
     """z `[batch query head d_head]` of a pattern `[batch head query key]` and values `[batch key kv_head d_head]`; `heads`: see
-    `per_query_head`."""
-    values = per_query_head(v, pattern.shape[1], heads)
-    return einsum(pattern, values, "batch head query key, batch key head d -> batch query head d")
+    `shared_evenly`."""
+    values = shared_evenly(v, pattern.shape[1], heads)
+    grouped = rearrange(
+        pattern, "batch (kv_head group) query key -> batch kv_head group query key", kv_head=values.shape[2]
+    )
+    z = einsum(grouped, values, "batch kv_head group query key, batch key kv_head d -> batch query kv_head group d")
+    return rearrange(z, "batch query kv_head group d -> batch query (kv_head group) d")
 
 
 def of_heads(value: float | Sequence[float], like: Tensor) -> Tensor:
@@ -124,7 +131,9 @@ def consecutive(n_heads: int, n_kv_heads: int) -> list[int]:
     return [head * n_kv_heads // n_heads for head in range(n_heads)]
 
 
-def per_query_head(x: Tensor, n_heads: int, heads: Sequence[int] | None = None) -> Tensor:
-    """Keys or values `[batch key kv_head d_head]` for each query head that reads them: by a map, else consecutive heads share
-    one."""
+def shared_evenly(x: Tensor, n_heads: int, heads: Sequence[int] | None = None) -> Tensor:
+    """Keys or values `[batch key kv_head d_head]` of which each is read by as many consecutive query heads: as they are, without
+    a copy, where that is so already, else one for each query head, by a map or `consecutive`."""
+    if heads is None and n_heads % x.shape[2] == 0:
+        return x
     return x[:, :, list(consecutive(n_heads, x.shape[2]) if heads is None else heads)]

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "specs"))
 from architectures import Architecture
 
 from parity_audit.diagnose.fit.residuals import Component, Residuals, changed
-from parity_audit.diagnose.fit.search import ROUNDING, fitted
+from parity_audit.diagnose.fit.search import FEW, ROUNDING, fitted
 from parity_audit.formulas.decoder import decoder_of
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.formulas.stored import CheckpointTensors
@@ -52,6 +52,21 @@ def test_a_whole_number_beyond_enumeration_is_narrowed_down():
     )
 
     assert found.value == 1023
+
+
+def test_choices_with_a_number_are_narrowed_down_in_a_long_text_and_not_tried_one_by_one():
+    """A text of 4160 tokens: each try computes its attention, and 4160 tries of every such choice took half an hour."""
+    tried = []
+
+    def difference(value):
+        tried.append(value)
+        count = int(value.split()[3]) if value.startswith("a prefix of ") else 4160
+        return torch.tensor([abs(count - 1023) / 4096.0])
+
+    found = fitted(KNOBS["attention.mask"], difference, "causal", 4160)
+
+    assert found.value == "a prefix of 1023 tokens sees itself whole"
+    assert len(tried) < FEW
 
 
 @pytest.mark.parametrize("limit", [80, 256])

@@ -82,9 +82,11 @@ def fitted(
             tried.append(at_value(difference, {key: part for key, part in start.items() if key not in said}))
         tried += [found for one in begun for found in _by_part(difference, one)]
     elif row.kind == COUNT and limit > FEW:
-        tried.append(_narrowed(difference, 1, limit, enough))
+        tried.append(_narrowed(difference, int, limit, enough))
     elif row.span is not None and row.kind != COUNT:
         tried.append(_real(difference, start, row.span, enough, near=near))
+    if limit > FEW:
+        tried += [_narrowed(difference, words.format, limit, enough) for words in row.counted]
     best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
     # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value;
     # of named values that nobody can tell apart it is the first.
@@ -107,7 +109,7 @@ def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None
 def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
     if row.choices:
         yield from (choice for choice in row.choices if choice != start)
-    for words in row.counted:
+    for words in row.counted if limit <= FEW else ():
         yield from (words.format(count) for count in range(1, limit))
     if row.optional and start is not None:
         yield None
@@ -123,12 +125,12 @@ def at_value(difference: Difference, value: Any) -> Fitted:
     return Fitted(value=value, left=math.inf if bad or off is None else float(off.norm()))
 
 
-def _narrowed(difference: Difference, low: int, high: int, enough: float) -> Fitted:
-    """A whole number on a geometric grid that is narrowed round the best point."""
-    best = Fitted(value=low, left=math.inf)
+def _narrowed(difference: Difference, said: Callable[[int], Any], high: int, enough: float) -> Fitted:
+    """A whole number from 1 on, or the choice that is `said` with it, on a geometric grid that is narrowed round the best point."""
+    low, best = 1, Fitted(value=said(1), left=math.inf)
     for _ in range(NARROWINGS):
         points = sorted({round(low * (high / low) ** (k / (GRID - 1))) for k in range(GRID)})
-        found = [at_value(difference, point) for point in points]
+        found = [at_value(difference, said(point)) for point in points]
         at = min(range(len(points)), key=lambda k: found[k].left)
         best = min(best, found[at], key=lambda one: one.left)
         low, high = points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)]
