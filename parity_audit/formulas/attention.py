@@ -19,7 +19,7 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import BELOW_TOP, FULL, SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE
+from parity_audit.formulas.choices import BELOW_TOP, FULL, SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE
 from parity_audit.formulas.rounding import steps_of
 
 UNDIVIDED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -81,7 +81,7 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
 
 def narrow_softmax(scores: Tensor, sinks: Tensor | None, arithmetic: str) -> Tensor:
     """The softmax with the rounding of a narrow dtype: the arguments and the result of `softmax`, and one of
-    `knobs.PLACES_IN_A_SOFTMAX` behind a dtype."""
+    `choices.PLACES_IN_A_SOFTMAX` behind a dtype."""
     step = steps_of(arithmetic.removesuffix(BELOW_TOP))
     whole = scores
     if sinks is not None:
@@ -96,7 +96,7 @@ def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: s
     """What weighs the values, `[... head query key]` of scores of that shape; 0 where a key is hidden.
 
     Args:
-        law: one of `knobs.LAWS`; sinks take part in the softmax alone. With 1 added to the sum (attention that may attend to
+        law: one of `choices.LAWS`; sinks take part in the softmax alone. With 1 added to the sum (attention that may attend to
             nothing, `add_zero_attn` in torch) is a sink of 0 in every head.
         arithmetic: of the softmax, see `narrow_softmax`.
     """

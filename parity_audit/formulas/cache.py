@@ -9,8 +9,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import FULL, LAST_KEYS, LOST, MOVES, NO_PROMPT, NOT_FIRST_KEYS, NOT_OWN, OWN_ALONE
-from parity_audit.formulas.positions import number_in
+from parity_audit.formulas.choices import FULL, LAST_KEYS, LOST, MOVES, NO_PROMPT, NOT_FIRST_KEYS, NOT_OWN, OWN_ALONE
+from parity_audit.formulas.positions import numbers_in
 
 
 def shown(kind: str, rows: Tensor, length: int, first: int) -> Tensor:
@@ -27,7 +27,7 @@ def shown(kind: str, rows: Tensor, length: int, first: int) -> Tensor:
     """
     key = rearrange(torch.arange(length, device=rows.device), "key -> 1 key")
     distance = rearrange(rows, "query -> query 1") - key
-    start, last = (number_in(kind, words) for words in (NOT_FIRST_KEYS, LAST_KEYS))
+    start, last = (numbers_in(kind, words)[0] for words in (NOT_FIRST_KEYS, LAST_KEYS))
     if start is not None:
         return (key >= start).expand_as(distance)
     if last is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.formulas import embedding, in_altup, in_delta, in_mixture, in_mlp, per_layer
+from parity_audit.formulas.choices import AFTER_SUM, FLOAT32, MISSING, POST
 from parity_audit.formulas.in_altup import has_laurel, has_streams
 from parity_audit.formulas.in_attention import (
     LATENTS,
@@ -35,7 +36,6 @@ from parity_audit.formulas.in_attention import (
 from parity_audit.formulas.in_mixture import beside_mlp, is_mixture
 from parity_audit.formulas.in_mlp import has_gate, hidden, is_parallel
 from parity_audit.formulas.in_norms import normed, read_by_norm
-from parity_audit.formulas.knobs import AFTER_SUM, FLOAT32, MISSING, POST
 from parity_audit.formulas.logits import logits
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.positions import standing

@@ -21,7 +21,7 @@ from einops import einsum
 from torch import Tensor
 
 from parity_audit.formulas import norms
-from parity_audit.formulas.knobs import DECAYED, DELTA, GATE_ORDERS, TAPS, UNDECAYED
+from parity_audit.formulas.choices import DECAYED, DELTA, GATE_ORDERS, TAPS, UNDECAYED
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -32,7 +32,7 @@ def convolved(x: Tensor, weight: Tensor, activation: Activation, *, order: str =
     Args:
         weight: `[channel tap]`.
         activation: of what the convolution makes.
-        order: one of `knobs.TAPS`.
+        order: one of `choices.TAPS`.
     """
     taps = weight.shape[-1]
     weight = weight.flip(-1) if order == TAPS[1] else weight
@@ -59,7 +59,7 @@ def read_states(q: Tensor, k: Tensor, v: Tensor, kept: Tensor, corrected: Tensor
         v: `[batch pos head d_value]`.
         kept: the share of the state that is kept, `[batch pos head]`.
         corrected: the share of what the state gets wrong that is corrected, of that shape.
-        rule: one of `knobs.RULES`.
+        rule: one of `choices.RULES`.
     """
     batch, length, heads, width = k.shape
     state = k.new_zeros(batch, heads, width, v.shape[-1])
@@ -84,7 +84,7 @@ def shared(x: Tensor, heads: int) -> Tensor:
 def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, *, eps: float, order: str) -> Tensor:
     """The norm of each head `[batch pos head d_value]` and its gate of that shape, activated already.
 
-    `order`: one of `knobs.GATE_ORDERS`.
+    `order`: one of `choices.GATE_ORDERS`.
     """
     if order == GATE_ORDERS[1]:
         return norms.norm(out * gate, weight, None, norms.Norm(eps=eps))

@@ -21,7 +21,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import FULL, LARGEST, LARGEST_ABSOLUTE, SMALLEST, STEPS
+from parity_audit.formulas.choices import FULL, LARGEST, LARGEST_ABSOLUTE, SMALLEST, STEPS
 from parity_audit.formulas.projections import project
 from parity_audit.formulas.rounding import refuse_narrow, steps_of
 
@@ -39,7 +39,7 @@ GROUP_BEST = 2
 
 
 def chosen_experts(logits: Tensor, top_k: int, choice: str = LARGEST) -> Tensor:
-    """True at the `top_k` experts of each token `[... expert]`: of its largest logits, or by another of `knobs.EXPERT_CHOICES`."""
+    """True at the `top_k` experts of each token `[... expert]`: of its largest logits, or by another of `choices.EXPERT_CHOICES`."""
     ranked = {SMALLEST: -logits, LARGEST_ABSOLUTE: logits.abs()}.get(choice, logits.roll(STEPS.get(choice, 0), -1))
     best = ranked.topk(min(top_k, logits.shape[-1]), -1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, best, True)
@@ -86,7 +86,7 @@ def router_weights(
         router: what makes a weight of a logit, a key of `SCORES`.
         norm_topk: whether weights are divided by their sum over the chosen.
         temperature: what the logits are divided by.
-        arithmetic: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_ROUTER`.
+        arithmetic: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_ROUTER`.
 
     Raises:
         ValueError: a narrow dtype is asked for where the logits are in one anyway, so that it cannot be told.
@@ -122,7 +122,7 @@ def mixture(
 ) -> Tensor:  # fmt: skip
     """y `[batch pos d_model]` of x of that shape and weights `[batch pos expert]`; an expert sees only its own tokens.
 
-    `weighted`: what the weights multiply, one of `knobs.WEIGHTED`.
+    `weighted`: what the weights multiply, one of `choices.WEIGHTED`.
     """
     made = torch.zeros_like(x)
     for number, expert in enumerate(experts):

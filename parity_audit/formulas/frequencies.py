@@ -5,7 +5,8 @@ wavelengths below `original / high_freq_factor` alone, divides those above `orig
 `factor`, and blends in between; YaRN (arXiv 2309.00071), which does the same along the index of the pair and
 stretches cos and sin; LongRoPE (arXiv 2402.13753), which has a factor per pair, one list up to the original
 context and one beyond; dynamic NTK, which raises theta with the length beyond the original context, or, in
-Hunyuan, once by `alpha`; `proportional` (Gemma 4), which rotates the first pairs alone, at the frequencies of a whole head.
+Hunyuan, once by `alpha`; `proportional` (Gemma 4), which rotates the first pairs alone, at the frequencies of a whole head; `table`,
+frequencies that no formula makes.
 
 A table is a definition, and programs compute it in float32. So the dtype is a parameter, and the order of operations is
 that of transformers: in float32 the result is then the same to the last bit.
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS
 
 YARN_FAST, YARN_SLOW = 32.0, 1.0
 """Turns over the original context above which a pair stays, and below which it is divided; the paper's values for Llama."""
@@ -82,6 +85,8 @@ def inverse_frequencies(
         return _llama3(1.0 / _powers(theta, d_rot, dtype), scaling)
     if kind == "yarn":
         return _yarn(theta, scaling, _powers(theta, d_rot, dtype))
+    if kind == "table":
+        return torch.tensor(scaling["inv_freq"], dtype=dtype)
     if kind == "longrope":
         factors = torch.tensor(_longrope_factors(scaling, length), dtype=dtype)
         return 1.0 / (factors * _powers(theta, d_rot, dtype))
@@ -153,11 +158,16 @@ def _yarn(theta: float, scaling: Mapping[str, Any], powers: Tensor) -> Tensor:
 
 def _longrope_factors(scaling: Mapping[str, Any], length: int | None) -> list[float]:
     beyond = length is not None and length > float(scaling["original_max_position_embeddings"])
+    if FACTORS in scaling:
+        beyond = AT_EVERY_LENGTH.index(scaling[FACTORS]) == 1
     return [float(factor) for factor in scaling["long_factor" if beyond else "short_factor"]]
 
 
 def dynamic_theta(theta: float, scaling: Mapping[str, Any], d_rot: int, length: int | None) -> float:
-    """theta ((factor length / original) - (factor - 1))^(d_rot / (d_rot - 2)) beyond the original context."""
+    """theta ((factor length / original) - (factor - 1))^(d_rot / (d_rot - 2)) beyond the original context, or the base that is said
+    to be there."""
+    if "theta_there" in scaling:
+        return float(scaling["theta_there"]) if (length or 0) > scaling["beyond"] else theta
     names = ("original_max_position_embeddings", "max_position_embeddings")
     original = float(next((scaling[name] for name in names if scaling.get(name)), 0.0))
     stretch = (length or 0) / original if original else 1.0

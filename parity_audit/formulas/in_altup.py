@@ -12,8 +12,8 @@ from torch import Tensor
 
 from parity_audit.formulas import altup
 from parity_audit.formulas.activations import activation
+from parity_audit.formulas.choices import EVERY_STREAM, NOT_FIRST
 from parity_audit.formulas.in_norms import normed
-from parity_audit.formulas.knobs import EVERY_STREAM, NOT_FIRST
 from parity_audit.formulas.laurel import low_rank
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project

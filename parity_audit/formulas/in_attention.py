@@ -14,9 +14,7 @@ from torch import Tensor
 from parity_audit.formulas import attention, cache, latents, norms, rotary
 from parity_audit.formulas.activations import activation
 from parity_audit.formulas.alibi import standard_slopes
-from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
-from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_of
-from parity_audit.formulas.knobs import (
+from parity_audit.formulas.choices import (
     AT_DISTANCE,
     BELOW_TOP,
     INVERSE,
@@ -28,6 +26,9 @@ from parity_audit.formulas.knobs import (
     Q_ONLY,
     ZERO_SINKS,
 )
+from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
+from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_of
+from parity_audit.formulas.knobs import of_part
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.positions import growth, standing, visible
 from parity_audit.formulas.projections import heads, joined, project
@@ -199,21 +200,24 @@ def _scale(at: Place) -> float | list[float]:
 
 
 def _rotated(at: Place, part: str) -> Tensor:
-    x, theta = _before_rotation(at, part), at.knob("rope.theta")
+    x, theta = _before_rotation(at, part), of_part(at.knob("rope.theta"), part)
     if part == "q":
         x = _grown(at, x)
     if theta is None or at.knob("rope.layers") == {"q": K_ONLY, "k": Q_ONLY}[part]:
         return x
     refuse_narrow(at.knob("rope.dtype"), x)
     scaling, rounding = at.knob("rope.scaling"), at.knob("rope.table_dtype")
-    positions = standing(at.batch, at.knob("rope.offset"))
+    positions = standing(at.batch, of_part(at.knob("rope.offset"), part))
     frequencies = inverse_frequencies(
-        theta, scaling, int(at.knob("rope.partial") or x.shape[-1]), int(positions.max()) + 1,
+        theta, scaling, int(of_part(at.knob("rope.partial"), part) or x.shape[-1]), int(positions.max()) + 1,
         torch.float64 if rounding == rotary.FULL else torch.float32,
     )  # fmt: skip
     cos, sin = rotary.angles(positions, frequencies, x.dtype, rounding=rounding, arithmetic=at.knob("rope.dtype"))
-    sin = -sin if at.knob("rope.direction") == INVERSE else sin
-    return rotary.rotate(x, cos, sin, pairing=at.knob("rope.pairing"), factor=attention_factor(scaling))
+    sin = -sin if of_part(at.knob("rope.direction"), part) == INVERSE else sin
+    return rotary.rotate(
+        x, cos, sin, pairing=of_part(at.knob("rope.pairing"), part), factor=attention_factor(scaling),
+        first=at.knob("rope.first_dim"),
+    )  # fmt: skip
 
 
 def _grown(at: Place, q: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from parity_audit.formulas import experts
+from parity_audit.formulas.choices import LARGEST, OTHERS
 from parity_audit.formulas.in_mlp import hidden, mlp_input
 from parity_audit.formulas.in_norms import normed
-from parity_audit.formulas.knobs import LARGEST, OTHERS
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project
 

@@ -9,8 +9,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from parity_audit.formulas.choices import AFTER_SUM, GATE_UP, SAMPLE
 from parity_audit.formulas.in_norms import read_by_sublayers
-from parity_audit.formulas.knobs import AFTER_SUM, GATE_UP, SAMPLE
 from parity_audit.formulas.mlp import gated, sparse
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from parity_audit.formulas import norms
-from parity_audit.formulas.knobs import (
+from parity_audit.formulas.choices import (
     AFTER_SUM,
     BEFORE_ATTENTION,
     BEFORE_MLP,

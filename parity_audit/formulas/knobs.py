@@ -10,10 +10,70 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from parity_audit.formulas.choices import (
+    ACTIVATIONS,
+    BOTH,
+    BY_PART,
+    CACHED,
+    DELTA,
+    EVERY_KEY,
+    EVERY_STREAM,
+    EXPERT_CHOICES,
+    FLOAT32,
+    FORWARD,
+    FULL,
+    GATE_ORDERS,
+    GATE_UP,
+    HIDDEN_START,
+    IN_PLACE,
+    INSIDE,
+    INVERSE,
+    K_ONLY,
+    LARGEST,
+    LAST_KEYS,
+    LAWS,
+    LOST,
+    MASKS,
+    MISSING,
+    MOVES,
+    NARROW,
+    NONE,
+    NORM_SIZES,
+    NOT_ACTIVE,
+    NOT_FIRST,
+    NOT_FIRST_KEYS,
+    ON_QUERIES,
+    ON_SCORES,
+    ORDERS,
+    OUTSIDE,
+    OWN,
+    PAIRINGS,
+    PLACES,
+    PLACES_IN_A_HEAD,
+    PLACES_IN_A_NORM,
+    PLACES_IN_A_ROTATION,
+    PLACES_IN_A_ROUTER,
+    PLACES_IN_A_SOFTMAX,
+    POPULATION,
+    POSITIONS_PER_STEP,
+    Q_ONLY,
+    ROTATED_PARTS,
+    RULES,
+    SAMPLE,
+    SOFTMAX,
+    STANDS,
+    STEPS_ASIDE,
+    TAPS,
+    TWICE,
+    USUAL_SIZE,
+    WEIGHTED,
+    WHOLE_PREFIX,
+    ZERO_SINKS,
+)
+
 REAL, COUNT, CHOICE, FLAG, STRUCTURE, ROUNDING = "real", "count", "choice", "flag", "structure", "rounding"
 """A real number; a whole number; one of a few names; true or false; a value with parts of its own (a dictionary); or a place where
 values are rounded to a narrow dtype."""
-OWN, FULL, FLOAT32, MISSING = "the checkpoint's", "full", "float32", "missing"
 FACTOR, SHIFT, EPS, CAP = (1e-4, 1e4), (-100.0, 100.0), (1e-14, 1.0), (0.1, 1e4)
 CLAMPS = (1e-3, 1e3)
 """Ends between which a factor, a shift, an eps, a cap or a clamp of weights is searched: far beyond every released model."""
@@ -30,7 +90,7 @@ class Knob:
     `starts`: values with parts that a search begins from beside the model's own. `per_head`: the value may be a list with one
     number per head. `if_true`: the value that a spec means by `true`. `counted`: further values of a choice, with a whole number
     in the place of `{}`. `beside`: parts that a value with parts may have beside those that a model gives it. `same_function`:
-    programs with any of its values compute the same.
+    programs with any of its values compute the same. `by_part`: queries and keys may have values of their own.
     """
 
     name: str
@@ -50,50 +110,12 @@ class Knob:
     same_function: bool = False
     beside: Mapping[str, Any] = field(default_factory=dict)
     counted: tuple[str, ...] = ()
-
-
-USUAL_SIZE = "root mean square"
-NORM_SIZES = (
-    USUAL_SIZE, "root of the squares over n - 1", "root of the sum of squares", "mean absolute value", "largest absolute value",
-)  # fmt: skip
-"""What a norm divides by."""
-INSIDE, OUTSIDE = "inside the root", "outside the root"
-"""Where the eps of a norm stands."""
-NONE, TWICE = "none", "the checkpoint's, applied twice"
-"""What may stand in place of a norm's own weight, beside the weights of the other norms of its block."""
-NARROW = ("bfloat16", "float16")
-PLACES_IN_A_NORM = (
-    "out", "before the weight", "weight", "in", "in and out", "but for the reductions", "throughout", "up to the weight",
-)  # fmt: skip
-"""Where a norm rounds: its output, the normalised input, weight and bias, its input, every tensor but in sums over components,
-every step, or every step before the weight."""
-PLACES_IN_A_ROTATION = ("cos and sin", "angles", "frequencies", "positions", "throughout")
-"""Where a rotation rounds: its table, the angles that it is made of, their factors, or all of these."""
-PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout", "logits behind the cap")
-"""Where the head rounds: the product, before a factor and a cap; the unembedding; the final norm's output; both; all of these; or
-the logits that come of factor and cap."""
-PLACES_IN_A_ROUTER = ("logits", "weights", "throughout")
-"""Where a router rounds: its logits, the weights that it makes of them, or every step between."""
-BELOW_TOP = ", below the row's largest"
-PLACES_IN_A_SOFTMAX = ("pattern", "throughout", "scores", f"throughout{BELOW_TOP}", f"scores{BELOW_TOP}")
-"""Where a softmax rounds: the pattern, the scores on their way in (as they are, or less each row's largest), or both: what says more
-comes first, since scores alone show no difference."""
-LARGEST, SMALLEST, LARGEST_ABSOLUTE = "largest logits", "smallest logits", "largest absolute logits"
-STEPS = {f"the experts {step} after those of the largest logits": step for step in range(1, 8)}
-OTHERS = "not the largest logits"
-EXPERT_CHOICES = (LARGEST, SMALLEST, LARGEST_ABSOLUTE, *STEPS, OTHERS)
-"""Which experts a router takes; `STEPS`: those that stand so many places behind; `OTHERS`: as many as it should, any others."""
+    by_part: bool = False
 
 
 def _rounded(places: tuple[str, ...]) -> tuple[str, ...]:
     """The values of a dtype inside a component: none but its own, or a narrow one in one of these places."""
     return (FULL, *(f"{dtype} {place}" for dtype in NARROW for place in places))
-
-
-ACTIVATIONS = (
-    "gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "relu2", "leaky_relu", "elu", "mish", "softplus", "sigmoid",
-    "tanh", "linear", "swiglu_clamped",
-)  # fmt: skip
 
 
 def _norm(part: str, words: str) -> tuple[Knob, ...]:
@@ -121,74 +143,6 @@ def _bias(part: str, words: str, component: str) -> Knob:
     """Whether a projection adds its bias; where nothing is said, it does if the checkpoint holds one."""
     meaning = f"Whether the projection {words} adds a bias; where a spec is silent, if the checkpoint holds one."
     return Knob(f"attention.{part}_bias", FLAG, component, meaning, None, (True, False))
-
-
-IN_PLACE, POST, AFTER_SUM = "in its place", "post", "after the sum (post-norm)"
-ON_ATTENTION, ON_MLP = "on what attention made", "on what the MLP made"
-BEFORE_ATTENTION, BEFORE_MLP = "before attention", "before the MLP"
-ORDERS = (IN_PLACE, POST, AFTER_SUM, ON_ATTENTION, ON_MLP, BEFORE_ATTENTION, BEFORE_MLP)
-"""Where the norms of a block stand: before its sublayers (and behind them, where the checkpoint has such norms); behind them alone
-(OLMo 2); behind each sum of the stream and a sublayer (the first transformers); or one norm at the place of another."""
-GATE_UP = ("gate activated", "up activated", "every other row of both", "halves of interleaved rows")
-"""The last two: a fused tensor of gate and up is cut into every other row, or cut in halves though its rows alternate."""
-WEIGHTED = ("outputs", "inputs", "nothing")
-"""Where the weights of a mixture stand: on what experts make, on what they are given (Llama 4), or nowhere."""
-RULES = ("gated delta", "delta without decay", "decay without correction")
-"""What becomes of the state of a linear attention at each token."""
-DELTA, UNDECAYED, DECAYED = RULES
-GATE_ORDERS = ("behind the norm", "in front of the norm")
-"""Where a linear attention is gated."""
-TAPS = ("in order", "reversed")
-"""The order in which the weights of a convolution stand: the last one is that of the token itself, or the first one."""
-CAUSAL = "causal"
-MASKS = (CAUSAL, "not causal", "sees one key ahead", "hides the query's own key", "sees padding", "no mask")
-"""Masks that differ from the causal one by what they show or hide; the window comes on top. Without a mask a query sees what comes
-behind it and padding."""
-SHOW_PADDING = ("sees padding", "no mask")
-WHOLE_PREFIX, HIDDEN_START = "a prefix of {} tokens sees itself whole", "hides the first {} tokens from the others"
-"""Masks with a number: the first tokens of a text see what comes behind them too (a prefix language model), or the others do not
-see the first ones."""
-AT_DISTANCE = "distance "
-"""Before the number of a distance between query and key, as parts of a bias by distance are called."""
-LOST = ("every key", "not the token's own", "none of the prompt", "none but its own after the prompt")
-EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE = LOST
-NOT_FIRST_KEYS, LAST_KEYS = "not the first {}", "the last {}"
-MOVES = tuple(f"values moved by {places:+d} against their keys" for places in (1, -1, 2, -2))
-"""Which keys a cache shows to a decoded token, and how far the values that it holds stand from their keys: where both are moved
-together, the sum over keys is the same."""
-CACHED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""Dtypes in which a cache may keep keys and values."""
-PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written as halves")
-"""The last two write the turned components in the order of the other: scores are those of what comes first."""
-BOTH, Q_ONLY, K_ONLY = "q and k", "q only", "k only"
-"""What is rotated."""
-FORWARD, INVERSE = "forward", "inverse"
-"""The sense of a rotation."""
-ON_SCORES, ON_QUERIES = "on scores", "on queries"
-"""Where q.k is divided: behind the product, or on the queries before it."""
-PLACES = "places"
-"""What a temperature by position may count instead of positions: places in a row, padding with them."""
-SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", "softmax with 1 added to the sum"
-LAWS = (
-    SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE, "sigmoid of the scores", "relu of the scores", "squared relu of the scores",
-    "the scores themselves", "exp of the scores",
-)  # fmt: skip
-"""What makes the weights of the values from the scores."""
-ZERO_SINKS = "0 in every head (softmax off by one)"
-POSITIONS_PER_STEP = (4, 16, 64, 256, 1024, 4096, 8192)
-"""Steps of a temperature by position that are tried; released models have 4096 and 8192."""
-ROTATED_PARTS = (0.25, 0.5, 0.75)
-"""Shares of a head that are rotated where the rest has frequency 0, which are tried; Gemma 4 has 0.25."""
-EVERY_STREAM, NOT_FIRST, NOT_ACTIVE = "every stream", "every stream but the first", "every stream but the active one"
-"""The streams that what a block makes of its own embeddings is added to."""
-POPULATION, SAMPLE = "of all components", "of a sample"
-"""The variance that divides by the number of components, and the one that divides by one less."""
-FROM_PADDING, AGAIN = "counted from the padding", "counted again from the first decoded token"
-AT_ZERO, AT_END = "0 at decoded tokens", "that of the last token of the prompt at decoded tokens"
-STANDS = (FROM_PADDING, AGAIN, AT_ZERO, AT_END)
-"""Where tokens may stand instead of their positions; in tokens that are decoded from a cache, all but the first."""
-STEPS_ASIDE = (1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 4.0, -4.0, 5.0, -5.0, 6.0, -6.0, 7.0, -7.0, 8.0, -8.0)
-"""Offsets of positions that are tried one by one: a rotation that is several radians off has no slope towards the right one."""
 
 
 ROWS: tuple[Knob, ...] = (
@@ -227,23 +181,25 @@ ROWS: tuple[Knob, ...] = (
     _bias("v", "of values", "qkv"),
     _bias("o", "of the attention's output", "attn_proj"),
     Knob("rope.theta", REAL, "rope", "Base of the rotary frequencies; absent where nothing is rotated.", span=(10.0, 1e9),
-         optional=True, confused_with=("rope.scaling", "rope.partial")),
+         optional=True, confused_with=("rope.scaling", "rope.partial"), by_part=True),
     Knob("rope.scaling", STRUCTURE, "rope", "How the rotary frequencies are changed for long contexts.", optional=True,
          starts=({"rope_type": "linear", "factor": 4.0},
                  *({"rope_type": "proportional", "partial_rotary_factor": part} for part in ROTATED_PARTS)),
          confused_with=("rope.theta",), beside={"attention_factor": 1.0}),
     Knob("rope.pairing", CHOICE, "rope", "Which components of a head turn together, and where they are written.", "half",
-         PAIRINGS),
+         PAIRINGS, by_part=True),
     Knob("rope.partial", COUNT, "rope", "How many components of a head are rotated; all of them where absent.", span=(2, 1024),
-         optional=True, confused_with=("rope.theta",)),
-    Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, (*STANDS, *STEPS_ASIDE), span=SHIFT, judged=True),
+         optional=True, confused_with=("rope.theta",), by_part=True),
+    Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, (*STANDS, *STEPS_ASIDE), span=SHIFT, judged=True,
+         by_part=True),
     Knob("rope.table_dtype", CHOICE, "rope", "What is computed in float32 before queries and keys are rotated.",
          "float32 frequencies", ("float32 frequencies", "float32 table", FULL)),
     Knob("rope.dtype", ROUNDING, "rope", "A narrow dtype inside the rotation, and where its rounding stands.", FULL,
          _rounded(PLACES_IN_A_ROTATION), judged=True),
     Knob("rope.layers", CHOICE, "rope", "Whether queries and keys are both rotated.", BOTH, (BOTH, Q_ONLY, K_ONLY), judged=True),
-    Knob("rope.direction", CHOICE, "rope", "The sense of the rotation.", FORWARD, (FORWARD, INVERSE), judged=True),
-    Knob("rope.first_dim", COUNT, "rope", "The first component of a head that is rotated.", 0, judged=True, formula=False),
+    Knob("rope.direction", CHOICE, "rope", "The sense of the rotation.", FORWARD, (FORWARD, INVERSE), judged=True,
+         by_part=True),
+    Knob("rope.first_dim", COUNT, "rope", "The first component of a head that is rotated.", 0, span=(0, 1024), judged=True),
     Knob("attention.scale", REAL, "scores", "Divisor of q.k; sqrt(d_head) where a spec is silent.", span=FACTOR, per_head=True,
          confused_with=("attention.softcap", "attention.temperature")),
     Knob("attention.scaled", CHOICE, "scores", "Where the scale of the scores stands.", ON_SCORES, (ON_SCORES, ON_QUERIES),
@@ -396,3 +352,8 @@ def default(name: str) -> Any:
         KeyError: no row has this name.
     """
     return KNOBS[name].default
+
+
+def of_part(said: Any, part: str) -> Any:
+    """A value as one of `choices.BY_PART` has it: queries or keys have their own where that is said."""
+    return said[part] if isinstance(said, dict) and said.keys() == set(BY_PART) else said

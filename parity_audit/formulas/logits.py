@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parity_audit.formulas.knobs import FULL
+from parity_audit.formulas.choices import FULL
 from parity_audit.formulas.projections import project
 from parity_audit.formulas.rounding import refuse_narrow, steps_of
 
@@ -36,7 +36,7 @@ def logits(
         scale: factor on the product.
         softcap: bound of the logits, None for no bound.
         shift: constant over the vocabulary, or "centred".
-        arithmetic: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_HEAD`.
+        arithmetic: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_HEAD`.
 
     Raises:
         ValueError: a narrow dtype is asked for where h is in one anyway, so that it cannot be told.

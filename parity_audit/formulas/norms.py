@@ -20,7 +20,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import FULL, INSIDE, NORM_SIZES, OUTSIDE, USUAL_SIZE
+from parity_audit.formulas.choices import FULL, INSIDE, NORM_SIZES, OUTSIDE, USUAL_SIZE
 from parity_audit.formulas.rounding import NARROW, refuse_narrow, rounded
 
 LAYER, RMS, ABSENT = "layer", "rms", "none"
@@ -38,7 +38,7 @@ SQUARES: dict[str, Callable[[Tensor], Tensor]] = dict(zip(NORM_SIZES, (
 class Norm:
     """What a norm is: see the module. `times`: how often it is applied, one behind the other.
 
-    `arithmetic`: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_NORM`.
+    `arithmetic`: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_NORM`.
     """
 
     kind: str = RMS
@@ -90,7 +90,7 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Norm) -> Ten
 
 
 def _narrow(x: Tensor, w: Tensor, b: Tensor, of: Norm) -> Tensor:
-    """A norm with the rounding of a narrow dtype in one of `knobs.PLACES_IN_A_NORM`."""
+    """A norm with the rounding of a narrow dtype in one of `choices.PLACES_IN_A_NORM`."""
     name, _, place = of.arithmetic.partition(" ")
     refuse_narrow(of.arithmetic, x)
 

@@ -7,18 +7,26 @@ of its own chunk: i // c = j // c. Sources: Mistral (arXiv 2310.06825), transfor
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
+
 import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import (
+from parity_audit.formulas.choices import (
     AGAIN,
     AT_END,
     AT_ZERO,
     FROM_PADDING,
     HIDDEN_START,
+    JUMP,
     MASKS,
     SHOW_PADDING,
+    STAND_STILL,
+    START_AGAIN,
+    STOP_AT,
+    TOKEN,
     WHOLE_PREFIX,
 )
 from parity_audit.formulas.place import Batch
@@ -29,25 +37,52 @@ def counted(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def standing(batch: Batch, said: float | str) -> Tensor:
-    """Where tokens stand `[batch pos]`: at their positions and a number more, or one of `knobs.STANDS`. Of a run that decodes from a
-    cache that is said of the decoded tokens.
+def standing(batch: Batch, said: float | str | Mapping[str, int]) -> Tensor:
+    """Where tokens stand `[batch pos]`: at their positions and a number more, one of `choices.STANDS` or of `ELSEWHERE`, or where it
+    is said token by token. Of a run that decodes from a cache that is said of the decoded tokens.
 
     Raises:
-        ValueError: the value is of decoded tokens, and nothing was decoded.
+        ValueError: no position is called so in this run.
     """
     places = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.positions)
     first = batch.decoded_from
-    if not isinstance(said, str):
+    if isinstance(said, Mapping):
+        moved = _one_by_one(batch.positions, said)
+    elif not isinstance(said, str):
         moved = batch.positions.double() + said if isinstance(said, float) else batch.positions + said
     elif said == FROM_PADDING:
         moved = places
     elif first is None:
-        raise ValueError(f"nothing was decoded: no token stands at `{said}`")
+        moved = _elsewhere(batch.positions, said)
     else:
         end = batch.positions[:, first - 1 : first]
         moved = {AGAIN: places - first, AT_ZERO: torch.zeros_like(places), AT_END: end.expand_as(places)}[said]
     return moved if first is None else torch.where(places < first, batch.positions, moved)
+
+
+ELSEWHERE: dict[str, Callable[..., Tensor]] = {
+    STOP_AT: lambda places, last: places.clamp_max(last),
+    START_AGAIN: lambda places, last: places % (last + 1),
+    JUMP: lambda places, by, token: torch.where(places >= token, places + by, places),
+    STAND_STILL: lambda places, at, token: torch.where(places >= token, at, places),
+}
+"""What becomes of positions, by the words that say it."""
+
+
+def _elsewhere(positions: Tensor, said: str) -> Tensor:
+    for words, move in ELSEWHERE.items():
+        numbers = numbers_in(said, words)
+        if None not in numbers:
+            return move(positions, *numbers)
+    raise ValueError(f"no token stands at `{said}`")
+
+
+def _one_by_one(positions: Tensor, said: Mapping[str, int]) -> Tensor:
+    """Positions with those of single tokens instead."""
+    made = positions
+    for token, place in said.items():
+        made = torch.where(positions == int(token.removeprefix(TOKEN)), place, made)
+    return made
 
 
 def visible(
@@ -60,12 +95,12 @@ def visible(
         rows: places of the queries in the sequence `[query]`.
         window: how many keys a query sees, itself included; None for all of them.
         chunk: how many tokens stand in a chunk, outside which a query sees nothing; None for one chunk.
-        kind: one of `knobs.MASKS`, or one of those with a number.
+        kind: one of `choices.MASKS`, or one of those with a number.
 
     Raises:
         ValueError: no mask has this name.
     """
-    prefix, hidden = (number_in(kind, words) for words in (WHOLE_PREFIX, HIDDEN_START))
+    prefix, hidden = (numbers_in(kind, words)[0] for words in (WHOLE_PREFIX, HIDDEN_START))
     if kind not in MASKS and prefix is hidden is None:
         raise ValueError(f"no mask is called `{kind}`")
     length = mask.shape[-1]
@@ -91,11 +126,10 @@ def visible(
     return seen if window is None else seen & (distance < window)
 
 
-def number_in(words: str, template: str) -> int | None:
-    """The number that stands in the place of `{}`; None where these are other words."""
-    before, behind = template.split("{}")
-    middle = words.removeprefix(before).removesuffix(behind)
-    return int(middle) if middle.isdigit() and words == template.format(middle) else None
+def numbers_in(words: str, template: str) -> list[int] | list[None]:
+    """The whole numbers that stand in the places of `{}`; None in each where these are other words."""
+    found = re.fullmatch(re.escape(template).replace(r"\{\}", r"([+-]?\d+)"), words)
+    return [None] * template.count("{}") if found is None else [int(number) for number in found.groups()]
 
 
 def growth(positions: Tensor, scale: float, step: float) -> Tensor:

@@ -12,14 +12,20 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.knobs import PAIRINGS
+from parity_audit.formulas.choices import OTHER_ANGLES, PAIRINGS
 from parity_audit.formulas.rounding import steps_of
 
 HALF, ADJACENT = "half", "adjacent"
 READ_WRITTEN = dict(
-    zip(PAIRINGS, ((HALF, HALF), (ADJACENT, ADJACENT), (HALF, ADJACENT), (ADJACENT, HALF)), strict=True)
+    zip(
+        PAIRINGS,
+        ((HALF, HALF), (ADJACENT, ADJACENT), (HALF, ADJACENT), (ADJACENT, HALF), (HALF, HALF), (ADJACENT, ADJACENT)),
+        strict=True,
+    )
 )
 """Which components turn together, and where the turned ones are written: scores are the same wherever that is."""
+ANGLES_OF = dict(zip(OTHER_ANGLES, (ADJACENT, HALF), strict=True))
+"""For which convention the table is laid out where it is not the one that joins components."""
 FREQUENCIES_32, TABLE_32, FULL = "float32 frequencies", "float32 table", "full"
 """What is rounded to float32: the frequencies, or also the cosines and sines of a table (GPT-J); or nothing."""
 LAYOUTS = {HALF: "... (two pair) -> two ... pair", ADJACENT: "... (pair two) -> two ... pair"}
@@ -31,7 +37,7 @@ def angles(
 ) -> tuple[Tensor, Tensor]:
     """cos and sin `[batch pos pair]` in `dtype`, of positions `[batch pos]` and frequencies `[pair]`.
 
-    `arithmetic`: `full`, or a narrow dtype and one of `knobs.PLACES_IN_A_ROTATION`.
+    `arithmetic`: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_ROTATION`.
     """
     step = steps_of(arithmetic)
     own = torch.float32 if rounding == TABLE_32 else dtype
@@ -40,18 +46,33 @@ def angles(
     return step("cos", turned.cos()).to(dtype), step("sin", turned.sin()).to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: float = 1.0) -> Tensor:
-    """x `[batch pos head d_head]` with the first 2 * pair components of each head turned.
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: float = 1.0, first: int = 0) -> Tensor:
+    """x `[batch pos head d_head]` with 2 * pair components of each head turned.
 
     Args:
         cos, sin: `[batch pos pair]`.
         pairing: a key of `READ_WRITTEN`.
         factor: on cos and sin.
+        first: the first component that turns.
+
+    Raises:
+        ValueError: a head has no such components.
     """
-    d_rot = 2 * cos.shape[-1]
-    own, rest = x[..., :d_rot], x[..., d_rot:]
+    end = first + 2 * cos.shape[-1]
+    if not 0 <= first <= end <= x.shape[-1]:
+        raise ValueError(f"a head of {x.shape[-1]} components has none from {first} to {end}")
     read, written = READ_WRITTEN[pairing]
-    a, b = rearrange(own, LAYOUTS[read], two=2)
-    cos, sin = (rearrange(t, "batch pos pair -> batch pos 1 pair") * factor for t in (cos, sin))
-    turned = rearrange(torch.stack([a * cos - b * sin, b * cos + a * sin]), BACK[written], two=2)
-    return torch.cat([turned, rest], -1)
+    a, b = rearrange(x[..., first:end], LAYOUTS[read], two=2)
+    (cos_a, cos_b), (sin_a, sin_b) = (
+        rearrange(_for_pairs(t * factor, pairing), "two batch pos pair -> two batch pos 1 pair") for t in (cos, sin)
+    )
+    turned = rearrange(torch.stack([a * cos_a - b * sin_a, b * cos_b + a * sin_b]), BACK[written], two=2)
+    return torch.cat([x[..., :first], turned, x[..., end:]], -1)
+
+
+def _for_pairs(table: Tensor, pairing: str) -> Tensor:
+    """A table `[batch pos pair]` for both components of each pair, `[two batch pos pair]`."""
+    both = torch.stack([table, table])
+    if pairing not in ANGLES_OF:
+        return both
+    return rearrange(rearrange(both, BACK[ANGLES_OF[pairing]]), LAYOUTS[READ_WRITTEN[pairing][0]], two=2)

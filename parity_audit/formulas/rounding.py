@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from parity_audit.formulas import knobs
+from parity_audit.formulas import choices
 
-NARROW: dict[str, torch.dtype] = {name: getattr(torch, name) for name in knobs.NARROW}
+NARROW: dict[str, torch.dtype] = {name: getattr(torch, name) for name in choices.NARROW}
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -48,5 +48,5 @@ def refuse_narrow(arithmetic: str, *inputs: Tensor) -> None:
     Raises:
         ValueError: the arithmetic is not full, and every number of an input is one of a narrow dtype.
     """
-    if arithmetic != knobs.FULL and any(any_narrow(x) for x in inputs):
+    if arithmetic != choices.FULL and any(any_narrow(x) for x in inputs):
         raise ValueError("the inputs are in a narrow dtype themselves")

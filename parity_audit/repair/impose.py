@@ -17,7 +17,7 @@ from parity_audit.core.sites import BLOCK_ORDER, LOGITS, RETURNED, layer_of, loc
 from parity_audit.core.types import Edit, KnobValue
 from parity_audit.diagnose.findings import is_by_formula
 from parity_audit.diagnose.identify.linear.family import PROJECTIONS
-from parity_audit.diagnose.identify.rotary.scalings import as_setting
+from parity_audit.formulas.choices import FACTORS
 from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, whole_value
 from parity_audit.repair.layers import on_layers
 from parity_audit.specs.settings import edits
@@ -80,7 +80,15 @@ def _way(finding: Finding, whole: Mapping[str, Finding], reference: Session) -> 
 
 def imposed_value(finding: Finding) -> KnobValue:
     """The candidate's value as a setting; the spec's own number where the fit agrees with it."""
-    return as_setting(nearest(finding.candidate_value, finding.spec_value), finding.spec_value)
+    return _as_config(nearest(finding.candidate_value, finding.spec_value))
+
+
+def _as_config(value: KnobValue) -> KnobValue:
+    """A scaling as a config has it: longrope with one kind of factors at every length has these in both of its lists."""
+    if not isinstance(value, dict) or FACTORS not in value:
+        return value
+    same = value[f"{str(value[FACTORS]).partition(' ')[0]}_factor"]
+    return {**{key: part for key, part in value.items() if key != FACTORS}, "short_factor": same, "long_factor": same}
 
 
 @dataclass(frozen=True, kw_only=True)

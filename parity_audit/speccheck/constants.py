@@ -1,22 +1,21 @@
 """Each constant of a spec against the judge: a component that the spec's value does not reproduce names what would.
 
 Components are taken one at a time, from the judge's own inputs, so an error is found where it is made. Where a formula with the
-spec's values leaves more than rounding, each knob that the formula asks for is searched alone, and the one that leaves
-rounding is contradicted, with its value. Where none does, what the fits of an audit read off the component is (see `read`).
+spec's values leaves more than rounding, each knob that the formula asks for is searched alone, and where none leaves rounding the
+component is explained as in an audit (see `diagnose.fit.explain`): the knobs that do are contradicted, with these values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, value_under, with_value
-from parity_audit.diagnose.fit.search import ROUNDING, Fitted, fitted
+from parity_audit.diagnose.fit.explain import difference_of, explanations
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, value_under
+from parity_audit.diagnose.fit.search import ROUNDING, fitted
+from parity_audit.diagnose.fit.settings import Explanation
 from parity_audit.formulas.knobs import KNOBS, default
-from parity_audit.speccheck.read import read_off
 
 BY_LENGTH = ("attention.window", "rope.scaling", "rope.theta")
 """The knobs that a long text shows and a short one may not; searched first there, for every other is seen on both."""
@@ -25,7 +24,7 @@ UNEXPLAINED = ""
 
 @dataclass(frozen=True, kw_only=True)
 class Contradiction:
-    """A constant that the reference does not have; `knob` is empty where no single knob explains the component."""
+    """A constant that the reference does not have; `knob` is empty where no knob explains the component."""
 
     knob: str
     layers: tuple[int, ...]
@@ -37,7 +36,7 @@ class Contradiction:
     def __str__(self) -> str:
         where = f"layer {', '.join(map(str, self.layers))}" if self.layers else "outside the blocks"
         if not self.knob:
-            return f"{self.site}: no single knob explains what the formulas leave ({self.left:.2g})"
+            return f"{self.site}: no knob explains what the formulas leave ({self.left:.2g})"
         return f"{self.knob} ({where}): the spec says {shown(self.said)}, {self.site} of the reference shows {shown(self.fitted)}"
 
 
@@ -59,41 +58,35 @@ def contradictions(
         left = residuals.residual(component, values)
         if left <= ROUNDING:
             continue
-        one = _explained(residuals, component, values, left)
-        if one.knob in KNOBS and KNOBS[one.knob].formula:
-            values = _corrected(residuals, values, one, component)
-        found = _joined(found, one)
+        for one in _explained(residuals, component, values, left):
+            if one.knob != UNEXPLAINED:
+                values = _corrected(residuals, values, one, component)
+            found = _joined(found, one)
         if first_only:
             break
     return found
 
 
-def _explained(residuals: Residuals, component: Component, values: Values, left: float) -> Contradiction:
-    """The knob that leaves rounding of this component, alone."""
-    best: tuple[str, Fitted] = (UNEXPLAINED, Fitted(value=None, left=left))
-    for name in _order(component):
-        tried = _searched(residuals, component, values, name)
-        if tried.left < best[1].left and tried.left <= ROUNDING:
-            best = name, tried
-            break
-    layer = component.layer
-    if not best[0]:
-        return _read(residuals, component, values, left)
-    return Contradiction(
-        knob=best[0], layers=() if layer is None else (layer,), site=component.site,
-        said=value_under(residuals, values, best[0], layer), fitted=best[1].value, left=best[1].left,
-    )  # fmt: skip
-
-
-def _read(residuals: Residuals, component: Component, values: Values, left: float) -> Contradiction:
-    """What is read off a component instead, where no single knob's search leads to rounding (a scaling of another kind)."""
-    fit, layers = read_off(residuals, component, values), () if component.layer is None else (component.layer,)
-    if fit is None:
-        return Contradiction(knob=UNEXPLAINED, layers=layers, site=component.site, said=None, fitted=None, left=left)
-    before = value_under(residuals, values, fit.knob, component.layer) if fit.knob in KNOBS else None
-    return Contradiction(
-        knob=fit.knob, layers=layers, site=component.site, said=before, fitted=fit.value, left=fit.residual
-    )  # fmt: skip
+def _explained(residuals: Residuals, component: Component, values: Values, left: float) -> list[Contradiction]:
+    """The knob that leaves rounding of this component alone, else as few as do together; one without a name where none do."""
+    said = replace(residuals, decoder=replace(residuals.decoder, values=values))
+    alone = next((found for name in _order(component) if (found := _searched(said, component, name)) is not None), None)
+    if alone is None:
+        alone = next(iter(explanations(said, [component], ROUNDING, ROUNDING)), None)
+    layers = () if component.layer is None else (component.layer,)
+    if alone is None:
+        return [Contradiction(knob=UNEXPLAINED, layers=layers, site=component.site, said=None, fitted=None, left=left)]
+    return [
+        Contradiction(
+            knob=knob,
+            layers=layers,
+            site=component.site,
+            said=said.decoder.knob(knob, component.layer),
+            fitted=value,
+            left=alone.residual,
+        )
+        for knob, value in alone.values.items()
+    ]
 
 
 def _order(component: Component) -> list[str]:
@@ -107,13 +100,11 @@ def _order(component: Component) -> list[str]:
     ]
 
 
-def _searched(residuals: Residuals, component: Component, values: Values, name: str) -> Fitted:
-    start = value_under(residuals, values, name, component.layer)
-
-    def difference(value: Any) -> torch.Tensor | None:
-        return residuals.difference(component, with_value(residuals, values, name, value, component.layer))
-
-    return fitted(KNOBS[name], difference, start, largest(residuals, component, name))
+def _searched(residuals: Residuals, component: Component, name: str) -> Explanation | None:
+    """The value of one knob that leaves rounding, None where none does."""
+    start, difference = residuals.decoder.knob(name, component.layer), difference_of(residuals, [component], name, {})
+    found = fitted(KNOBS[name], difference, start, largest(residuals, component, name))
+    return Explanation(values={name: found.value}, residual=found.left) if found.left <= ROUNDING else None
 
 
 def _corrected(residuals: Residuals, values: Values, one: Contradiction, component: Component) -> Values:

@@ -132,7 +132,7 @@ def _others(row: Knob, value: Any, residuals: Residuals) -> Iterator[tuple[str, 
     elif row.kind == STRUCTURE:
         for path in number_paths(value):
             other = with_number(value, path, number_at(value, path) * MORE)
-            if path[1] in (None, 1) and not _same_rotation(row, value, other, residuals):
+            if path[1:] in ((), (1,)) and not _same_rotation(row, value, other, residuals):
                 yield f"{path[0]} a tenth larger", other
     elif row.kind == COUNT:
         other = _count(row, value, residuals)

@@ -13,14 +13,14 @@ from parity_audit.diagnose.fitting import identify
 PORT = Port()
 
 
-def with_broken_queries(port, side="candidate"):
-    """Evidence whose rotated queries have lost an axis, as a port with another layout may show them."""
+def with_a_broken_norm(port, side="candidate"):
+    """Evidence whose normalised stream has lost an axis, as a port with another layout may show them."""
     layers = evidence(port, side)
 
     def broken(own):
         def tensor(probe, site):
             found = own.tensor(probe, site)
-            return found[0] if site == "rot_q" and found is not None else found
+            return found[0] if site == "ln2.out" and found is not None else found
 
         return dataclasses.replace(own, tensor=tensor)
 
@@ -28,11 +28,11 @@ def with_broken_queries(port, side="candidate"):
 
 
 def test_a_broken_fit_is_a_gap_and_the_others_find_what_is_wrong():
-    findings, gaps = identify(with_broken_queries(PORT.but(act="gelu")), evidence(PORT, "reference"), None)
+    findings, gaps = identify(with_a_broken_norm(PORT.but(act="gelu")), evidence(PORT, "reference"), None)
     broken = {gap.what for gap in gaps if "broke off with" in gap.why}
 
     assert "mlp.activation" in {finding.knob for finding in findings}
-    assert "fit `rotary` of the candidate, layer 0" in broken
+    assert "fit `linear` of the candidate, layer 0" in broken
     assert not any("reference" in what or "activation" in what for what in broken)
 
 

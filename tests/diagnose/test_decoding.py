@@ -11,7 +11,7 @@ from tiny_port import probe
 
 from parity_audit.core.report import Finding
 from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, not_in, run_whole
-from parity_audit.diagnose.identify.rotary.positions import where_they_stand
+from parity_audit.diagnose.fit.by_token import where_they_stand
 
 FIRST = 20
 DECODED = replace(probe("decode", (28,)), decode_from=FIRST)
@@ -127,11 +127,11 @@ def test_whole_runs_are_read_without_decoded_probes():
         ([0, 1, 2, 0, 0], "all at 0 from token 3 on"),
         ([0, 1, 2, 2, 2], "stop at 2"),
         ([0, 1, 2, 0, 1], "start again after 2"),
-        ([0, 1, 2, 9, 5], "uneven"),
+        ([0, 1, 2, 9, 5], None),
     ],
 )
 def test_where_tokens_stand_in_words(own, words):
-    assert where_they_stand(torch.arange(5.0), torch.tensor(own, dtype=torch.float64)) == words
+    assert where_they_stand(torch.arange(5), torch.tensor(own)) == words
 
 
 def cause(knob, value, layers=None):

@@ -57,5 +57,7 @@ def test_positions_counted_from_the_padding_are_that():
     }
 
 
-def test_another_order_is_no_offset():
-    assert found(side(rows=lambda p: (p * 7) % ROWS)) == {}
+def test_another_order_is_said_token_by_token():
+    own = {f"token {place}": place * 7 % ROWS for place in range(1, 48) if place * 7 % ROWS != place}
+
+    assert found(side(rows=lambda p: (p * 7) % ROWS)) == {"pos_embed.offset": own}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loose import differ, loose
+from loose import loose, told
 from tiny_port import probe
 
-from parity_audit.diagnose.identify.rotary.family import PAIRING
+PAIRING = "rope.pairing"
 
 HEADS, KV, WIDTH = 4, 2, 32
 PROBES = (probe("short", (48,)), probe("left", (40, 23, 9), pad="left", seed=3))
@@ -33,7 +33,7 @@ def side(joined, angles):
 
 @pytest.mark.parametrize(("joined", "angles"), [("half", "adjacent"), ("adjacent", "half")])
 def test_pairs_of_one_convention_with_angles_of_the_other(joined, angles):
-    findings = differ(side(joined, angles), side("half", "half"))
+    findings = told(side(joined, angles), side("half", "half"))
 
     assert findings[PAIRING].candidate_value == f"{joined} pairs, turned by the angles of {angles} ones"
     assert findings[PAIRING].reference_value == "half"
@@ -41,7 +41,7 @@ def test_pairs_of_one_convention_with_angles_of_the_other(joined, angles):
 
 @pytest.mark.parametrize("pairing", ["half", "adjacent"])
 def test_a_rotation_is_a_rotation(pairing):
-    findings = differ(side(pairing, pairing), side("half", "half"))
+    findings = told(side(pairing, pairing), side("half", "half"))
 
     assert findings.keys() == ({PAIRING} if pairing == "adjacent" else set())
     assert not findings or findings[PAIRING].candidate_value == "adjacent"

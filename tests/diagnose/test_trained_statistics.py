@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loose import departing, differ, loose
+from loose import departing, loose, told
 from tiny_port import probe
 
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.findings import merge, unexplained
-from parity_audit.diagnose.identify.rotary.family import PAIRING
-from parity_audit.diagnose.identify.rotary.turns import layout_of
+
+PAIRING = "rope.pairing"
 
 HEADS, WIDTH = 6, 32
 
@@ -69,11 +69,11 @@ def test_a_component_that_outweighs_all_others_is_nobodys_partner():
             sites |= {("short", name): x, ("short", f"rot_{name}"): turned(x.double(), angles).float()}
         return loose(sites, probes=(item,), rope__theta=1e6, rope__pairing="half", rope__scaling=None)
 
-    findings = differ(side("adjacent"), side("half"))
+    findings = told(side("adjacent"), side("half"))
 
     assert findings.keys() == {PAIRING}
     assert findings[PAIRING].candidate_value == "half pairs, turned by the angles of adjacent ones"
-    assert differ(side("half"), side("half")) == {}
+    assert told(side("half"), side("half")) == {}
 
 
 @pytest.mark.parametrize(("hook", "norm"), [("attn_out", "ln1_post.out"), ("mlp_out", "ln2_post.out")])
@@ -87,21 +87,3 @@ def test_a_norm_behind_a_sublayer_explains_what_the_sublayer_adds(hook, norm):
 
     assert left(norm) == []
     assert [item.site for item in left("ln1.out")] == [f"blocks.3.{norm}", f"blocks.3.{hook}"]
-
-
-def test_layouts_are_told_from_bare_turns():
-    from parity_audit.diagnose.identify.rotary.turns import Turn
-
-    x = drawn(48, HEADS, WIDTH)
-    x[..., WIDTH // 2 - 1] += 300.0
-    place = torch.arange(48.0)
-    turn = Turn(
-        probe="short",
-        position=place,
-        index=place,
-        length=48,
-        before=x.double(),
-        after=turned(x.double()[None], "half")[0],
-    )
-
-    assert layout_of([turn]).d_rot == WIDTH

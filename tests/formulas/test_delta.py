@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from parity_audit.formulas import delta
-from parity_audit.formulas.knobs import DECAYED, DELTA, GATE_ORDERS, TAPS, UNDECAYED
+from parity_audit.formulas.choices import DECAYED, DELTA, GATE_ORDERS, TAPS, UNDECAYED
 
 torch.manual_seed(0)
 BATCH, POS, HEADS, KEY, VALUE = 2, 7, 3, 4, 5

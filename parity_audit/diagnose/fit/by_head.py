@@ -16,7 +16,8 @@ from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values
 from parity_audit.diagnose.fit.search import Difference, Fitted, at_value, together
 from parity_audit.formulas.attention import consecutive
-from parity_audit.formulas.knobs import AT_DISTANCE, COUNT, Knob
+from parity_audit.formulas.choices import AT_DISTANCE
+from parity_audit.formulas.knobs import COUNT, Knob
 
 NO_BIAS = 1e-3
 """Share of the largest bias below which a distance has none: what rounding leaves of a mean over the queries is far less."""

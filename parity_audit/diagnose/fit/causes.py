@@ -22,8 +22,6 @@ from parity_audit.core.sites import layer_of, local_name, site_order
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
 from parity_audit.diagnose.fit.explain import (
     MORE_ON_ALL,
-    Explanation,
-    Setting,
     asked,
     difference_of,
     explains,
@@ -35,6 +33,7 @@ from parity_audit.diagnose.fit.explain import (
 from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import Component, Values
 from parity_audit.diagnose.fit.search import uncertainty
+from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.fit.sides import ByLayer, Side, as_shown_by, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.thresholds import CLEAR

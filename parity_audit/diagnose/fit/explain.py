@@ -8,20 +8,22 @@ as one knob: it leaves rounding. A smaller set comes before a larger one, and of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.agreement import is_number
+from parity_audit.core.sites import local_name
 from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
+from parity_audit.diagnose.fit.by_pair import SCALING, THETA, Layout, laws, read_off, sharpened
+from parity_audit.diagnose.fit.by_token import positions_one_by_one
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
 from parity_audit.diagnose.fit.search import (
     EQUALLY,
     Difference,
     Fitted,
+    Path,
     at_value,
     fitted,
     named,
@@ -30,20 +32,31 @@ from parity_audit.diagnose.fit.search import (
     together,
     with_number,
 )
+from parity_audit.diagnose.fit.settings import (
+    BIAS,
+    Explanation,
+    Setting,
+    best_of_each,
+    digits_of,
+    freedom,
+    has_parts,
+    is_choice,
+    is_positive,
+    least,
+    spots_of,
+    with_numbers,
+)
 from parity_audit.diagnose.thresholds import CLEAR, TIED
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, OTHERS, REAL, ROUNDING, STRUCTURE
+from parity_audit.formulas.choices import BY_PART
+from parity_audit.formulas.frequencies import attention_factor
+from parity_audit.formulas.knobs import KNOBS, ROUNDING
 
 MORE_ON_ALL = 10.0
 """What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
-FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
-LAST = 4
-"""The freedom of a value that is read off what it explains, more than that of all others."""
 MOST_KNOBS = 3
 """Knobs that are searched together at one site. The knobs of a site are few, and each one more multiplies the search."""
 BEAM = 4
 """Sets of one size from which larger ones are built: those that leave least."""
-ALIKE = 3
-"""Values of the same knobs that go on together where one probe cannot tell them apart."""
 POLISHED = 8
 """Sets of each size whose numbers are fitted together: of two laws that say the same, one may start further from rounding."""
 STILL_WRONG = 0.1
@@ -53,22 +66,15 @@ COARSE = 0.3
 """What a set has to leave at most for a narrow dtype to be tried beside it: no rounding is as large."""
 OF_DECODING = ("cache.", "rope.offset", "pos_embed.offset")
 """Knobs of which decoding alone may have other values than whole runs."""
+AFTER = {"rot_q": "q", "rot_k": "k"}
+"""What is rotated, by the site behind the rotation."""
 HELPS = 0.9
 """A value is held while another is searched where it leaves at most this share of what is left without it."""
 
-BIAS = "attention.bias"
-"""The knob whose value has a number for each distance."""
-Setting = Mapping[str, Any]
-Spot = tuple[str, "int | None"]
-"""Where a number of a setting stands: a knob, and for a list the place in it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """Values of one or several knobs, and what they leave of a component."""
-
-    values: Setting
-    residual: float
+POSITIONS = ("rope.offset", "pos_embed.offset")
+"""The knobs whose value may be said token by token."""
+LAYOUT = ("rope.first_dim", "rope.partial", "rope.pairing")
+"""Knobs that say which components of a head turn together."""
 
 
 def under(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
@@ -157,23 +163,20 @@ def _smallest_wrong(
     return min(wrong or parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
 
 
-def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool) -> tuple[bool, int, int]:
-    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names.
+def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool) -> tuple[bool, int, int, int]:
+    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names, few digits.
 
     What decoded tokens alone show is a fault of the cache, or of where they stand, rather than of a mask. That a model has none of
     what a knob says is a choice, whatever else its value could be.
     """
-    freedom = sum(_freedom(knob, value) for knob, value in one.values.items())
+    free = _free(one.values)
     unsaid = sum(knob not in said for knob in one.values)
     is_of_decoding = decoded and any(knob.startswith(OF_DECODING) for knob in one.values)
-    return one.residual > alike, freedom, -1 if is_of_decoding else unsaid
+    return one.residual > alike, free, -1 if is_of_decoding else unsaid, digits_of(one.values)
 
 
-def _freedom(knob: str, value: Any) -> int:
-    has_parts = (KNOBS[knob].per_head or knob == BIAS) and isinstance(value, (list, dict))
-    if has_parts or value == OTHERS:
-        return LAST
-    return FREEDOM[CHOICE if value is None or value in KNOBS[knob].choices else KNOBS[knob].kind]
+def _free(values: Setting) -> int:
+    return sum(freedom(knob, value) for knob, value in values.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +194,9 @@ class _Search:
         """Sets of one knob, then of two and more; what is far from rounding on the smallest probe is not tried on all."""
         whole = self._left_by({}, [self.small])
         tried = list(self._with_one_more(whole))
-        yield self._on_all(_best_of_each(tried))
+        yield self._on_all(best_of_each(tried))
         yield from self._beyond_the_small()
+        yield self._on_all(self._by_frequencies())
         for size in range(2, MOST_KNOBS + 1):
             starts = _starts(tried, HELPS * whole.residual)
             if not starts:
@@ -201,16 +205,16 @@ class _Search:
             better = [more for start, more in grown if more.residual < start.residual]
             # Of two numbers that make up for each other, neither helps while the other is held: both have to move.
             level = [
-                more for start, more in grown if more.residual == start.residual and len(_spots(more.values)) == size
+                more for start, more in grown if more.residual == start.residual and len(spots_of(more.values)) == size
             ]
-            chosen = [*_least(_best_of_each(better), POLISHED), *_least(_best_of_each(level), BEAM)]
+            chosen = [*least(best_of_each(better), POLISHED), *least(best_of_each(level), BEAM)]
             tried = [self._polished(one, [self.small]) for one in chosen]
             yield self._on_all(tried)
             yield from self._beyond_the_small()
 
     def _with_one_more(self, start: Explanation) -> Iterator[Explanation]:
         """Every knob that the formula asks for beside those of a set: its best value, and its other named values."""
-        beside_numbers = bool(_spots(start.values))
+        beside_numbers = bool(spots_of(start.values))
         for knob in sorted(asked(self.residuals, self.small, start.values) - set(start.values)):
             if KNOBS[knob].kind == ROUNDING and start.values and start.residual > COARSE:
                 continue
@@ -221,30 +225,67 @@ class _Search:
             if self.small.probe.decode_from is not None:  # what whole runs have is there in decoded tokens too
                 others = [other for other in others if other.value is not None]
             best = fitted(row, difference, own, most, tried=others, enough=self.limit, near=beside_numbers)
-            more = [] if start.values or best.left <= self.limit else self._with_parts(knob, difference, best)
+            more = [] if start.values else self._with_parts(knob, difference, [best, *others])
             for one in (best, *(other for other in others if other.value != best.value), *more):
                 yield Explanation(values={**start.values, knob: one.value}, residual=one.left)
 
-    def _with_parts(self, knob: str, difference: Difference, best: Fitted) -> list[Fitted]:
-        """Values of a knob that have a number for each head or distance."""
-        row, dims = KNOBS[knob], self.residuals.decoder.dims
+    def _with_parts(self, knob: str, difference: Difference, tried: Sequence[Fitted]) -> list[Fitted]:
+        """Values of a knob that have a number for each head, distance or token, or one for queries and another for keys."""
+        row, dims, best = KNOBS[knob], self.residuals.decoder.dims, min(tried, key=lambda one: one.left)
+        if best.left <= self.limit:
+            return self._of_this_part(knob, tried)
+        if knob in POSITIONS and self.small.probe.decode_from is None:
+            own = positions_one_by_one(difference, self.residuals.places(self.small))
+            return [at_value(difference, value) for value in own]
         if row.per_head:
             return list(one_per_head(row, difference, best.value, dims["n_heads"], dims["n_kv_heads"]))
         if knob != BIAS:
             return []
         biases = biases_by_distance(self.residuals, self.parts, self.residuals.decoder.values)
         tried = [at_value(difference, bias) for bias in biases]
-        least = min((one.left for one in tried), default=0.0)
-        return [one for one in tried if one.left <= EQUALLY * least][:1]
+        nearest = min((one.left for one in tried), default=0.0)
+        return [one for one in tried if one.left <= EQUALLY * nearest][:1]
+
+    def _of_this_part(self, knob: str, tried: Sequence[Fitted]) -> list[Fitted]:
+        """What explains queries or keys, as a value that the other of them does not have."""
+        part = AFTER.get(local_name(self.small.site))
+        if part is None or not KNOBS[knob].by_part:
+            return []
+        both = dict.fromkeys(BY_PART, self.residuals.decoder.knob(knob, self.small.layer))
+        enough = [one for one in tried if one.left <= MORE_ON_ALL * self.limit]
+        return [Fitted(value={**both, part: one.value}, left=one.left) for one in enough]
+
+    def _by_frequencies(self) -> list[Explanation]:
+        """The laws behind the frequencies of a rotation, and the frequencies themselves."""
+        if local_name(self.small.site) not in AFTER or THETA not in asked(self.residuals, self.small):
+            return []
+        said = {knob: self.residuals.decoder.knob(knob, self.small.layer) for knob in (THETA, SCALING, *LAYOUT)}
+        d_head = self.residuals.shape(self.small)[-1]
+        layout = Layout(
+            d_head=d_head, first=said["rope.first_dim"], pairs=int(said["rope.partial"] or d_head) // 2,
+            pairing=said["rope.pairing"],
+        )  # fmt: skip
+        small, whole = (difference_of(self.residuals, parts, SCALING, {}) for parts in ([self.small], self.parts))
+        length, longest = (
+            max(int(self.residuals.places(part).max()) + 1 for part in parts) for parts in ([self.small], self.parts)
+        )
+        found = read_off(layout, small, length, attention_factor(said[SCALING]))
+        if found is None:
+            return []
+        tried = [self._left_by(setting, [self.small]) for setting in laws(found, said, length)]
+        near = sorted(
+            (one for one in tried if self._is_near(one)), key=lambda one: (_free(one.values), digits_of(one.values))
+        )
+        return [*near[:POLISHED], self._left_by({SCALING: sharpened(layout, whole, found, longest)}, [self.small])]
 
     def _beyond_the_small(self) -> Iterator[list[Explanation]]:
         """What explains one probe, and with one knob more the others, which are longer: a window may show there alone."""
-        alone, found = _least(self.on_small_alone, BEAM), []
+        alone, found = least(self.on_small_alone, BEAM), []
         self.on_small_alone.clear()
         for one in alone:
             values = under(self.residuals, one.values, self.small.layer)
             longer = replace(self, small=_smallest_wrong(self.residuals, self.parts, self.limit, values))
-            found += longer._on_all(_best_of_each(list(longer._with_one_more(one))))
+            found += longer._on_all(best_of_each(list(longer._with_one_more(one))))
         yield found
 
     def _on_all(self, tried: Iterable[Explanation]) -> list[Explanation]:
@@ -261,21 +302,21 @@ class _Search:
     def _polished(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
         """The nearest minimum in all numbers of a set together, each with as few digits as leave the same."""
         layer, values = parts[0].layer, dict(one.values)
-        spots = _spots(values)
+        spots = spots_of(values)
 
         def difference(these: Sequence[float]) -> Tensor | None:
-            return joined(self.residuals, parts, under(self.residuals, _with_numbers(values, spots, these), layer))
+            return joined(self.residuals, parts, under(self.residuals, with_numbers(values, spots, these), layer))
 
         if spots:
             start, positive = (
                 [number_at(values, spot) for spot in spots],
-                [at is None and _is_positive(knob) for knob, at in spots],
+                [is_positive(spot) for spot in spots],
             )
             at, _ = together(difference, start, positive)
-            values = _with_numbers(values, spots, at)
+            values = with_numbers(values, spots, at)
         for spot in spots:
             own = _at_spot(self.residuals, parts, values, spot)
-            number = shortened(own, number_at(values, spot), positive=_is_positive(spot[0])).value
+            number = shortened(own, number_at(values, spot), positive=is_positive(spot)).value
             values = with_number(values, spot, number)
         before, after = (self._left_by(setting, parts) for setting in (one.values, values))
         return after if after.residual <= EQUALLY * before.residual else before
@@ -288,69 +329,17 @@ class _Search:
 def _starts(tried: Sequence[Explanation], enough: float) -> list[Explanation]:
     """What is held while another knob is searched: what helps most (of each knob and of all values) and, as the first of a set,
     every choice. A value with a number for each head leaves less than others whatever is wrong: of those the one that helps most."""
-    helping = [one for one in tried if one.residual <= enough and not _has_parts(one)]
-    choices = [one for one in tried if len(one.values) == 1 and all(_is_choice(*item) for item in one.values.items())]
-    listed = _least((one for one in tried if one.residual <= enough and _has_parts(one)), 1)
+    helping = [one for one in tried if one.residual <= enough and not has_parts(one)]
+    choices = [one for one in tried if len(one.values) == 1 and all(is_choice(*item) for item in one.values.items())]
+    listed = least((one for one in tried if one.residual <= enough and has_parts(one)), 1)
     starts: list[Explanation] = []
-    for one in (*_least(_best_of_each(helping), BEAM), *_least(helping, BEAM), *listed, *choices):
+    for one in (*least(best_of_each(helping), BEAM), *least(helping, BEAM), *listed, *choices):
         if one not in starts and one.residual < float("inf"):
             starts.append(one)
     return starts
 
 
-def _has_parts(one: Explanation) -> bool:
-    return any(_freedom(knob, value) == LAST for knob, value in one.values.items())
-
-
-def _left(one: Explanation) -> float:
-    return one.residual
-
-
-def _is_choice(knob: str, value: Any) -> bool:
-    """Whether a value is one of a few."""
-    return KNOBS[knob].kind in (CHOICE, FLAG) and value in (*KNOBS[knob].choices, None)
-
-
-def _is_positive(knob: str) -> bool:
-    span = KNOBS[knob].span
-    return span is not None and span[0] > 0
-
-
-def _is_fitted(knob: str, value: Any) -> bool:
-    """Whether a value is a number that Gauss-Newton moves."""
-    row = KNOBS[knob]
-    is_free = row.kind == REAL and row.span is not None and value not in row.choices
-    return is_free and is_number(value) and (value > 0 or not _is_positive(knob))
-
-
-def _spots(values: Setting) -> list[Spot]:
-    """The numbers of a setting that Gauss-Newton moves."""
-    single = [(knob, None) for knob, value in values.items() if _is_fitted(knob, value)]
-    listed = [(knob, value) for knob, value in values.items() if isinstance(value, list) and KNOBS[knob].kind != COUNT]
-    return [*single, *((knob, place) for knob, value in listed for place in range(len(value)))]
-
-
-def _with_numbers(values: Setting, spots: Sequence[Spot], numbers: Sequence[float]) -> dict[str, Any]:
-    """The setting with these numbers in these places."""
-    made = dict(values)
-    for spot, number in zip(spots, numbers, strict=True):
-        made = with_number(made, spot, number)
-    return made
-
-
-def _at_spot(residuals: Residuals, parts: Sequence[Component], values: Setting, spot: Spot) -> Difference:
+def _at_spot(residuals: Residuals, parts: Sequence[Component], values: Setting, spot: Path) -> Difference:
     """The differences of all parts for one number of a setting, while the others are held."""
     layer = parts[0].layer
     return lambda number: joined(residuals, parts, under(residuals, with_number(dict(values), spot, number), layer))
-
-
-def _best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
-    """Of sets of the same knobs the one that leaves least, and a few that leave as little: on one probe two masks may be alike."""
-    by_knobs: dict[tuple[frozenset[str], bool], list[Explanation]] = {}
-    for one in sorted(tried, key=_left):
-        by_knobs.setdefault((frozenset(one.values), _has_parts(one)), []).append(one)
-    return [one for alike in by_knobs.values() for one in alike[:ALIKE] if one.residual <= EQUALLY * alike[0].residual]
-
-
-def _least(tried: Iterable[Explanation], count: int) -> list[Explanation]:
-    return sorted(tried, key=_left)[:count]

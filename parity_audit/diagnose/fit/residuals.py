@@ -9,6 +9,7 @@ the whole window, and the longest distances.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,8 @@ IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, KeyError)
 """What a formula raises for values that this decoder cannot have, and where a value that it reads is missing."""
 LAST_QUERIES = 8
 """Queries of a long text whose attention is computed: enough to tell values, and 500 times cheaper than all of 4160."""
+SPREAD = 48
+"""Tokens of a long text whose rotation is compared, ever further apart: neighbours tell fast pairs, the last ones slow pairs."""
 ROTATED = ("rot_q", "rot_k")
 """Sites of which each token depends on nothing but itself and its position."""
 KEPT = ("rot_q", "rot_k", "v")
@@ -119,7 +122,7 @@ class Residuals:
         shown = self._shown(component)
         if made is None:
             return None
-        made = made[:, -LAST_QUERIES:] if self._long(component.probe) else made
+        made = self._compared(component, made)
         if made.shape != shown.shape:
             return None
         made, seen = shown.of(made), shown.values
@@ -146,12 +149,35 @@ class Residuals:
             assert seen is not None
             real = self._batch(component.probe).mask.bool()
             real[:, : component.probe.decode_from or 0] = False
-            if self._long(component.probe):
-                seen, real = seen[:, -LAST_QUERIES:], real[:, -LAST_QUERIES:]
+            seen, real = self._compared(component, seen), self._compared(component, real)
             while len(self.shown) >= SHOWN:
                 del self.shown[next(iter(self.shown))]
             self.shown[key] = _shown_of(component.site, seen, real)
         return self.shown[key]
+
+    def shape(self, component: Component) -> torch.Size:
+        """The shape of the capture of a component."""
+        return self._shown(component).shape
+
+    def places(self, component: Component) -> Tensor:
+        """The positions of the tokens that are compared, `[token]`."""
+        positions = self._batch(component.probe).positions
+        return self._shown(component).of(self._compared(component, positions))
+
+    def _compared(self, component: Component, x: Tensor) -> Tensor:
+        """The tokens of a long text that are compared, of a tensor `[batch pos ...]` of all tokens or of these alone."""
+        rows = self._rows(component)
+        return x if rows is None or x.shape[1] == len(rows) else x[:, rows]
+
+    def _rows(self, component: Component) -> Tensor | None:
+        """The places of the tokens of a long text that are compared; None for all tokens of a short one."""
+        length = component.probe.shape[1]
+        if component.probe.sites == "all":
+            return None
+        if local_name(component.site) not in ROTATED:
+            return torch.arange(max(length - LAST_QUERIES, 0), length)
+        apart = torch.logspace(0, math.log10(length), min(SPREAD, length), dtype=torch.float64)
+        return torch.tensor(sorted({int(place) - 1 for place in apart.tolist()}))
 
     def made(self, component: Component, values: Values | None = None) -> Tensor | None:
         """What the formula makes, under the spec's values by default; None where a tensor that it needs is not there."""
@@ -169,14 +195,13 @@ class Residuals:
     def _made(self, component: Component, values: Values) -> tuple[Tensor | None, Run]:
         probe = component.probe
         decoder = replace(self.decoder, values=values)
-        rows = None
-        if self._long(probe):
-            rows = torch.arange(probe.shape[1] - LAST_QUERIES, probe.shape[1])
+        rows = self._rows(component)
         run = Run(
             decoder=decoder, batch=self._batch(probe), given=lambda site: self.captured(probe.name, site), queries=rows
         )
         if rows is not None and local_name(component.site) in ROTATED:
-            run = Run(decoder=decoder, batch=_end_of(run.batch), given=lambda site: self._end(probe.name, site))
+            own = {name: getattr(run.batch, name)[:, rows] for name in ("tokens", "mask", "positions")}
+            run = Run(decoder=decoder, batch=Batch(**own), given=lambda site: self._at(probe.name, site, rows))
         elif rows is not None:
             run.given = lambda site: self._long_input(run, probe, site, values)
         try:
@@ -185,9 +210,9 @@ class Residuals:
         except IMPOSSIBLE:
             return None, run
 
-    def _end(self, probe: str, site: str) -> Tensor | None:
+    def _at(self, probe: str, site: str, rows: Tensor) -> Tensor | None:
         found = self.captured(probe, site)
-        return None if found is None else found[:, -LAST_QUERIES:]
+        return None if found is None else found[:, rows]
 
     def _long_input(self, run: Run, probe: Probe, site: str, values: Values) -> Tensor | None:
         """A captured input of a long text, or its rotated queries and keys and its values, which are made once."""
@@ -213,15 +238,6 @@ class Residuals:
                 tokens=torch.tensor(probe.token_ids), mask=mask, positions=positions, decoded_from=probe.decode_from
             )  # fmt: skip
         return self.batches[probe.name]
-
-    @staticmethod
-    def _long(probe: Probe) -> bool:
-        return probe.sites != "all"
-
-
-def _end_of(batch: Batch) -> Batch:
-    """The last tokens of a long text, where they stand in it."""
-    return Batch(**{name: getattr(batch, name)[:, -LAST_QUERIES:] for name in ("tokens", "mask", "positions")})
 
 
 def _without_row_means(scores: Tensor) -> Tensor:
@@ -258,7 +274,7 @@ def largest(residuals: Residuals, component: Component, knob: str) -> int:
     """The largest whole number that a knob can be in this model."""
     dims = residuals.decoder.dims
     own = {
-        "n_kv_heads": dims["n_heads"], "rope.partial": dims["d_head"],
+        "n_kv_heads": dims["n_heads"], **dict.fromkeys(("rope.partial", "rope.first_dim"), dims["d_head"]),
         "attention.shared_layers": dims["n_layers"] - 1, "attention.shared_source": dims["n_layers"] - 1,
         "altup.active": dims.get("n_streams", 1) - 1,
         **dict.fromkeys(("moe.top_k", "moe.groups", "moe.top_groups"), dims.get("n_experts", 1)),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
+from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS
 from parity_audit.formulas.knobs import COUNT, STRUCTURE, Knob
 
 ROUNDING = 1e-10
@@ -26,8 +27,10 @@ GRID, NARROWINGS, FEW = 13, 12, 256
 """Points of a grid, how often it is narrowed, and how many whole numbers are enumerated rather than searched: heads and the
 components of a head are at most so many, and what a wrong number of rotated components leaves has no slope towards the right one."""
 
-FIXED = ("step", "partial_rotary_factor")
+FIXED = ("step", "partial_rotary_factor", "beyond")
 """Parts that only take the values of their starts: what they make does not change smoothly with them."""
+MADE_UP_FOR = ("original_max_position_embeddings", "max_position_embeddings")
+"""Parts that are held where others are moved too: thresholds, or a factor, make up for them."""
 LOG_END = 50.0
 """The largest logarithm that a step may lead to: e^50 is beyond every constant."""
 EQUALLY = 1.1
@@ -36,6 +39,8 @@ step of the dtype apart."""
 DIGITS = (2, 3, 4, 5, 6, 7, 8)
 """A constant in a config has few digits. A table that is computed in float32 is only reproduced by the very constant."""
 Difference = Callable[[Any], "Tensor | None"]
+Path = tuple["str | int", ...]
+"""Where a number stands in dictionaries and lists: a key or a place in each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +81,11 @@ def fitted(
     tried = list(by_name)
     if row.kind == STRUCTURE:
         said = {key: word for key, word in (start or {}).items() if isinstance(word, str)}
-        begun = [*([] if start is None else [start]), *({**said, **one} for one in row.starts)]
-        begun += [{**(start or {}), **row.beside}] if row.beside else []
+        tried += [_part(difference, {**(start or {}), **row.beside}, (part,)) for part in row.beside]
+        begun = [*variants(start), *({**said, **one} for one in row.starts)]
         if said:
             tried.append(at_value(difference, {key: part for key, part in start.items() if key not in said}))
+        tried += [at_value(difference, one) for one in variants(start)[1:]]
         tried += [found for one in begun for found in _by_part(difference, one)]
     elif row.kind == COUNT and limit > FEW:
         tried.append(_narrowed(difference, int, limit, enough))
@@ -210,29 +216,45 @@ def together(
     return numbers(u), math.inf if off is None else float(off.norm())
 
 
-def number_paths(value: Any) -> list[tuple[str, int | None]]:
+def number_paths(value: Any) -> list[Path]:
     """Where the numbers of a dictionary stand: a key, and for a list each of its places."""
-    found: list[tuple[str, int | None]] = []
+    found: list[Path] = []
     for key, item in value.items() if isinstance(value, dict) else ():
         if isinstance(item, list):
             found += [(key, place) for place in range(len(item))]
         elif is_number(item) and item > 0:
-            found.append((key, None))
+            found.append((key,))
     return found
 
 
-def with_number(value: dict[str, Any], path: tuple[str, int | None], number: float) -> dict[str, Any]:
-    """The dictionary with one number replaced."""
-    key, place = path
-    if place is None:
-        return {**value, key: number}
-    return {**value, key: [number if k == place else old for k, old in enumerate(value[key])]}
+def free_paths(value: Any) -> list[Path]:
+    """Where the numbers of a dictionary stand that are moved together: none of a list."""
+    return [path for path in number_paths(value) if len(path) == 1 and path[0] not in (*FIXED, *MADE_UP_FOR)]
 
 
-def number_at(value: dict[str, Any], path: tuple[str, int | None]) -> float:
-    """One number of a dictionary."""
-    key, place = path
-    return float(value[key] if place is None else value[key][place])
+def with_number(value: Any, path: Path, number: float) -> Any:
+    """A dictionary or list with one number replaced, that of a dictionary or list in it where the path goes on."""
+    if not path:
+        return number
+    made: Any = dict(value) if isinstance(value, dict) else list(value)
+    made[path[0]] = with_number(made[path[0]], path[1:], number)
+    return made
+
+
+def number_at(value: Any, path: Path) -> float:
+    """One number of a dictionary or list."""
+    for step in path:
+        value = value[step]
+    return float(value)
+
+
+def variants(start: Any) -> list[dict[str, Any]]:
+    """A dictionary, and what it is with one of its truth values the other way; with LongRoPE's factors of one length at all."""
+    if not isinstance(start, dict):
+        return []
+    flipped = [{**start, key: not part} for key, part in start.items() if isinstance(part, bool)]
+    lists = [{**start, FACTORS: which} for which in AT_EVERY_LENGTH if "short_factor" in start]
+    return [start, *flipped, *lists]
 
 
 def _by_part(difference: Difference, start: dict[str, Any]) -> list[Fitted]:
@@ -241,7 +263,7 @@ def _by_part(difference: Difference, start: dict[str, Any]) -> list[Fitted]:
     return [_part(difference, start, path) for path in paths] or [at_value(difference, start)]
 
 
-def _part(difference: Difference, start: dict[str, Any], path: tuple[str, int | None]) -> Fitted:
+def _part(difference: Difference, start: dict[str, Any], path: Path) -> Fitted:
     """One number of a dictionary, the others as they are."""
     found = _gauss_newton(
         lambda number: difference(with_number(start, path, number)), number_at(start, path), positive=True

@@ -20,7 +20,7 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.forms.kinds import LEFT, NARROW
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.identify.rotary.turns import PAIRINGS, Layout, paired
+from parity_audit.formulas.rotary import BACK, LAYOUTS
 
 ROUNDING = 3e-7
 SURE = 1e-2
@@ -121,11 +121,10 @@ def _turned(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not {"k", "rot_k"} <= row.keys() or len({row[site].shape[-1] for site in ("k", "rot_k", "v")}) > 1:
         return {}
     found = {}
-    for name, axes in PAIRINGS.items():
-        layout = Layout(pairing=name, first=0, d_rot=row["v"].shape[-1])
-        before, after, v = (paired(row[site], layout) for site in ("k", "rot_k", "v"))
+    for name, joined in LAYOUTS.items():
+        before, after, v = (torch.complex(*rearrange(row[site], joined, two=2)) for site in ("k", "rot_k", "v"))
         turn = after / before
         if float((turn.abs() - turn.abs().mean()).abs().max()) < 1e-3:
             made = torch.view_as_real(v * turn)
-            found[f"v turned as keys are ({name})"] = rearrange(made, f"t h pair two -> t h {axes}")
+            found[f"v turned as keys are ({name})"] = rearrange(made.movedim(-1, 0), BACK[name])
     return found

@@ -18,7 +18,7 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap,
 from parity_audit.diagnose.identify.mlp.curves import fitted_curve
 from parity_audit.diagnose.thresholds import CLEAR, TIED
 from parity_audit.formulas.activations import CLAMP, CLAMPED, NAMED, SWISH_SLOPE, canonical, clamped_swiglu
-from parity_audit.formulas.knobs import GATE_UP
+from parity_audit.formulas.choices import GATE_UP
 
 ACTIVATION, GATING = "mlp.activation", "mlp.gate_up"
 TOKENS = 128

@@ -1,0 +1,59 @@
+"""The position at which each token stands, read off one token at a time, and the words for all of them.
+
+What a position makes of a token depends on no other token, so all tokens are put at each position in turn, and each takes the one
+that leaves least of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parity_audit.diagnose.fit.search import Difference
+from parity_audit.formulas.choices import JUMP, STAND_STILL, START_AGAIN, STOP_AT, TOKEN
+
+BEYOND = 2
+"""Positions are searched up to so many times the length of a text."""
+
+
+def positions_one_by_one(difference: Difference, places: Tensor) -> Iterator[Any]:
+    """Where tokens stand, in words and one by one; nothing where rows differ.
+
+    Args:
+        difference: formula minus capture for a value of the knob.
+        places: the positions that the tokens should have `[token]`.
+    """
+    tried = {at: difference(STAND_STILL.format(at, 0)) for at in range(BEYOND * int(places.max() + 1))}
+    left = {at: off.reshape(len(places), -1).square().sum(-1) for at, off in tried.items() if off is not None}
+    if not left:
+        return
+    own = torch.tensor(list(left))[torch.stack(list(left.values())).argmin(0)]
+    if len({*zip(places.tolist(), own.tolist(), strict=True)}) > len({*places.tolist()}):
+        return
+    words = where_they_stand(places, own)
+    if words is not None:
+        yield words
+    moved = own != places
+    yield {f"{TOKEN}{token}": at for token, at in zip(places[moved].tolist(), own[moved].tolist(), strict=True)}
+
+
+def where_they_stand(places: Tensor, own: Tensor) -> str | None:
+    """Whole positions `[token]` of tokens that should stand at `places`, in words: they stop, start again, or go on otherwise. None
+    where there are no words for it."""
+    top = int(own.max())
+    if bool((own == places.clamp_max(top)).all()):
+        return STOP_AT.format(top)
+    if bool((own == places % (top + 1)).all()):
+        return START_AGAIN.format(top)
+    shift, wrong = own - places, own != places
+    first = int(places[wrong].min())
+    behind = places >= first
+    by, at = int(shift[behind][0]), int(own[behind][0])
+    if bool((shift[behind] == by).all()):
+        return JUMP.format(f"{by:+d}", first)
+    if bool((own[behind] == at).all()):
+        return STAND_STILL.format(at, first)
+    return None

@@ -1,0 +1,107 @@
+"""Values of one or several knobs that may explain a component: how free they are, and where their numbers stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parity_audit.diagnose.agreement import is_number
+from parity_audit.diagnose.fit.search import EQUALLY, Path, free_paths, number_at, with_number
+from parity_audit.formulas.choices import OTHERS
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROUNDING, STRUCTURE
+
+FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
+LAST = 7
+"""The freedom of a value that is read off what it explains, more than that of any two others."""
+MOST_DIGITS = 6
+"""Of a number that is not one of few digits: float32 tells no more of a base or a threshold."""
+ALIKE = 3
+"""Values of the same knobs that go on together where one probe cannot tell them apart."""
+BIAS = "attention.bias"
+"""The knob whose value has a number for each distance."""
+Setting = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Values of one or several knobs, and what they leave of a component."""
+
+    values: Setting
+    residual: float
+
+
+def freedom(knob: str, value: Any) -> int:
+    """How many other values would explain as much: the order in which explanations that leave the same are named."""
+    is_law = KNOBS[knob].kind == STRUCTURE and knob != BIAS and "inv_freq" not in (value or {})
+    if (isinstance(value, (list, dict)) and not is_law) or value == OTHERS:
+        return LAST
+    return FREEDOM[CHOICE if value is None or value in KNOBS[knob].choices else KNOBS[knob].kind]
+
+
+def digits_of(values: Setting) -> int:
+    """How many digits the numbers of a setting have: of laws that say the same, the one of a config has few."""
+    written = (f"{number_at(values, spot):.{MOST_DIGITS}g}" for spot in spots_of(values))
+    return sum(len(number.partition("e")[0].replace(".", "").strip("0-")) for number in written)
+
+
+def has_parts(one: Explanation) -> bool:
+    """Whether some value is read off what it explains: a number for each head, distance, token or pair."""
+    return any(freedom(knob, value) == LAST for knob, value in one.values.items())
+
+
+def left_of(one: Explanation) -> float:
+    """What an explanation leaves."""
+    return one.residual
+
+
+def is_choice(knob: str, value: Any) -> bool:
+    """Whether a value is one of a few."""
+    return KNOBS[knob].kind in (CHOICE, FLAG) and value in (*KNOBS[knob].choices, None)
+
+
+def is_positive(spot: Path) -> bool:
+    """Whether a number is searched in the logarithm: those of laws, and where nothing below 0 is in the span; none of a list."""
+    row = KNOBS[str(spot[0])]
+    if len(spot) > 1:
+        return row.kind == STRUCTURE
+    return row.span is not None and row.span[0] > 0
+
+
+def _is_fitted(knob: str, value: Any) -> bool:
+    """Whether a value is a number that Gauss-Newton moves."""
+    row = KNOBS[knob]
+    is_free = row.kind == REAL and row.span is not None and value not in row.choices
+    return is_free and is_number(value) and (value > 0 or not is_positive((knob,)))
+
+
+def spots_of(values: Setting) -> list[Path]:
+    """The numbers of a setting that Gauss-Newton moves."""
+    single: list[Path] = [(knob,) for knob, value in values.items() if _is_fitted(knob, value)]
+    listed = [(knob, value) for knob, value in values.items() if isinstance(value, list) and KNOBS[knob].kind != COUNT]
+    laws = [(knob, value) for knob, value in values.items() if isinstance(value, dict) and freedom(knob, value) != LAST]
+    return [
+        *single, *((knob, place) for knob, value in listed for place in range(len(value))),
+        *((knob, *path) for knob, value in laws for path in free_paths(value)),
+    ]  # fmt: skip
+
+
+def with_numbers(values: Setting, spots: Sequence[Path], numbers: Sequence[float]) -> dict[str, Any]:
+    """The setting with these numbers in these places."""
+    made = dict(values)
+    for spot, number in zip(spots, numbers, strict=True):
+        made = with_number(made, spot, number)
+    return made
+
+
+def best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
+    """Of sets of the same knobs the one that leaves least, and a few that leave as little: on one probe two masks may be alike."""
+    by_knobs: dict[tuple[frozenset[str], bool], list[Explanation]] = {}
+    for one in sorted(tried, key=left_of):
+        by_knobs.setdefault((frozenset(one.values), has_parts(one)), []).append(one)
+    return [one for alike in by_knobs.values() for one in alike[:ALIKE] if one.residual <= EQUALLY * alike[0].residual]
+
+
+def least(tried: Iterable[Explanation], count: int) -> list[Explanation]:
+    """Those that leave least."""
+    return sorted(tried, key=left_of)[:count]

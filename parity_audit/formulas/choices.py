@@ -1,0 +1,139 @@
+"""What knobs may be said to be: the names of choices, as specs and findings write them, with what each means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OWN, FULL, FLOAT32, MISSING = "the checkpoint's", "full", "float32", "missing"
+USUAL_SIZE = "root mean square"
+NORM_SIZES = (
+    USUAL_SIZE, "root of the squares over n - 1", "root of the sum of squares", "mean absolute value", "largest absolute value",
+)  # fmt: skip
+"""What a norm divides by."""
+INSIDE, OUTSIDE = "inside the root", "outside the root"
+"""Where the eps of a norm stands."""
+NONE, TWICE = "none", "the checkpoint's, applied twice"
+"""What may stand in place of a norm's own weight, beside the weights of the other norms of its block."""
+NARROW = ("bfloat16", "float16")
+PLACES_IN_A_NORM = (
+    "out", "before the weight", "weight", "in", "in and out", "but for the reductions", "throughout", "up to the weight",
+)  # fmt: skip
+"""Where a norm rounds: its output, the normalised input, weight and bias, its input, every tensor but in sums over components,
+every step, or every step before the weight."""
+PLACES_IN_A_ROTATION = ("cos and sin", "angles", "frequencies", "positions", "throughout")
+"""Where a rotation rounds: its table, the angles that it is made of, their factors, or all of these."""
+PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout", "logits behind the cap")
+"""Where the head rounds: the product, before a factor and a cap; the unembedding; the final norm's output; both; all of these; or
+the logits that come of factor and cap."""
+PLACES_IN_A_ROUTER = ("logits", "weights", "throughout")
+"""Where a router rounds: its logits, the weights that it makes of them, or every step between."""
+BELOW_TOP = ", below the row's largest"
+PLACES_IN_A_SOFTMAX = ("pattern", "throughout", "scores", f"throughout{BELOW_TOP}", f"scores{BELOW_TOP}")
+"""Where a softmax rounds: the pattern, the scores on their way in (as they are, or less each row's largest), or both: what says more
+comes first, since scores alone show no difference."""
+LARGEST, SMALLEST, LARGEST_ABSOLUTE = "largest logits", "smallest logits", "largest absolute logits"
+STEPS = {f"the experts {step} after those of the largest logits": step for step in range(1, 8)}
+OTHERS = "not the largest logits"
+EXPERT_CHOICES = (LARGEST, SMALLEST, LARGEST_ABSOLUTE, *STEPS, OTHERS)
+"""Which experts a router takes; `STEPS`: those that stand so many places behind; `OTHERS`: as many as it should, any others."""
+ACTIVATIONS = (
+    "gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "relu2", "leaky_relu", "elu", "mish", "softplus", "sigmoid",
+    "tanh", "linear", "swiglu_clamped",
+)  # fmt: skip
+IN_PLACE, POST, AFTER_SUM = "in its place", "post", "after the sum (post-norm)"
+ON_ATTENTION, ON_MLP = "on what attention made", "on what the MLP made"
+BEFORE_ATTENTION, BEFORE_MLP = "before attention", "before the MLP"
+ORDERS = (IN_PLACE, POST, AFTER_SUM, ON_ATTENTION, ON_MLP, BEFORE_ATTENTION, BEFORE_MLP)
+"""Where the norms of a block stand: before its sublayers (and behind them, where the checkpoint has such norms); behind them alone
+(OLMo 2); behind each sum of the stream and a sublayer (the first transformers); or one norm at the place of another."""
+GATE_UP = ("gate activated", "up activated", "every other row of both", "halves of interleaved rows")
+"""The last two: a fused tensor of gate and up is cut into every other row, or cut in halves though its rows alternate."""
+WEIGHTED = ("outputs", "inputs", "nothing")
+"""Where the weights of a mixture stand: on what experts make, on what they are given (Llama 4), or nowhere."""
+RULES = ("gated delta", "delta without decay", "decay without correction")
+"""What becomes of the state of a linear attention at each token."""
+DELTA, UNDECAYED, DECAYED = RULES
+GATE_ORDERS = ("behind the norm", "in front of the norm")
+"""Where a linear attention is gated."""
+TAPS = ("in order", "reversed")
+"""The order in which the weights of a convolution stand: the last one is that of the token itself, or the first one."""
+CAUSAL = "causal"
+MASKS = (CAUSAL, "not causal", "sees one key ahead", "hides the query's own key", "sees padding", "no mask")
+"""Masks that differ from the causal one by what they show or hide; the window comes on top. Without a mask a query sees what comes
+behind it and padding."""
+SHOW_PADDING = ("sees padding", "no mask")
+WHOLE_PREFIX, HIDDEN_START = "a prefix of {} tokens sees itself whole", "hides the first {} tokens from the others"
+"""Masks with a number: the first tokens of a text see what comes behind them too (a prefix language model), or the others do not
+see the first ones."""
+AT_DISTANCE = "distance "
+"""Before the number of a distance between query and key, as parts of a bias by distance are called."""
+LOST = ("every key", "not the token's own", "none of the prompt", "none but its own after the prompt")
+EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE = LOST
+NOT_FIRST_KEYS, LAST_KEYS = "not the first {}", "the last {}"
+MOVES = tuple(f"values moved by {places:+d} against their keys" for places in (1, -1, 2, -2))
+"""Which keys a cache shows to a decoded token, and how far the values that it holds stand from their keys: where both are moved
+together, the sum over keys is the same."""
+CACHED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""Dtypes in which a cache may keep keys and values."""
+OTHER_ANGLES = (
+    "half pairs, turned by the angles of adjacent ones",
+    "adjacent pairs, turned by the angles of half ones",
+)
+PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written as halves", *OTHER_ANGLES)
+"""Written in the order of the other, scores are those of what comes first. The last two join components as one convention has it and
+read a table that is laid out for the other, so that the two components of a pair turn by different angles."""
+BY_PART = ("q", "k")
+"""The parts of a value that queries and keys have each for themselves."""
+BOTH, Q_ONLY, K_ONLY = "q and k", "q only", "k only"
+"""What is rotated."""
+FACTORS = "factors"
+AT_EVERY_LENGTH = ("short at every length", "long at every length")
+"""The part of a scaling that says so, and which of LongRoPE's two lists a program takes that never looks at the length of a text."""
+LONG_TEXT = 256
+"""Tokens of a text beyond which a base that depends on the length may be another: short probes are no longer."""
+LLAMA3: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
+BETAS = ((32.0, 1.0), (16.0, 1.0), (8.0, 1.0), (64.0, 1.0), (32.0, 2.0), (16.0, 2.0))
+SCALINGS: tuple[dict[str, Any], ...] = (
+    {"rope_type": "linear", "factor": 2.0}, LLAMA3, {**LLAMA3, "low_freq_factor": 0.5, "high_freq_factor": 8.0},
+    *({"rope_type": "yarn", "factor": 8.0, "beta_fast": fast, "beta_slow": slow, "truncate": whole,
+       "original_max_position_embeddings": context} for context in (4096, 8192) for fast, slow in BETAS for whole in (True, False)),
+    {"rope_type": "dynamic", "beyond": LONG_TEXT, "theta_there": 1e5},
+)  # fmt: skip
+"""Scalings of released models, from which the law behind a table of frequencies is searched. Only quotients of the original context
+and the thresholds can be seen, so that it stays at that of Llama 3.1 or of the paper on YaRN;
+where YaRN's thresholds are rounded to whole pairs, several betas make one table."""
+FORWARD, INVERSE = "forward", "inverse"
+"""The sense of a rotation."""
+ON_SCORES, ON_QUERIES = "on scores", "on queries"
+"""Where q.k is divided: behind the product, or on the queries before it."""
+PLACES = "places"
+"""What a temperature by position may count instead of positions: places in a row, padding with them."""
+SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", "softmax with 1 added to the sum"
+LAWS = (
+    SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE, "sigmoid of the scores", "relu of the scores", "squared relu of the scores",
+    "the scores themselves", "exp of the scores",
+)  # fmt: skip
+"""What makes the weights of the values from the scores."""
+ZERO_SINKS = "0 in every head (softmax off by one)"
+POSITIONS_PER_STEP = (4, 16, 64, 256, 1024, 4096, 8192)
+"""Steps of a temperature by position that are tried; released models have 4096 and 8192."""
+ROTATED_PARTS = (0.25, 0.5, 0.75)
+"""Shares of a head that are rotated where the rest has frequency 0, which are tried; Gemma 4 has 0.25."""
+EVERY_STREAM, NOT_FIRST, NOT_ACTIVE = "every stream", "every stream but the first", "every stream but the active one"
+"""The streams that what a block makes of its own embeddings is added to."""
+POPULATION, SAMPLE = "of all components", "of a sample"
+"""The variance that divides by the number of components, and the one that divides by one less."""
+FROM_PADDING, AGAIN = "counted from the padding", "counted again from the first decoded token"
+AT_ZERO, AT_END = "0 at decoded tokens", "that of the last token of the prompt at decoded tokens"
+STANDS = (FROM_PADDING, AGAIN, AT_ZERO, AT_END)
+"""Where tokens may stand instead of their positions; in tokens that are decoded from a cache, all but the first."""
+STOP_AT, START_AGAIN, JUMP, STAND_STILL = (
+    "stop at {}", "start again after {}", "{} from token {} on", "all at {} from token {} on",
+)  # fmt: skip
+"""Where tokens of a whole run stand instead: up to a last position, which all others have too; from 0 again behind one; so many
+positions further, or all at one position, from a token on."""
+TOKEN = "token "
+"""Before the number of a token, as parts of positions that are said one by one are called."""
+STEPS_ASIDE = (1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 4.0, -4.0, 5.0, -5.0, 6.0, -6.0, 7.0, -7.0, 8.0, -8.0)
+"""Offsets of positions that are tried one by one: a rotation that is several radians off has no slope towards the right one."""
