@@ -315,3 +315,16 @@ def test_two_bases_of_gemma3():
 
 def test_a_model_without_rotation_is_silent_when_nothing_is_visible():
     assert departing(loose({"q": torch.ones(1, 48, 2, 8)})) == {}
+
+
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [(lambda place: place.clamp_max(2047), "stop at 2047"), (lambda place: place % 2048, "start again after 2047")],
+)
+def test_where_tokens_stand_in_a_long_text_alone(positions: Any, said: str):
+    probes = (*PROBES[:1], probe("long", (4160,), sites="residual", seed=4))
+    port = side("llama", probes=probes, positions=lambda mask: positions(mask.cumsum(1) - 1))
+
+    found = told(port, side("llama", torch.float64, probes=probes))
+
+    assert {knob: finding.candidate_value for knob, finding in found.items()} == {"rope.offset": said}

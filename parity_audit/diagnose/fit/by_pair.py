@@ -1,7 +1,7 @@
 """The frequency at which each pair of components turns, read off rotated queries or keys, and the laws behind such a table.
 
-No pair's rotation depends on another's, so every frequency is searched at once: on a grid that is finer than half a turn at the
-last position of a short text, then by halving. A law is a base and a scaling: its numbers are fitted to the table by
+No pair's rotation depends on another's, so every frequency is searched at once: on a grid whose neighbours are half a radian apart
+at the last position, then by ever smaller steps. A law is a base and a scaling: its numbers are fitted to the table by
 Gauss-Newton, where nothing wraps round as angles do. The formula of the rotation then says which law holds.
 """
 
@@ -28,9 +28,11 @@ SAME = 1e-4
 Table = dict[str, Any]
 """A scaling that says every frequency, `inv_freq` in radians per position, and the factor on cosines and sines."""
 PER_TURN = 2
-"""Points of the grid for each radian that the last position adds: neighbours are half a radian apart there."""
+"""Points of the grid for each radian at the last position."""
+MOST_POINTS = 4096
+"""Of the grid in a long text, whose tokens stand ever further apart: most of them are near enough to its start for a coarser one."""
 HALVINGS = 40
-"""Of the distance between two points of the grid: to a millionth of a millionth of it."""
+"""Steps, each half as long as the one before: the last is a millionth of a millionth of the first."""
 STILL = 1e-12
 """Radians per position below which a pair does not turn: its logarithm is not asked for."""
 
@@ -60,7 +62,8 @@ def read_off(layout: Layout, difference: Difference, longest: int, factor: float
         longest: the last position of the text.
         factor: what cosines and sines are multiplied by, to begin with.
     """
-    grid = torch.linspace(0, math.pi, math.ceil(math.pi * PER_TURN * longest), dtype=torch.float64)
+    points = min(math.ceil(math.pi * PER_TURN * longest), MOST_POINTS)
+    grid = torch.linspace(0, math.pi, points, dtype=torch.float64)
     tried = torch.stack([_left(layout, difference, _table(at.expand(layout.pairs), factor)) for at in grid])
     if not bool(tried.isfinite().all()):
         return None

@@ -6,6 +6,7 @@ that leaves least of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,9 +47,10 @@ def where_they_stand(places: Tensor, own: Tensor) -> str | None:
     top = int(own.max())
     if bool((own == places.clamp_max(top)).all()):
         return STOP_AT.format(top)
-    if bool((own == places % (top + 1)).all()):
-        return START_AGAIN.format(top)
     shift, wrong = own - places, own != places
+    period = math.gcd(*shift[wrong].tolist())
+    if bool((own == places % period).all()):
+        return START_AGAIN.format(period - 1)
     first = int(places[wrong].min())
     behind = places >= first
     by, at = int(shift[behind][0]), int(own[behind][0])
