@@ -50,7 +50,7 @@ def test_one_list_of_longrope_at_every_length_is_imposed_as_both_lists():
         "long_factor": [2.0, 3.0],
         "original_max_position_embeddings": 8,
     }
-    said = {"rope_type": "longrope", "factors": "long at every length"}
+    said = {**spec, "factors": "long at every length"}
     long = dataclasses.replace(SCALE, knob="rope.scaling", candidate_value=said, spec_value=spec)
 
     assert imposed_value(long) == {**spec, "short_factor": [2.0, 3.0]}
