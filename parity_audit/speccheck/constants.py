@@ -70,11 +70,11 @@ def contradictions(
 def _explained(residuals: Residuals, component: Component, values: Values, left: float) -> list[Contradiction]:
     """The knob that leaves rounding of this component alone, else as few as do together; one without a name where none do."""
     said = replace(residuals, decoder=replace(residuals.decoder, values=values))
-    alone = next((found for name in _order(component) if (found := _searched(said, component, name)) is not None), None)
-    if alone is None:
-        alone = next(iter(explanations(said, [component], ROUNDING, ROUNDING)), None)
+    held = next((found for name in _order(component) if (found := _searched(said, component, name)) is not None), None)
+    if held is None:
+        held = next(iter(explanations(said, [component], ROUNDING, ROUNDING)), None)
     layers = () if component.layer is None else (component.layer,)
-    if alone is None:
+    if held is None:
         return [Contradiction(knob=UNEXPLAINED, layers=layers, site=component.site, said=None, fitted=None, left=left)]
     return [
         Contradiction(
@@ -83,9 +83,9 @@ def _explained(residuals: Residuals, component: Component, values: Values, left:
             site=component.site,
             said=said.decoder.knob(knob, component.layer),
             fitted=value,
-            left=alone.residual,
+            left=held.residual,
         )
-        for knob, value in alone.values.items()
+        for knob, value in held.values.items()
     ]
 
 

@@ -16,7 +16,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.diagnose.fit.search import Difference, Path, free_paths, number_at, together, variants, with_number
+from parity_audit.diagnose.fit.residuals import IMPOSSIBLE
+from parity_audit.diagnose.fit.search import Difference, Path, free_paths, number_at, together, variants
+from parity_audit.diagnose.fit.settings import with_numbers
 from parity_audit.formulas.choices import SCALINGS
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
 from parity_audit.formulas.rotary import LAYOUTS, READ_WRITTEN
@@ -120,7 +122,7 @@ def _with_factor(scaling: dict[str, Any] | None, factor: float) -> dict[str, Any
     """A scaling, with a factor on cosines and sines where it is not the one that the scaling implies."""
     try:
         is_implied = math.isclose(attention_factor(scaling), factor, rel_tol=SAME)
-    except (ValueError, ArithmeticError):
+    except IMPOSSIBLE:
         is_implied = True
     return scaling if is_implied else {**(scaling or {}), FACTOR: factor}
 
@@ -131,19 +133,13 @@ def _nearest(start: dict[str, Any], paths: Sequence[Path], frequencies: Tensor, 
     weights = (frequencies * length).clamp_max(1.0)
     target = frequencies.clamp_min(STILL).log()
 
-    def law(numbers: Sequence[float]) -> dict[str, Any]:
-        made = start
-        for path, number in zip(paths, numbers, strict=True):
-            made = with_number(made, path, number)
-        return made
-
     def off(numbers: Sequence[float]) -> Tensor | None:
-        own = law(numbers)
+        own = with_numbers(start, paths, numbers)
         try:
             made = inverse_frequencies(own[THETA], own[SCALING], 2 * len(target), length)
-        except (ValueError, KeyError, TypeError, ArithmeticError):
+        except IMPOSSIBLE:
             return None
         return (made.clamp_min(STILL).log() - target) * weights
 
     first = tuple(number_at(start, path) for path in paths)
-    return law(together(off, first, [True] * len(first))[0] if first else first)
+    return with_numbers(start, paths, together(off, first, [True] * len(first))[0] if first else first)
