@@ -21,7 +21,6 @@ from parity_audit.diagnose.fit.settings import Setting
 from parity_audit.diagnose.identify import embedding
 from parity_audit.diagnose.identify.linear import family as linear
 from parity_audit.diagnose.identify.linear.sample import NOT_STORED
-from parity_audit.diagnose.identify.mlp import activation, experts
 from parity_audit.diagnose.localise import component_of
 
 BEHIND_NORMS = ("weights.attn.q", "weights.attn.k", "weights.attn.v", "weights.mlp.gate", "weights.mlp.up", "residual.")
@@ -35,8 +34,6 @@ Families = Mapping[str, "tuple[Identifier, frozenset[str]]"]
 
 FAMILIES: Families = {
     "embedding": (embedding.fit, frozenset({"embed"})),
-    "activation": (activation.fit, frozenset({"mlp"})),
-    "experts": (experts.fit, frozenset({"mlp_out", "mlp"})),
     "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),
 }
 

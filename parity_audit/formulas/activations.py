@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from parity_audit.formulas.choices import CLAMPED_WITH, LEAKY, SWISH, TIMES, number_in
+
 CLAMPED, TANH_GELU = "swiglu_clamped", "gelu_pytorch_tanh"
+CLAMPED_ALONE = f"{CLAMPED} without the 1 added"
 SWISH_SLOPE = 1.702
 """The slope in x sigmoid(a x) with which GPT-OSS and `quick_gelu` approximate GELU."""
 CLAMP = 7.0
@@ -57,16 +60,39 @@ def canonical(name: object) -> str:
     return SAME_AS.get(str(name), str(name))
 
 
+def is_tanh_gelu(name: str) -> bool:
+    """Whether an activation is the tanh form of GELU, or a multiple of it."""
+    return canonical(name.rpartition(TIMES)[2]) == TANH_GELU
+
+
 def activation(name: str, root: float = GELU_ROOT) -> Curve:
-    """The function of a name; `root` is the constant of the tanh form of GELU.
+    """The function of a name, which may have a number of its own: `swish(1.5)` is x sigmoid(1.5 x), `leaky_relu(0.2)` has this slope
+    below 0, `0.5 * silu` is half of one.
+
+    Args:
+        name: as configs or findings write it.
+        root: the constant of the tanh form of GELU.
 
     Raises:
         ValueError: no activation has this name.
     """
-    found = NAMED.get(canonical(name))
+    factor, _, own = name.rpartition(TIMES)
+    found = NAMED.get(canonical(own))
+    if factor:
+        return lambda x: float(factor) * activation(own, root)(x)
+    slope, below = number_in(name, SWISH), number_in(name, LEAKY)
+    if slope is not None:
+        return lambda x: x * torch.sigmoid(slope * x)
+    if below is not None:
+        return partial(functional.leaky_relu, negative_slope=below)
     if found is None:
         raise ValueError(f"unknown activation `{name}`")
     return partial(tanh_gelu, root=root) if found is tanh_gelu else found
+
+
+def slope_of_clamped(name: str) -> float | None:
+    """The slope of a clamped SwiGLU's sigmoid; None where an activation is none."""
+    return SWISH_SLOPE if name in (CLAMPED, CLAMPED_ALONE) else number_in(name, CLAMPED_WITH)
 
 
 def clamped_swiglu(pre: Tensor, linear: Tensor, alpha: float, limit: float, *, added: float = 1.0) -> Tensor:

@@ -9,8 +9,17 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.choices import FULL, LAST_KEYS, LOST, MOVES, NO_PROMPT, NOT_FIRST_KEYS, NOT_OWN, OWN_ALONE
-from parity_audit.formulas.positions import numbers_in
+from parity_audit.formulas.choices import (
+    FULL,
+    LAST_KEYS,
+    LOST,
+    MOVES,
+    NO_PROMPT,
+    NOT_FIRST_KEYS,
+    NOT_OWN,
+    OWN_ALONE,
+    numbers_in,
+)
 
 
 def shown(kind: str, rows: Tensor, length: int, first: int) -> Tensor:

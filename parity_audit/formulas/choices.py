@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 OWN, FULL, FLOAT32, MISSING = "the checkpoint's", "full", "float32", "missing"
@@ -36,10 +37,14 @@ STEPS = {f"the experts {step} after those of the largest logits": step for step 
 OTHERS = "not the largest logits"
 EXPERT_CHOICES = (LARGEST, SMALLEST, LARGEST_ABSOLUTE, *STEPS, OTHERS)
 """Which experts a router takes; `STEPS`: those that stand so many places behind; `OTHERS`: as many as it should, any others."""
-ACTIVATIONS = (
+CURVES = (
     "gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "relu2", "leaky_relu", "elu", "mish", "softplus", "sigmoid",
-    "tanh", "linear", "swiglu_clamped",
+    "tanh", "linear",
 )  # fmt: skip
+ACTIVATIONS = (*CURVES, "none", "swiglu_clamped", "swiglu_clamped without the 1 added")
+SWISH, LEAKY, CLAMPED_WITH, TIMES = "swish({})", "leaky_relu({})", "swiglu_clamped({})", " * "
+MEASURED_ACTIVATIONS = {SWISH: 1.0, LEAKY: 0.1, CLAMPED_WITH: 1.0, **{f"{{}}{TIMES}{name}": 1.0 for name in CURVES}}
+"""Activations with a real number (a slope, or a factor on one of the others), each with that which a search starts from."""
 IN_PLACE, POST, AFTER_SUM = "in its place", "post", "after the sum (post-norm)"
 ON_ATTENTION, ON_MLP = "on what attention made", "on what the MLP made"
 BEFORE_ATTENTION, BEFORE_MLP = "before attention", "before the MLP"
@@ -48,6 +53,8 @@ ORDERS = (IN_PLACE, POST, AFTER_SUM, ON_ATTENTION, ON_MLP, BEFORE_ATTENTION, BEF
 (OLMo 2); behind each sum of the stream and a sublayer (the first transformers); or one norm at the place of another."""
 GATE_UP = ("gate activated", "up activated", "every other row of both", "halves of interleaved rows")
 """The last two: a fused tensor of gate and up is cut into every other row, or cut in halves though its rows alternate."""
+NO_TOKEN, SOME_SHARES = "no token", "one expert's share, or all, of some tokens"
+"""What experts leave out that take only so many tokens."""
 WEIGHTED = ("outputs", "inputs", "nothing")
 """Where the weights of a mixture stand: on what experts make, on what they are given (Llama 4), or nowhere."""
 RULES = ("gated delta", "delta without decay", "decay without correction")
@@ -137,3 +144,25 @@ TOKEN = "token "
 """Before the number of a token, as parts of positions that are said one by one are called."""
 STEPS_ASIDE = (1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 4.0, -4.0, 5.0, -5.0, 6.0, -6.0, 7.0, -7.0, 8.0, -8.0)
 """Offsets of positions that are tried one by one: a rotation that is several radians off has no slope towards the right one."""
+
+
+def numbers_in(words: str, template: str) -> list[int] | list[None]:
+    """The whole numbers that stand in the places of `{}`; None in each where these are other words."""
+    found = re.fullmatch(re.escape(template).replace(r"\{\}", r"([+-]?\d+)"), words)
+    return [None] * template.count("{}") if found is None else [int(number) for number in found.groups()]
+
+
+def number_in(words: object, template: str) -> float | None:
+    """The real number that stands in the place of `{}`; None where these are other words."""
+    before, after = template.split("{}")
+    said = str(words)
+    own = said[len(before) : len(said) - len(after)]
+    try:
+        return float(own) if said == f"{before}{own}{after}" else None
+    except ValueError:
+        return None
+
+
+def with_number_in(template: str, number: float) -> str:
+    """The words with a real number in the place of `{}`, as short as it can be written."""
+    return template.format(repr(float(number)).removesuffix(".0"))

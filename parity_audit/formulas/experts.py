@@ -118,17 +118,31 @@ class Expert:
 
 def mixture(
     x: Tensor, weights: Tensor, experts: Sequence[Expert], hidden: Callable[[Tensor, Tensor], Tensor], *,
-    weighted: str = "outputs",
+    weighted: str = "outputs", seen: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """y `[batch pos d_model]` of x of that shape and weights `[batch pos expert]`; an expert sees only its own tokens.
 
-    `weighted`: what the weights multiply, one of `choices.WEIGHTED`.
+    Args:
+        weighted: what the weights multiply, one of `choices.WEIGHTED`.
+        seen: y as it is seen. Then each token lacks what brings it nearest to this: nothing, the share of one expert, or all.
     """
-    made = torch.zeros_like(x)
+    made, shares = torch.zeros_like(x), []
     for number, expert in enumerate(experts):
         own = weights[..., number] != 0
         if bool(own.any()):
             weight = weights[own][:, number, None]
             output = expert.output(x[own] * weight if weighted == "inputs" else x[own], hidden)
-            made[own] += output * weight if weighted == "outputs" else output
-    return made
+            share = output * weight if weighted == "outputs" else output
+            made[own] += share
+            shares += [(own, share)] if seen is not None else []
+    return made if seen is None else _nearest(made, shares, seen)
+
+
+def _nearest(made: Tensor, shares: Sequence[tuple[Tensor, Tensor]], seen: Tensor) -> Tensor:
+    """Of each token's sum, the sum without one of its shares, and nothing: what is nearest to what is seen."""
+    best = torch.where(((made - seen).norm(dim=-1) > seen.norm(dim=-1))[..., None], 0.0, made)
+    for own, share in shares:
+        without = made[own] - share
+        is_nearer = (without - seen[own]).norm(dim=-1) < (best[own] - seen[own]).norm(dim=-1)
+        best[own] = torch.where(is_nearer[:, None], without, best[own])
+    return best

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from parity_audit.formulas import experts
-from parity_audit.formulas.choices import LARGEST, OTHERS
-from parity_audit.formulas.in_mlp import hidden, mlp_input
+from parity_audit.formulas.choices import LARGEST, NO_TOKEN, OTHERS
+from parity_audit.formulas.in_mlp import combined, cut_as_said, hidden, mlp_input
 from parity_audit.formulas.in_norms import normed
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project
@@ -92,9 +92,17 @@ def routed(at: Place) -> Tensor:
     """The weighted sum of what the chosen experts make, `[batch pos d_model]`."""
     found = [_expert(at, e) for e in range(at.dim("n_experts"))]
     x = at.site("ln2_experts.out") if at.has("norm.experts") else mlp_input(at)
-    return experts.mixture(
-        x, at.site("mlp.router_weights"), found, partial(hidden, at), weighted=at.knob("moe.weighted")
-    )
+    weights, weighted, lost = at.site("mlp.router_weights"), at.knob("moe.weighted"), at.knob("moe.dropped")
+    seen = None if lost == NO_TOKEN else _seen(at)
+    return experts.mixture(x, weights, found, partial(combined, at), weighted=weighted, seen=seen)
+
+
+def _seen(at: Place) -> Tensor:
+    """What a capture shows of the routed experts' sum, `[batch pos d_model]`; raises ValueError where none shows it."""
+    shown = next((site for site in ("mlp.routed", "mlp_proj", "mlp_out") if at.is_given(site)), None)
+    if shown is None or at.has("moe.shared.gate") or (shown == "mlp_out" and at.has("norm.ln2_post")):
+        raise ValueError("no capture shows the sum of the routed experts alone")
+    return at.site(shown)
 
 
 def _shared(at: Place) -> Tensor:
@@ -107,9 +115,8 @@ def _shared(at: Place) -> Tensor:
 
 def _expert(at: Place, e: int) -> experts.Expert:
     biases = (_flat(at.weight(f"moe.{name}.bias.{e}")) for name in ("gate", "up", "down"))
-    return experts.Expert(
-        *(at.tensor(f"moe.{name}.{e}") for name in ("gate", "up", "down")), *biases,
-    )  # fmt: skip
+    gate, up = cut_as_said(at, at.tensor(f"moe.gate.{e}"), at.tensor(f"moe.up.{e}"))
+    return experts.Expert(gate, up, at.tensor(f"moe.down.{e}"), *biases)
 
 
 def _flat(bias: Tensor | None) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from parity_audit.formulas.activations import GELU_ROOT, is_tanh_gelu, slope_of_clamped
 from parity_audit.formulas.choices import AFTER_SUM, GATE_UP, SAMPLE
 from parity_audit.formulas.in_norms import read_by_sublayers
 from parity_audit.formulas.mlp import gated, sparse
@@ -43,14 +44,20 @@ def has_gate(at: Place) -> bool:
 
 def hidden(at: Place, pre: Tensor, linear: Tensor | None) -> Tensor:
     """The activation of `pre`, times `linear` where there is one."""
-    return gated(
-        pre, linear, name=at.knob("mlp.activation"), limit=at.knob("mlp.limit"), gelu_root=at.knob("mlp.gelu_root")
-    )
+    name = at.knob("mlp.activation")
+    limit = None if slope_of_clamped(name) is None else at.knob("mlp.limit")
+    root = at.knob("mlp.gelu_root") if is_tanh_gelu(name) else GELU_ROOT
+    return gated(pre, linear, name=name, limit=limit, gelu_root=root)
 
 
-def _inner_pair(at: Place) -> tuple[Tensor, Tensor]:
+def combined(at: Place, pre: Tensor, linear: Tensor) -> Tensor:
+    """What `hidden` makes of gate and up, or of up and gate where `mlp.gate_up` says that up is activated."""
+    return hidden(at, linear, pre) if at.knob("mlp.gate_up") == GATE_UP[1] else hidden(at, pre, linear)
+
+
+def cut_as_said(at: Place, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Gate and up, of `[d_mlp d_model]`; cut otherwise from a fused tensor of both where `mlp.gate_up` says so."""
-    gate, up, cut = at.tensor("mlp.gate"), at.tensor("mlp.up"), at.knob("mlp.gate_up")
+    cut = at.knob("mlp.gate_up")
     if cut == GATE_UP[2]:
         both = torch.cat([gate, up])
         return both[0::2], both[1::2]
@@ -63,7 +70,8 @@ def _inner_pair(at: Place) -> tuple[Tensor, Tensor]:
 def gated_inner(at: Place, which: int) -> Tensor:
     """The first (0, the gate) or second (1, up) of two inner projections."""
     role = ("mlp.gate", "mlp.up")[which]
-    return project(mlp_input(at), _inner_pair(at)[which], at.weight(f"{role}.bias"))
+    pair = cut_as_said(at, at.tensor("mlp.gate"), at.tensor("mlp.up"))
+    return project(mlp_input(at), pair[which], at.weight(f"{role}.bias"))
 
 
 def post(at: Place) -> Tensor:
@@ -73,7 +81,7 @@ def post(at: Place) -> Tensor:
     pre, linear = at.site("mlp.pre"), at.site("mlp.pre_linear")
     if at.knob("mlp.sparsity") is not None:
         pre = sparse(pre, at.knob("mlp.sparsity"), correction=int(at.knob("mlp.sparsity_spread") == SAMPLE))
-    return hidden(at, linear, pre) if at.knob("mlp.gate_up") == GATE_UP[1] else hidden(at, pre, linear)
+    return combined(at, pre, linear)
 
 
 def down(at: Place) -> Tensor:

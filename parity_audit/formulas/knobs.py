@@ -34,11 +34,13 @@ from parity_audit.formulas.choices import (
     LAWS,
     LOST,
     MASKS,
+    MEASURED_ACTIVATIONS,
     MISSING,
     MOVES,
     NARROW,
     NONE,
     NORM_SIZES,
+    NO_TOKEN,
     NOT_ACTIVE,
     NOT_FIRST,
     NOT_FIRST_KEYS,
@@ -61,6 +63,7 @@ from parity_audit.formulas.choices import (
     RULES,
     SAMPLE,
     SOFTMAX,
+    SOME_SHARES,
     STANDS,
     STEPS_ASIDE,
     TAPS,
@@ -86,10 +89,9 @@ class Knob:
     `meaning` is one sentence. `component` is the part of the decoder whose output the knob changes. `default` holds where
     a spec does not name it. `choices` are the values of a choice, `span` the ends between which a number is searched.
     `optional`: the knob may be absent (None). `confused_with`: knobs whose effect can look the same. `judged`: a program
-    that departs from the default is wrong also where the spec is silent. `formula`: a formula of this package takes it.
-    `starts`: values with parts that a search begins from beside the model's own. `per_head`: the value may be a list with one
+    that departs from the default is wrong also where the spec is silent. `starts`: values with parts that a search begins from beside the model's own. `per_head`: the value may be a list with one
     number per head. `if_true`: the value that a spec means by `true`. `counted`: further values of a choice, with a whole number
-    in the place of `{}`. `beside`: parts that a value with parts may have beside those that a model gives it. `same_function`:
+    in the place of `{}`; `measured`: others with a real number there, which a search starts from the one beside them. `beside`: parts that a value with parts may have beside those that a model gives it. `same_function`:
     programs with any of its values compute the same. `by_part`: queries and keys may have values of their own.
     """
 
@@ -103,13 +105,13 @@ class Knob:
     optional: bool = False
     confused_with: tuple[str, ...] = ()
     judged: bool = False
-    formula: bool = True
     starts: tuple[dict[str, Any], ...] = ()
     per_head: bool = False
     if_true: Any = None
     same_function: bool = False
     beside: Mapping[str, Any] = field(default_factory=dict)
     counted: tuple[str, ...] = ()
+    measured: Mapping[str, float] = field(default_factory=dict)
     by_part: bool = False
 
 
@@ -249,7 +251,7 @@ ROWS: tuple[Knob, ...] = (
     Knob("delta.norm_eps", REAL, "delta_norm", "The eps of the norm of what a linear attention reads.", 1e-6, span=EPS),
     Knob("delta.gate", CHOICE, "delta_norm", "The activation of the gate of that norm.", "silu", ACTIVATIONS),
     Knob("delta.gate_order", CHOICE, "delta_norm", "Where the gate stands.", GATE_ORDERS[0], GATE_ORDERS, judged=True),
-    Knob("mlp.activation", CHOICE, "mlp", "The activation of the MLP.", "silu", ACTIVATIONS),
+    Knob("mlp.activation", CHOICE, "mlp", "The activation of the MLP.", "silu", ACTIVATIONS, measured=MEASURED_ACTIVATIONS),
     Knob("mlp.sparsity", REAL, "mlp",
          "Share of a normal distribution below the cut of the gate's projection, which is set to 0 there; no cut where absent.",
          span=(0.01, 0.999), optional=True),
@@ -257,7 +259,7 @@ ROWS: tuple[Knob, ...] = (
          judged=True),
     Knob("mlp.gelu_root", REAL, "mlp", "The constant sqrt(2/pi) in the tanh form of GELU, as a program writes it.",
          math.sqrt(2 / math.pi), span=(0.1, 10.0)),
-    Knob("mlp.limit", REAL, "mlp", "Where a clamped MLP clamps its inputs.", 7.0, span=CAP),
+    Knob("mlp.limit", REAL, "mlp", "Where a clamped MLP clamps its inputs; nowhere where absent.", 7.0, span=CAP, optional=True),
     Knob("mlp.gate_up", CHOICE, "mlp", "Which of the two inner projections is activated, and how a fused tensor of both is cut.",
          "gate activated", GATE_UP, judged=True),
     Knob("moe.top_k", COUNT, "mlp.router", "Experts per token.", 1, span=(1, 1024)),
@@ -282,7 +284,8 @@ ROWS: tuple[Knob, ...] = (
     Knob("moe.router_dtype", ROUNDING, "mlp.router", "A narrow dtype inside the router, and where its rounding stands.", FULL,
          _rounded(PLACES_IN_A_ROUTER), judged=True),
     Knob("moe.weighted", CHOICE, "mlp", "What the router's weights multiply.", "outputs", WEIGHTED, judged=True),
-    Knob("moe.dropped", CHOICE, "mlp", "Tokens that an expert does not take.", "no token", judged=True, formula=False),
+    Knob("moe.dropped", CHOICE, "mlp", "What is missing where an expert takes only so many tokens.", NO_TOKEN,
+         (NO_TOKEN, SOME_SHARES), judged=True),
     Knob("residual.parallel", FLAG, "residual", "Attention and MLP read the same stream, and both are added to it.", False,
          (True, False), judged=True),
     Knob("residual.scale", REAL, "residual", "Factor on what each sublayer adds to the stream.", 1.0, span=FACTOR, judged=True),

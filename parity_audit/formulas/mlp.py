@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from parity_audit.formulas.activations import CLAMP, CLAMPED, GELU_ROOT, SWISH_SLOPE, activation, clamped_swiglu
+from parity_audit.formulas.activations import CLAMPED_ALONE, GELU_ROOT, activation, clamped_swiglu, slope_of_clamped
 
 
 def gated(
@@ -26,16 +26,18 @@ def gated(
         pre: what the activation is applied to (the gate's projection, or the only one).
         linear: what it is multiplied with; None in an MLP without a gate.
         name: of the activation.
-        limit: where a clamped one clamps.
+        limit: where a clamped one clamps; None where it does not.
         gelu_root: the constant sqrt(2/pi) of the tanh form of GELU.
 
     Raises:
         ValueError: no activation has this name, or a clamped one has no linear input.
     """
-    if name == CLAMPED:
+    slope = slope_of_clamped(name)
+    if slope is not None:
         if linear is None:
             raise ValueError("a clamped SwiGLU needs a linear input")
-        return clamped_swiglu(pre, linear, SWISH_SLOPE, CLAMP if limit is None else limit)
+        added = 0.0 if name == CLAMPED_ALONE else 1.0
+        return clamped_swiglu(pre, linear, slope, math.inf if limit is None else limit, added=added)
     made = activation(name, gelu_root)(pre)
     return made if linear is None else made * linear
 

@@ -7,11 +7,11 @@ from parity_audit.formulas.knobs import ROWS, Knob
 HEAD = """# Knobs
 
 One row for each constant and variant that parity-audit knows, made from `parity_audit/formulas/knobs.py` by
-`python -m parity_audit.formulas.page`. *Default* holds where a spec does not name the knob. Knobs with *formula* are
-parameters of a formula in `parity_audit/formulas/`; the others are so far only read off activations.
+`python -m parity_audit.formulas.page`. *Default* holds where a spec does not name the knob. Each is a parameter of a formula in
+`parity_audit/formulas/`.
 
-| knob | component | what it is | values | default | formula | may look like |
-|---|---|---|---|---|---|---|
+| knob | component | what it is | values | default | may look like |
+|---|---|---|---|---|---|
 """
 
 
@@ -23,13 +23,13 @@ def page() -> str:
 def _row(row: Knob) -> str:
     named = [
         f"`{value}`"
-        for value in (*row.choices, *(words.format("N") for words in row.counted))
+        for value in (*row.choices, *(words.format("N") for words in (*row.counted, *row.measured)))
         if not _is_tried(row, value)
     ]
     values = ", ".join([*([row.kind] if row.span is not None or not named else []), *named])
     cells = (
         f"`{row.name}`", row.component, row.meaning, values + (" or none" if row.optional else ""), _shown(row.default),
-        "yes" if row.formula else "", ", ".join(f"`{name}`" for name in row.confused_with),
+        ", ".join(f"`{name}`" for name in row.confused_with),
     )  # fmt: skip
     return f"| {' | '.join(cells)} |\n"
 

@@ -7,7 +7,6 @@ of its own chunk: i // c = j // c. Sources: Mistral (arXiv 2310.06825), transfor
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -28,6 +27,7 @@ from parity_audit.formulas.choices import (
     STOP_AT,
     TOKEN,
     WHOLE_PREFIX,
+    numbers_in,
 )
 from parity_audit.formulas.place import Batch
 
@@ -124,12 +124,6 @@ def visible(
     if chunk is not None:
         seen = seen & (query // chunk == key // chunk)
     return seen if window is None else seen & (distance < window)
-
-
-def numbers_in(words: str, template: str) -> list[int] | list[None]:
-    """The whole numbers that stand in the places of `{}`; None in each where these are other words."""
-    found = re.fullmatch(re.escape(template).replace(r"\{\}", r"([+-]?\d+)"), words)
-    return [None] * template.count("{}") if found is None else [int(number) for number in found.groups()]
 
 
 def growth(positions: Tensor, scale: float, step: float) -> Tensor:

@@ -18,7 +18,7 @@ def own_section(content: SpecFile) -> BackendSection:
     if not sites:
         every = (*BEFORE_BLOCKS, *(f"blocks.{{l}}.{name}" for name in BLOCK_ORDER), *AFTER_BLOCKS)
         sites = dict.fromkeys((site for site in every if site != RETURNED), "true")
-    edit = {row.name: EditEntry(op="knob", path=row.name, value="=per_layer()") for row in ROWS if row.formula}
+    edit = {row.name: EditEntry(op="knob", path=row.name, value="=per_layer()") for row in ROWS}
     return BackendSection(
         sites={site: SiteEntry(module=site, when=when) for site, when in sites.items()}, other_weights="{name}",
         knobs={name: BackendKnob(edits=[entry]) for name, entry in edit.items()},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from parity_audit.diagnose.findings import DEFAULTS
-from parity_audit.formulas.activations import CLAMPED, NAMED
+from parity_audit.formulas.activations import CLAMPED, CLAMPED_ALONE, NAMED
 from parity_audit.formulas.experts import SCORES
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROUNDING, ROWS, said_by
 from parity_audit.formulas.page import page
@@ -19,10 +19,10 @@ def test_names_are_unique_and_rows_are_whole():
     for row in ROWS:
         assert row.meaning.endswith("."), row.name
         assert set(row.confused_with) <= set(KNOBS), row.name
-        if row.formula and row.kind in (REAL, COUNT):
+        if row.kind in (REAL, COUNT):
             assert row.span is not None, row.name
             assert row.span[0] < row.span[1], row.name
-        if row.formula and row.kind in (CHOICE, FLAG, ROUNDING):
+        if row.kind in (CHOICE, FLAG, ROUNDING):
             assert row.choices, row.name
 
 
@@ -37,11 +37,11 @@ def test_what_formulas_take_is_what_the_table_says():
     asked |= {row.name for row in ROWS if f'knob(f"{{prefix}}.{row.name.partition(".")[2]}")' in source and
               row.name.startswith(("norm.", "qk_norm."))}  # fmt: skip
 
-    assert asked == {row.name for row in ROWS if row.formula}
+    assert asked == {row.name for row in ROWS}
 
 
 def test_choices_are_those_of_the_formulas():
-    assert set(KNOBS["mlp.activation"].choices) == {*NAMED, CLAMPED} - {"none"}
+    assert set(KNOBS["mlp.activation"].choices) == {*NAMED, CLAMPED, CLAMPED_ALONE}
     assert set(KNOBS["moe.router"].choices) == set(SCORES)
 
 

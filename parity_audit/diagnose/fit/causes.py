@@ -223,7 +223,10 @@ def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
     difference = difference_of(residuals, at.parts, knob, held)
     off = difference(value)
     left = float("inf") if off is None else float(off.norm())
-    stderr = uncertainty(difference, value, off) if KNOBS[knob].kind == REAL and off is not None else None
+    is_read = KNOBS[knob].kind == REAL and knob in asked(
+        residuals, first, held
+    )  # else the value says nothing of this side
+    stderr = uncertainty(difference, value, off) if is_read and off is not None else None
     drawn = picture(residuals, first, knob, under(residuals, {**held, knob: value}, first.layer))
     return KnobFit(
         knob=knob, layer=layer_of(first.site), value=value, stderr=stderr, residual=left, n=0 if off is None else off.numel(),

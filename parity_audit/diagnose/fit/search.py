@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
-from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS
+from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS, number_in, with_number_in
 from parity_audit.formulas.knobs import COUNT, STRUCTURE, Knob
 
 ROUNDING = 1e-10
@@ -40,7 +40,7 @@ DIGITS = (2, 3, 4, 5, 6, 7, 8)
 """A constant in a config has few digits. A table that is computed in float32 is only reproduced by the very constant."""
 Difference = Callable[[Any], "Tensor | None"]
 Path = tuple["str | int", ...]
-"""Where a number stands in dictionaries and lists: a key or a place in each."""
+"""Where a number stands in dictionaries and lists: a key or a place in each; in words, the words with `{}` in its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +93,8 @@ def fitted(
         tried.append(_real(difference, start, row.span, enough, near=near))
     if limit > FEW:
         tried += [_narrowed(difference, words.format, limit, enough) for words in row.counted]
+    if row.measured and min((one.left for one in tried), default=math.inf) > enough:
+        tried += [_in_words(difference, words, first) for words, first in row.measured.items()]
     best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
     # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value;
     # of named values that nobody can tell apart it is the first.
@@ -143,6 +145,12 @@ def _narrowed(difference: Difference, said: Callable[[int], Any], high: int, eno
         if high - low <= 1 or best.left <= enough:
             break
     return best
+
+
+def _in_words(difference: Difference, words: str, start: float) -> Fitted:
+    """A choice with a real number, from the one that is given."""
+    found = _gauss_newton(lambda number: difference(with_number_in(words, number)), start, positive=False)
+    return Fitted(value=with_number_in(words, found.value), left=found.left)
 
 
 def _real(difference: Difference, start: Any, span: tuple[float, float], enough: float, *, near: bool) -> Fitted:
@@ -233,18 +241,20 @@ def free_paths(value: Any) -> list[Path]:
 
 
 def with_number(value: Any, path: Path, number: float) -> Any:
-    """A dictionary or list with one number replaced, that of a dictionary or list in it where the path goes on."""
+    """A dictionary, list or words with one number replaced, that of a dictionary or list in it where the path goes on."""
     if not path:
         return number
+    if isinstance(value, str):
+        return with_number_in(str(path[0]), number)
     made: Any = dict(value) if isinstance(value, dict) else list(value)
     made[path[0]] = with_number(made[path[0]], path[1:], number)
     return made
 
 
 def number_at(value: Any, path: Path) -> float:
-    """One number of a dictionary or list."""
+    """One number of a dictionary, list or words."""
     for step in path:
-        value = value[step]
+        value = number_in(value, str(step)) if isinstance(value, str) else value[step]
     return float(value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.search import EQUALLY, Path, free_paths, number_at, with_number
-from parity_audit.formulas.choices import OTHERS
+from parity_audit.formulas.choices import OTHERS, number_in
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROUNDING, STRUCTURE
 
 FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
@@ -36,7 +36,14 @@ def freedom(knob: str, value: Any) -> int:
     is_law = KNOBS[knob].kind == STRUCTURE and knob != BIAS and "inv_freq" not in (value or {})
     if (isinstance(value, (list, dict)) and not is_law) or value == OTHERS:
         return LAST
-    return FREEDOM[CHOICE if value is None or value in KNOBS[knob].choices else KNOBS[knob].kind]
+    if value is None or value in KNOBS[knob].choices:
+        return FREEDOM[CHOICE]
+    return FREEDOM[REAL if words_of(knob, value) else KNOBS[knob].kind]
+
+
+def words_of(knob: str, value: Any) -> list[str]:
+    """The words of a choice with a real number, with `{}` in its place; none of any other value."""
+    return [words for words in KNOBS[knob].measured if isinstance(value, str) and number_in(value, words) is not None]
 
 
 def digits_of(values: Setting) -> int:
@@ -80,8 +87,9 @@ def spots_of(values: Setting) -> list[Path]:
     single: list[Path] = [(knob,) for knob, value in values.items() if _is_fitted(knob, value)]
     listed = [(knob, value) for knob, value in values.items() if isinstance(value, list) and KNOBS[knob].kind != COUNT]
     laws = [(knob, value) for knob, value in values.items() if isinstance(value, dict) and freedom(knob, value) != LAST]
+    worded = [(knob, words) for knob, value in values.items() for words in words_of(knob, value)]
     return [
-        *single, *((knob, place) for knob, value in listed for place in range(len(value))),
+        *single, *worded, *((knob, place) for knob, value in listed for place in range(len(value))),
         *((knob, *path) for knob, value in laws for path in free_paths(value)),
     ]  # fmt: skip
 

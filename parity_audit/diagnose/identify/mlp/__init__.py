@@ -1,1 +1,0 @@
-"""Activations, experts and their routers."""
