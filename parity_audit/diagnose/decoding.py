@@ -56,7 +56,7 @@ def identify_decoded(
     own, true = ({layer: _only(side[layer], decoded=True) for layer in side} for side in (candidate, reference))
     alone = [site for site in wrong if component_of(site) not in READS_OTHERS]
     found, missing = causes_at(_tokens(own), _tokens(true), alone)
-    more, gaps = causes_at(own, true, [site for site in wrong if site not in alone], {}, _settings(whole))
+    more, gaps = causes_at(own, true, [site for site in wrong if site not in alone], _settings(whole))
     attended = {
         site: [site] for site in departing([site for site in wrong if component_of(site) in ATTENTION], own, true)
     }

@@ -25,8 +25,8 @@ from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms.attended import attended, neighbours, rounded_values
 from parity_audit.diagnose.forms.described import described, descriptions
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.identify.linear.sample import CLEAN, NOT_STORED
 from parity_audit.diagnose.localise import component_of
+from parity_audit.diagnose.structure.sample import CLEAN, NOT_STORED
 from parity_audit.diagnose.thresholds import CLEAR
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")

@@ -29,9 +29,9 @@ from parity_audit.diagnose.agreement import (
 from parity_audit.diagnose.confidence import FEW_SIGMAS, REMAINDER, TIED, confidence
 from parity_audit.diagnose.evidence import EXPLAINED_BY as BY
 from parity_audit.diagnose.evidence import FORMULA, POINTS, KnobFit, KnobSpec, spec_value, spoken_of
-from parity_audit.diagnose.identify.linear.family import PROJECTIONS, bias_knob
-from parity_audit.diagnose.identify.linear.sample import AS_STORED
 from parity_audit.diagnose.localise import component_of
+from parity_audit.diagnose.structure.projections import PROJECTIONS, bias_knob
+from parity_audit.diagnose.structure.sample import AS_STORED
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.knobs import KNOBS, ROWS, meant

@@ -1,8 +1,4 @@
-"""Read the constants of both sides off their activations, and say where they differ.
-
-One file per knob family, each with its maths in the docstring and one function
-`fit(evidence) -> list[KnobFit | NotTested]`. Only families whose component introduces error are fitted.
-"""
+"""What differs between both sides where error is introduced: by formula, and by structure at sites that no formula explains."""
 
 from __future__ import annotations
 
@@ -18,56 +14,31 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome,
 from parity_audit.diagnose.findings import MADE_BY, merge, places_of
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.settings import Setting
-from parity_audit.diagnose.identify import embedding
-from parity_audit.diagnose.identify.linear import family as linear
-from parity_audit.diagnose.identify.linear.sample import NOT_STORED
 from parity_audit.diagnose.localise import component_of
+from parity_audit.diagnose.structure import projections, rows
+from parity_audit.diagnose.structure.sample import NOT_STORED
 
 BEHIND_NORMS = ("weights.attn.q", "weights.attn.k", "weights.attn.v", "weights.mlp.gate", "weights.mlp.up", "residual.")
 READ_BY_MLP = ("weights.mlp.gate", "weights.mlp.up")
 ATTENTION = ("scores", "pattern", "z")
 """The components of attention behind queries and keys, which share their knobs."""
-Identifier = Callable[[Evidence], "list[Outcome]"]
+Reader = Callable[[Evidence], "list[Outcome]"]
 ByLayer = Mapping["int | None", Evidence]
-
-Families = Mapping[str, "tuple[Identifier, frozenset[str]]"]
-
-FAMILIES: Families = {
-    "embedding": (embedding.fit, frozenset({"embed"})),
-    "linear": (linear.fit, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),
-}
-
-
-def identify(
-    evidence_candidate_by_layer: ByLayer,
-    evidence_reference_by_layer: ByLayer,
-    suspects: Collection[str] | None,
-    families: Families = FAMILIES,
-) -> tuple[list[Finding], list[NotTested]]:
-    """Findings and what could not be read.
-
-    `suspects` are the components that introduce error (embed, norm, qkv, rope, scores, pattern, z, mlp,
-    final_norm, logits, ...); None fits everything. Where both sides say the same, nothing is found: a suspect
-    component without a finding is listed as not explained.
-    """
-    chosen = {name: family for name, (family, components) in families.items()
-              if suspects is None or components & set(suspects)}  # fmt: skip
-    candidate, gaps = fit_side(evidence_candidate_by_layer.values(), chosen.values())
-    reference, more = fit_side(evidence_reference_by_layer.values(), chosen.values())
-    knobs = next(iter(evidence_candidate_by_layer.values())).knobs if evidence_candidate_by_layer else {}
-    findings, unmerged = _merged(candidate, reference, knobs)
-    return without_echoes(findings), [*gaps, *more, *unmerged]
+READERS: tuple[tuple[Reader, frozenset[str]], ...] = (
+    (rows.read, frozenset({"embed"})),
+    (projections.read, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),
+)
+"""What reads structure, and the components whose sites it explains."""
 
 
 def causes_at(
     candidate: ByLayer,
     reference: ByLayer,
     wrong: Collection[str],
-    families: Families = FAMILIES,
     known: Sequence[Setting] = (),
 ) -> tuple[list[Finding], list[NotTested]]:
     """Findings for the sites where error is introduced: the knob whose formula leaves rounding (see `fit.causes`, also for `known`),
-    and what the families read off the components that have a site which no formula explains."""
+    and the structure of the components that have a site which no formula explains."""
     components = {component_of(place) for site in wrong for place in _made_by(site)}
     # The scores are compared where no key is padding, so that what a mask shows of it is only seen behind them.
     components |= set(ATTENTION) if components & set(ATTENTION) else set()
@@ -75,7 +46,7 @@ def causes_at(
     left = not_explained(wrong, found)
     if not left:
         return found, gaps
-    read, unread = identify(candidate, reference, left, families)
+    read, unread = read_structure(candidate, reference, left)
     return without_echoes(_together(found, read)), [*gaps, *unread]
 
 
@@ -92,15 +63,8 @@ def _made_by(site: str) -> tuple[str, ...]:
 
 
 def _together(by_formula: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:
-    """Both, each knob once in a layer: a formula's value, unless what was read holds in more layers."""
-    wider = [one for one in by_formula if any(_holds_beyond(other, one) for other in read)]
-    kept = [one for one in by_formula if one not in wider]
-    return [*kept, *(one for one in read if not any(_meets(one, other) for other in kept))]
-
-
-def _holds_beyond(one: Finding, other: Finding) -> bool:
-    """Whether two findings are of the same knob, and the first has every layer of the second and more."""
-    return one.knob == other.knob and one.layers != other.layers and _covers(one.layers, other.layers)
+    """Both, each knob once in a layer: what a formula says comes first."""
+    return [*by_formula, *(one for one in read if not any(_meets(one, other) for other in by_formula))]
 
 
 def _meets(one: Finding, other: Finding) -> bool:
@@ -117,7 +81,36 @@ def identify_by_formula(
         told = attempt("causes by formula", partial(causes, candidate, reference, components, known))
     if isinstance(told, NotTested):
         return [], [told]
-    return _merged(told.candidate, told.reference, next(iter(candidate.values())).knobs)
+    findings, unmerged = _merged(told.candidate, told.reference, next(iter(candidate.values())).knobs)
+    return findings, [*told.gaps, *unmerged]
+
+
+def read_structure(
+    candidate: ByLayer, reference: ByLayer, suspects: Collection[str]
+) -> tuple[list[Finding], list[NotTested]]:
+    """Findings of the structure of these components, read alike on both sides, and what could not be read.
+
+    Where both sides say the same, nothing is found.
+    """
+    readers = [read for read, components in READERS if components & set(suspects)]
+    own, gaps = _of_side(candidate.values(), readers)
+    others, more = _of_side(reference.values(), readers)
+    findings, unmerged = _merged(own, others, next(iter(candidate.values())).knobs)
+    return without_echoes(findings), [*gaps, *more, *unmerged]
+
+
+def _of_side(layers: Iterable[Evidence], readers: Sequence[Reader]) -> tuple[list[KnobFit], list[NotTested]]:
+    """What the readers read off one side, and every gap; a reader that breaks off is a gap."""
+    with one_thread():
+        outcomes = [outcome for evidence in layers for reader in readers for outcome in _read(reader, evidence)]
+    fits = [outcome for outcome in outcomes if isinstance(outcome, KnobFit)]
+    return fits, [outcome for outcome in outcomes if isinstance(outcome, NotTested)]
+
+
+def _read(reader: Reader, evidence: Evidence) -> list[Outcome]:
+    what = f"structure of the {reader.__module__.rpartition('.')[2]} of the {evidence.side}, {where(evidence)}"
+    found = attempt(what, partial(reader, evidence))
+    return [found] if isinstance(found, NotTested) else found
 
 
 def _merged(
@@ -160,18 +153,3 @@ def _reads_the_stream(finding: Finding) -> bool:
 def _covers(layers: tuple[int, ...] | None, others: tuple[int, ...] | None) -> bool:
     """Whether a cause in some layers (None: in all) is in all of the others."""
     return layers is None or (others is not None and set(others) <= set(layers))
-
-
-def fit_side(layers: Iterable[Evidence], families: Iterable[Identifier]) -> tuple[list[KnobFit], list[NotTested]]:
-    """Every fit and every gap of one side; a fit that breaks off is a gap."""
-    families = list(families)
-    with one_thread():
-        outcomes = [outcome for evidence in layers for family in families for outcome in _fitted(family, evidence)]
-    fits = [outcome for outcome in outcomes if isinstance(outcome, KnobFit)]
-    return fits, [outcome for outcome in outcomes if isinstance(outcome, NotTested)]
-
-
-def _fitted(family: Identifier, evidence: Evidence) -> list[Outcome]:
-    name = family.__module__.rpartition("identify.")[2].removesuffix(".family")
-    found = attempt(f"fit `{name}` of the {evidence.side}, {where(evidence)}", partial(family, evidence))
-    return [found] if isinstance(found, NotTested) else found

@@ -38,9 +38,9 @@ from parity_audit.formulas.choices import (
     MISSING,
     MOVES,
     NARROW,
+    NO_TOKEN,
     NONE,
     NORM_SIZES,
-    NO_TOKEN,
     NOT_ACTIVE,
     NOT_FIRST,
     NOT_FIRST_KEYS,
@@ -86,13 +86,15 @@ CLAMPS = (1e-3, 1e3)
 class Knob:
     """One row.
 
-    `meaning` is one sentence. `component` is the part of the decoder whose output the knob changes. `default` holds where
-    a spec does not name it. `choices` are the values of a choice, `span` the ends between which a number is searched.
+    `meaning` is one sentence. `component` is the part of the decoder whose output the knob changes. `default` holds where a
+    spec does not name it. `choices` are the values of a choice, `span` the ends between which a number is searched.
     `optional`: the knob may be absent (None). `confused_with`: knobs whose effect can look the same. `judged`: a program
-    that departs from the default is wrong also where the spec is silent. `starts`: values with parts that a search begins from beside the model's own. `per_head`: the value may be a list with one
-    number per head. `if_true`: the value that a spec means by `true`. `counted`: further values of a choice, with a whole number
-    in the place of `{}`; `measured`: others with a real number there, which a search starts from the one beside them. `beside`: parts that a value with parts may have beside those that a model gives it. `same_function`:
-    programs with any of its values compute the same. `by_part`: queries and keys may have values of their own.
+    that departs from the default is wrong also where the spec is silent. `starts`: values with parts that a search begins
+    from beside the model's own. `per_head`: the value may be a list with one number per head. `if_true`: the value that a
+    spec means by `true`. `counted`: further values of a choice, with a whole number in the place of `{}`; `measured`: others
+    with a real number there, which a search starts from the one beside them. `beside`: parts that a value with parts may
+    have beside those that a model gives it. `same_function`: programs with any of its values compute the same. `by_part`:
+    queries and keys may have values of their own.
     """
 
     name: str

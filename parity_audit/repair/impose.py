@@ -16,7 +16,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.sites import BLOCK_ORDER, LOGITS, RETURNED, layer_of, local_name
 from parity_audit.core.types import Edit, KnobValue
 from parity_audit.diagnose.findings import is_by_formula
-from parity_audit.diagnose.identify.linear.family import PROJECTIONS
+from parity_audit.diagnose.structure.projections import PROJECTIONS
 from parity_audit.formulas.choices import FACTORS
 from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, whole_value
 from parity_audit.repair.layers import on_layers

@@ -14,7 +14,7 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit
 from parity_audit.diagnose.findings import says_nothing
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.sides import sites_with_formula
-from parity_audit.diagnose.fitting import FAMILIES, causes_at, fit_side, identify, identify_by_formula
+from parity_audit.diagnose.fitting import READERS, causes_at, identify_by_formula, read_structure
 from parity_audit.diagnose.localise import component_of
 
 SHORT = (probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2))
@@ -37,12 +37,6 @@ def loose(
     )}  # fmt: skip
 
 
-def read(evidence: dict[int | None, Evidence], family: str) -> dict[str, KnobFit]:
-    """What one family reads, by knob."""
-    outcomes, _ = fit_side(evidence.values(), [FAMILIES[family][0]])
-    return {fit.knob: fit for fit in outcomes}
-
-
 def explained(candidate: dict[int | None, Evidence], reference: dict[int | None, Evidence]) -> dict[str, Finding]:
     """The findings of the formulas by knob; of several sites that say the same, one."""
     components = {component_of(site) for site in sites_with_formula(candidate)}
@@ -56,14 +50,14 @@ def departing(evidence: dict[int | None, Evidence]) -> dict[str, KnobFit]:
 
 
 def differ(candidate: dict[int | None, Evidence], reference: dict[int | None, Evidence]) -> dict[str, Finding]:
-    """The findings of all families by knob."""
-    findings, _ = identify(candidate, reference, None)
+    """What structure alone says, by knob."""
+    findings, _ = read_structure(candidate, reference, frozenset().union(*(components for _, components in READERS)))
     assert len({finding.knob for finding in findings}) == len(findings), "one knob was reported twice"
     return {finding.knob: finding for finding in findings}
 
 
 def told(candidate: dict[int | None, Evidence], reference: dict[int | None, Evidence]) -> dict[str, Finding]:
-    """The findings by knob, as a diagnosis has them: by formula, and by families where no formula explains a site."""
+    """The findings by knob, as a diagnosis has them: by formula, and by structure where no formula explains a site."""
     findings, _ = causes_at(candidate, reference, sites_with_formula(candidate))
     findings = [finding for finding in findings if not says_nothing(finding)]
     assert len({finding.knob for finding in findings}) == len(findings), "one knob was reported twice"

@@ -8,7 +8,7 @@ from held import Held, probe
 
 from parity_audit.core.report import Finding
 from parity_audit.diagnose.describe import Replayed, with_descriptions
-from parity_audit.diagnose.identify.linear.sample import NOT_STORED
+from parity_audit.diagnose.structure.sample import NOT_STORED
 
 PROBE = probe(length=64)
 DRAW = torch.Generator().manual_seed(5)

@@ -6,7 +6,7 @@ import pytest
 
 from parity_audit.core.report import Finding
 from parity_audit.diagnose.fitting import without_echoes
-from parity_audit.diagnose.identify.linear.sample import NOT_STORED
+from parity_audit.diagnose.structure.sample import NOT_STORED
 
 
 def said(knob: str, site: str, layers: tuple[int, ...] | None, value: object = 1.0) -> Finding:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from loose import SHORT, differ, explained, loose, read
+from loose import SHORT, differ, explained, loose
 
-from parity_audit.diagnose.identify.linear.sample import AS_STORED
+from parity_audit.diagnose.structure import projections
+from parity_audit.diagnose.structure.sample import AS_STORED
 
 D, HEADS, WIDTH, MLP = 64, 4, 16, 96
 GENERATOR = torch.Generator().manual_seed(5)
@@ -54,7 +55,8 @@ def found(candidate) -> dict[str, object]:
 
 def test_a_clean_block_has_no_finding():
     assert found(block()) == {}
-    assert {fit.value for knob, fit in read(block(), "linear").items() if not knob.endswith("scale")} == {AS_STORED}
+    read = projections.read(block()[0])
+    assert {fit.value for fit in read if not fit.knob.endswith("scale")} == {AS_STORED}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.sides import sites_with_formula
-from parity_audit.diagnose.fitting import FAMILIES, causes_at, fit_side
+from parity_audit.diagnose.fitting import causes_at
 from parity_audit.diagnose.localise import component_of
 
 DIMS = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_mlp", "n_layers", "d_vocab")
@@ -286,9 +286,3 @@ def departing(port: Port, *, probes: tuple[Probe, ...] = PROBES, **over: object)
     """What the formulas say of a port where it departs from its spec, by (knob, layer)."""
     side = evidence(port, knobs=spec_of(port, **over), probes=probes)
     return {(fit.knob, fit.layer): fit for fit in causes(side, side, None).candidate}
-
-
-def fits(port: Port, family: str, *, probes: tuple[Probe, ...] = PROBES, **over: object) -> dict[object, KnobFit]:
-    """What one family reads off a port, by (knob, layer)."""
-    outcomes, _ = fit_side(evidence(port, knobs=spec_of(port, **over), probes=probes).values(), [FAMILIES[family][0]])
-    return {(fit.knob, fit.layer): fit for fit in outcomes}

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from parity_audit.core.limits import limit_of
 from parity_audit.core.sites import layer_of, local_name, site_order
+from parity_audit.core.types import NotTested
+from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
 from parity_audit.diagnose.fit.explain import (
     MORE_ON_ALL,
@@ -36,8 +40,8 @@ from parity_audit.diagnose.fit.search import uncertainty
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.fit.sides import ByLayer, Side, as_shown_by, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
-from parity_audit.diagnose.thresholds import CLEAR
-from parity_audit.formulas.knobs import KNOBS, REAL, ROUNDING
+from parity_audit.diagnose.thresholds import CLEAR, TIED
+from parity_audit.formulas.knobs import CHOICE, KNOBS, REAL, ROUNDING
 
 STEPS_OF_ROUNDING = 50.0
 """Steps of the dtype that rounding may leave of a component whose reference departs as well, so that it is no measure: sums over
@@ -56,10 +60,11 @@ it is another."""
 
 @dataclass(kw_only=True)
 class Causes:
-    """The fits of both sides, for every knob that departs on either."""
+    """The fits of both sides, for every knob that departs on either, and the sites where a formula broke off."""
 
     candidate: list[KnobFit] = field(default_factory=list)
     reference: list[KnobFit] = field(default_factory=list)
+    gaps: list[NotTested] = field(default_factory=list)
 
 
 def causes(
@@ -73,12 +78,13 @@ def causes(
     sides = Searched(side=side_of(candidate), found=before), Searched(side=side_of(reference))
     for site in sites_with_formula(candidate):
         if suspects is None or component_of(site) in suspects:
-            _explain(site, sides, found)
+            broken = attempt(f"causes by formula at {site}", partial(_explain, site, sides, found))
+            found.gaps += [] if broken is None else [broken]
     for knob in sorted({fit.knob for fit in found.candidate}):
         seen = {(fit.layer, fit.site) for fit in found.candidate if fit.knob == knob}
         for site in sites_with_formula(candidate):
             if (layer_of(site), local_name(site)) not in seen:
-                _add_where_right(site, knob, sides, found)
+                attempt(f"{knob} at {site}", partial(_add_where_right, site, knob, sides, found))
     return found
 
 
@@ -167,8 +173,12 @@ def _explanation(at: _AtSite) -> Explanation | None:
     chosen = next((one for one in tried if _holds(at, one)), None)
     if chosen is None:
         at.searched.failed.add(local_name(at.parts[0].site))
-    else:
-        at.searched.found.append(chosen)
+        return None
+    as_well = [
+        one for one in tried if one.values.keys() == chosen.values.keys() and one.residual <= TIED * chosen.residual
+    ]
+    chosen = replace(chosen, tied=tuple(one.values for one in as_well if one is not chosen and _holds(at, one)))
+    at.searched.found.append(chosen)
     return chosen
 
 
@@ -230,5 +240,13 @@ def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
     drawn = picture(residuals, first, knob, under(residuals, {**held, knob: value}, first.layer))
     return KnobFit(
         knob=knob, layer=layer_of(first.site), value=value, stderr=stderr, residual=left, n=0 if off is None else off.numel(),
-        site=local_name(first.site), evidence={EXPLAINED_BY: FORMULA, **drawn},
+        site=local_name(first.site), evidence={EXPLAINED_BY: FORMULA, **_tied(explanation, knob), **drawn},
     )  # fmt: skip
+
+
+def _tied(explanation: Explanation | None, knob: str) -> dict[str, list[Any]]:
+    """The other choices that explain as much as an explanation's."""
+    if explanation is None or KNOBS[knob].kind != CHOICE:
+        return {}
+    others = [values[knob] for values in explanation.tied if values[knob] != explanation.values[knob]]
+    return {"tied_with": others} if others else {}

@@ -163,8 +163,9 @@ def _smallest_wrong(
     return min(wrong or parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
 
 
-def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool) -> tuple[bool, int, int, int]:
-    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names, few digits.
+def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool) -> tuple[bool, int, int, int, int]:
+    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names, few digits, and of
+    several choices of a row the first.
 
     What decoded tokens alone show is a fault of the cache, or of where they stand, rather than of a mask. That a model has none of
     what a knob says is a choice, whatever else its value could be.
@@ -172,7 +173,8 @@ def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool)
     free = _free(one.values)
     unsaid = sum(knob not in said for knob in one.values)
     is_of_decoding = decoded and any(knob.startswith(OF_DECODING) for knob in one.values)
-    return one.residual > alike, free, -1 if is_of_decoding else unsaid, digits_of(one.values)
+    named = sum(KNOBS[knob].choices.index(value) for knob, value in one.values.items() if value in KNOBS[knob].choices)
+    return one.residual > alike, free, -1 if is_of_decoding else unsaid, digits_of(one.values), named
 
 
 def _free(values: Setting) -> int:

@@ -25,10 +25,11 @@ Setting = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Values of one or several knobs, and what they leave of a component."""
+    """Values of one or several knobs, what they leave of a component, and others of the same knobs that leave about as little."""
 
     values: Setting
     residual: float
+    tied: tuple[Setting, ...] = ()
 
 
 def freedom(knob: str, value: Any) -> int:

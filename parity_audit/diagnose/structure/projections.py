@@ -18,8 +18,9 @@ With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W
   outputs, x' is found backwards and described (`forms`);
 - else the difference D of the weights solves x D^T = y - p where there are more tokens than inputs: which rows, how large.
 
-The first in this order that leaves rounding is the answer, or else the first that leaves little of what the checkpoint's
-weights leave.
+Causes are tried from few numbers to many. The first that leaves rounding is the answer; where none does, it is the one that
+leaves least, or one with fewer numbers that leaves at most `TIED` times as much, if that is little of what the checkpoint's weights
+leave.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from torch import Tensor
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, relative_rms
-from parity_audit.diagnose.identify.linear import inputs, weights
-from parity_audit.diagnose.identify.linear.sample import (
+from parity_audit.diagnose.structure import inputs, weights
+from parity_audit.diagnose.structure.sample import (
     CLEAN,
     EXPLAINS,
     LOW,
@@ -43,6 +44,7 @@ from parity_audit.diagnose.identify.linear.sample import (
     Sample,
     ends_of,
 )
+from parity_audit.diagnose.thresholds import TIED
 
 PROJECTIONS = (
     Projection(role="attn.q", inputs=("ln1.out",), unnormed=("resid_pre",), output="q", heads="n_heads"),
@@ -69,7 +71,7 @@ PROJECTIONS = (
 )
 
 
-def fit(evidence: Evidence) -> list[Outcome]:
+def read(evidence: Evidence) -> list[Outcome]:
     """Weights, bias and scale of every projection of a block that can be seen from both ends."""
     if evidence.layer is None:
         return []
@@ -111,19 +113,18 @@ CAUSES: tuple[Callable[[Sample, Projection, Evidence], Answer | None], ...] = (
 
 
 def _explained(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
-    left = relative_rms(sample.rest, sample.y)
-    if left <= _rounding(sample.y):
-        return Answer(left=left)
-    nearly: Answer | None = None
+    by_checkpoint = relative_rms(sample.rest, sample.y)
+    if by_checkpoint <= _rounding(sample.y):
+        return Answer(left=by_checkpoint)
+    tried: list[Answer] = []
     for cause in CAUSES:
         answer = cause(sample, projection, evidence)
         if answer is not None and answer.left <= CLEAN:
             return answer
-        if nearly is None and answer is not None and answer.left <= min(EXPLAINS * left, NEARLY):
-            nearly = answer
-    if nearly is not None:
-        return nearly
-    return _different(sample, left)
+        tried += [answer] if answer is not None and answer.left <= min(EXPLAINS * by_checkpoint, NEARLY) else []
+    least = min((answer.left for answer in tried), default=0.0)
+    nearest = next((answer for answer in tried if answer.left <= TIED * least), None)
+    return _different(sample, by_checkpoint) if nearest is None else nearest
 
 
 def _rounding(y: Tensor) -> float:

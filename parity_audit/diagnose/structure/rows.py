@@ -14,7 +14,7 @@ SAME_ROW = 1e-4
 """The distance of a direction from that of its row: float32 is a thousand times nearer, other rows are far."""
 
 
-def fit(evidence: Evidence) -> list[Outcome]:
+def read(evidence: Evidence) -> list[Outcome]:
     """Whose rows the token embeddings are."""
     table = evidence.weight("embed") if evidence.layer is None else None
     shown = [

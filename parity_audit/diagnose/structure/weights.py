@@ -1,4 +1,4 @@
-"""What was done to the weight or the bias of a projection: one function a cause, see `linear`."""
+"""What was done to the weight or the bias of a projection: one function a cause, see `projections`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from einops import rearrange, reduce
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
-from parity_audit.diagnose.identify.linear.sample import EXPLAINS, LOW, Answer, Projection, Sample
+from parity_audit.diagnose.structure.sample import EXPLAINS, LOW, Answer, Projection, Sample
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INT8, INT4 = 127, 7

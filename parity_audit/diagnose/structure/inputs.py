@@ -1,4 +1,4 @@
-"""What a projection was given instead of its input, where its weight is the checkpoint's: see `linear`."""
+"""What a projection was given instead of its input, where its weight is the checkpoint's: see `projections`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parity_audit.diagnose.forms.described import described
 from parity_audit.diagnose.forms.kinds import CURVES
 from parity_audit.diagnose.forms.order import known_orders
 from parity_audit.diagnose.forms.pair import Pair
-from parity_audit.diagnose.identify.linear.sample import EXPLAINS, Answer, Projection, Sample, ends_of
+from parity_audit.diagnose.structure.sample import EXPLAINS, Answer, Projection, Sample, ends_of
 
 NORMS = ("norm.ln1", "norm.ln2", "norm.ln1_post", "norm.ln2_post")
 OTHER_INPUTS = ("resid_pre", "resid_mid", "attn_out", "ln1.out", "ln2.out", "ln1_post.out")

@@ -1,1 +1,0 @@
-"""Matrix products: what was done to weight, bias or input."""
