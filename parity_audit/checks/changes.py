@@ -26,6 +26,7 @@ from parity_audit.diagnose.evidence import f64
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, Hook
 
 TIMES = 1.5
+"""What an edit multiplies a tensor by: enough to move the logits by much, too little to saturate a softmax or a cap."""
 MID = "resid_mid"
 
 

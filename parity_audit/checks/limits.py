@@ -47,6 +47,7 @@ from parity_audit.core.wire import FLOAT64, NATIVE
 from parity_audit.specs.view import dims, knob_values
 
 CORRECTIONS = 2
+"""How often a limit is corrected by what was measured at it: a response that is nearly linear needs one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from parity_audit.specs.view import joined
 MESSAGES = '[{"'
 """How chat messages begin as JSON, which is what they are called by here."""
 SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+"""How far sketches of one tensor may be apart, by the dtype that a side holds it in: a few roundings of that dtype."""
 
 
 def token_findings(

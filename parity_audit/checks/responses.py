@@ -29,7 +29,9 @@ from parity_audit.specs.settings import edits
 FIRST_AMOUNTS = (1e-3, 0.04)
 """Relative; the second where the live value is stored too coarsely to hold the first."""
 LARGEST_AMOUNT = 0.5
+"""Relative: where no smaller change of a constant shows, it has no detection limit."""
 LINEAR = 0.1
+"""Relative: a limit that is so near to the amount that was run is not run again."""
 SILENT = 1e-13
 """Relative; a smaller change is the rounding of float64."""
 CLEAR = 8.0

@@ -12,7 +12,7 @@ from parity_audit.checks.reference_agrees import invariance_notes
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Finding
 from parity_audit.core.types import KnobValue
-from parity_audit.diagnose.agreement import is_number, same
+from parity_audit.diagnose.agreement import SIGMAS, is_number, same
 from parity_audit.diagnose.decoding import run_whole
 from parity_audit.diagnose.evidence import KnobFit, evidence_by_layer, spec_value
 from parity_audit.diagnose.findings import shown
@@ -28,6 +28,7 @@ from parity_audit.specs.wrapped import config_for
 
 CHECKED = ("attention.scale", "attention.softcap")
 TOLERANCE = 2e-3
+"""Relative: how far a constant that a reference shows may be from its spec, before a note says so."""
 COARSE = "the reference multiplies in TF32: the noise floor of this run is TF32's, not float32's"
 
 
@@ -80,7 +81,7 @@ def departures(capture: Capture, plan: SidePlan) -> list[Finding]:
 
 def _departs(fit: KnobFit, spec: KnobValue) -> bool:
     if is_number(fit.value) and is_number(spec):
-        slack = max(TOLERANCE * abs(float(spec)), 8.0 * (fit.stderr or 0.0))  # type: ignore[arg-type]
+        slack = max(TOLERANCE * abs(float(spec)), SIGMAS * (fit.stderr or 0.0))  # type: ignore[arg-type]
         return abs(float(fit.value) - float(spec)) > slack  # type: ignore[arg-type]
     return not same(fit.value, spec)
 

@@ -24,6 +24,7 @@ BESIDE = ("attention.softcap", "attention.alibi", "attention.sinks", "attention.
 WIDEST = 16.0
 """How many times larger or smaller than the spec's a scale is looked for."""
 GOLDEN = (math.sqrt(5) - 1) / 2
+"""The share of a range that each step of a golden-section search keeps."""
 STEPS = 64
 """Of the golden section: the scale is then known to 1e-12 of its span."""
 

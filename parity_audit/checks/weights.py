@@ -12,6 +12,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.types import WeightPrint
 
 EXPERTS, MOVES_SHOWN = ".experts.", 8
+"""The part of a tensor's name that says so, and how many moved rows are written out."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 ROLES_OF = {
     "logits": ("unembed",), "embed": ("embed",), "qkv": ("attn.q", "attn.k", "attn.v"), "attn_proj": ("attn.o",),

@@ -16,15 +16,21 @@ from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.formulas.activations import canonical
 
 SIGMAS = 6.0
+"""Two values differ where they are so many joint standard errors apart: a model has hundreds of constants in tens of layers, and
+their errors are no exact normal distribution."""
 MATERIAL = 2e-4
+"""Of its size: the least difference that counts of a constant. One that is kept in float16 or TF32 instead moves by 2^-12."""
 MATERIAL_OF = {
     "norm.eps": 0.02, "norm.offset": 0.01, "norm.gain": 1e-4,
     "qk_norm.eps": 0.02, "qk_norm.offset": 0.01, "qk_norm.gain": 1e-4,
 }  # fmt: skip
-# Constants that ports keep in the dtype of the activations: their rounding is of the size of the residual.
+"""The same for constants that are seen less well (an eps where activations are small alone, an offset beside weights), or better."""
 STORED_LIKE_ACTIVATIONS = ("embed.scale",)
+"""Constants that ports keep in the dtype of the activations: their rounding is of the size of the residual."""
 STORED_ROUNDING = 3.0
+"""Such residuals that the rounding of one of these constants may be: the residual is a mean over tokens, the constant one number."""
 SAME_IN_DICT = 0.01
+"""Of their size: how far numbers of a value with parts (factors of a scaling) may be apart; each is fitted beside the others."""
 LEAST_ERROR = 1e-100
 """Stands for the standard error of a value that leaves nothing at all, as an exact half does: its square can be divided by."""
 

@@ -33,7 +33,9 @@ NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 MEASURED = ("gain", "bias", "norm")
 """Kinds of descriptions whose words give the size or range of what differs in every token or channel."""
 MOST_TOKENS = 512
+"""Tokens that a description is searched in: more say no more, and cost memory in wide models."""
 EVEN = 1e-6
+"""How far the weights of a pattern that is called uniform may be apart: ten roundings of float32."""
 COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
 BEHIND = {COPIED: "pattern", UNIFORM: "z"}
 """What is replayed from such a site cannot be right."""

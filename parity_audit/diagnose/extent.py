@@ -29,7 +29,10 @@ Pair = tuple[Capture, Capture]
 DECODED = "in tokens decoded from the cache"
 DTYPE = "float32"
 """In coarser ones a single token says little."""
-TIMES, STRAYS, STRAYS_OF_WRONG = 64.0, 0.01, 0.1
+TIMES = 64.0
+"""Roundings from which a token is wrong: sums over a thousand terms leave some thirty of the largest number."""
+STRAYS, STRAYS_OF_WRONG = 0.01, 0.1
+"""Shares of all tokens, and of the wrong ones, that a rule may get wrong: single tokens may be off by little by chance."""
 MOST_IDS = 8
 """Token ids that are named one by one; more of them are no rule."""
 FIRST_TOLD = 2

@@ -37,6 +37,7 @@ from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.knobs import KNOBS, ROWS, meant
 
 NEARER = 0.25
+"""Of the distance of both sides: a value that is so much nearer to the spec's than to the other side's is the spec's."""
 REMAINS, MUCH = 30.0, 1e-4
 """A value leaves more than rounding where that is `MUCH` of the component, and `REMAINS` times what the reference's value leaves of
 its own: something else is wrong as well, or instead. Rounding to float32 leaves 1e-7, sums of a thousand terms ten times that."""

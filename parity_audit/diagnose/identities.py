@@ -31,6 +31,7 @@ from parity_audit.formulas.stored import CheckpointTensors, role_tensor
 from parity_audit.specs.view import dims, roles
 
 ROUNDINGS = 2.0
+"""Roundings of the dtype that a sum of two or three tensors may be off by."""
 Sums = tuple[tuple[str, tuple[str, ...]], ...]
 SEQUENTIAL: Sums = (("resid_mid", ("resid_pre", "attn_out")), ("resid_post", ("resid_mid", "mlp_out")))
 LAST, OWN, SCALAR = "resid_post", "per_layer.out", "residual.scalar"

@@ -20,8 +20,11 @@ from parity_audit.core.types import Description, NotTested
 
 KNOB = "numerics.tf32"
 TF32_ROUNDING = 2.0**-11
+"""Half a step of TF32, which keeps ten bits of a factor."""
 PRODUCTS_PER_BLOCK = 7
+"""Matrix products in a row in a block: queries, scores, values, output, gate, up, down."""
 SLACK = 4.0
+"""Times the size of that random walk that the error may be: it is a root mean square, and norms magnify small streams."""
 
 
 def reduced_products(about: Description, device: str, dtype: str) -> bool:

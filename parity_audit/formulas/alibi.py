@@ -5,6 +5,7 @@ from __future__ import annotations
 from parity_audit.core.types import KnobValue
 
 EVEN = 1e-3
+"""How far the factors of heads may be apart, relative, to be one: slopes are kept in float16 or bfloat16 by some programs."""
 
 
 def standard_slopes(n_heads: int) -> list[float]:

@@ -13,8 +13,10 @@ from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import WeightPrint
 
 FREQUENCIES = (2.0, 3.0, 5.0, 7.0)
+"""Squares of the frequencies of the waves: their roots are irrational and have no common multiple."""
 SKETCHES = len(FREQUENCIES)
 FOLD, BLOCK_ROWS = 4096, 64
+"""Numbers in a row of a folded tensor, and rows that are promoted at a time: 2 MiB in float64."""
 
 
 def fingerprint(name: str, value: Tensor) -> WeightPrint:

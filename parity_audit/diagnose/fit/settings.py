@@ -12,6 +12,7 @@ from parity_audit.formulas.choices import OTHERS, number_in
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROUNDING, STRUCTURE
 
 FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
+"""By kind, how many other values may explain as much: few names, some whole numbers, any number, several numbers."""
 LAST = 7
 """The freedom of a value that is read off what it explains, more than that of any two others."""
 MOST_DIGITS = 6

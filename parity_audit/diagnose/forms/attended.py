@@ -20,11 +20,13 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.forms.kinds import LEFT, NARROW
 from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.thresholds import FEWEST_TOKENS
 from parity_audit.formulas.rotary import BACK, LAYOUTS
 
 ROUNDING = 3e-7
+"""What float32 leaves of an average over keys, relative: two or three roundings."""
 SURE = 1e-2
-FEWEST = 4
+"""Of their size: what rounding may become in values that the inverse of a pattern gives, for a token to be compared."""
 BESIDE = ("q", "k", "rot_q", "rot_k")
 
 
@@ -35,7 +37,7 @@ def attended(site: str, own: Capture, true: Capture, d_head: int) -> Pair | None
     """
     block = site.removesuffix("z")
     rows = [row for probe in true.probes for row in _rows(probe, block, own, true)]
-    if sum(len(row["attended"]) for row in rows) < FEWEST:
+    if sum(len(row["attended"]) for row in rows) < FEWEST_TOKENS:
         return None
     parts = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     return Pair(own=parts.pop("attended"), true=parts.pop("v"), d_head=d_head, others=parts)
@@ -48,7 +50,7 @@ def rounded_values(site: str, own: Capture, true: Capture) -> Form | None:
     """
     block = site.removesuffix("z")
     rows = [row for probe in true.probes for row in _tokens(probe, block, own, true)]
-    if sum(len(pattern[0]) for pattern, _ in rows) < FEWEST:
+    if sum(len(pattern[0]) for pattern, _ in rows) < FEWEST_TOKENS:
         return None
 
     def apart(cast: Callable[[Tensor], Tensor]) -> float:

@@ -32,8 +32,11 @@ from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import CLEAR
 
 SOME = 0.98
+"""Share of the tokens or channels that differ from which all of them are said to: some may be right by chance."""
 MOST = 0.5
+"""Share of a head's channels that differ from which the whole head is said to."""
 FEW = 24
+"""Channels that are written out one by one."""
 
 
 def described(pair: Pair) -> Form | None:

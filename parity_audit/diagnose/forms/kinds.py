@@ -11,18 +11,26 @@ from torch import Tensor
 
 from parity_audit.diagnose.forms.order import order_of
 from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.thresholds import FEWEST_TOKENS
 from parity_audit.formulas.activations import NAMED
 
 LEFT = 0.02
+"""Share of a difference that a description may leave."""
 SAME = 1e-5
-FEWEST = 4
+"""Relative difference from which tensors differ at all: a hundred roundings of float32."""
 NARROW = {
     "float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 EXACT_SHARE = 0.999
+"""Share of the numbers that have to be those of a narrow dtype, to the last bit, for a tensor to be called rounded to it: a number
+near the middle of two may fall to either side."""
 RANK, MOST_OF = 1e-3, 0.75
+"""Singular values of a difference that are less than the first share of its largest are rounding; a difference with more than the
+second share of all directions has no few directions, and one that moved tokens explains has to explain so many of them."""
 NEAR = 1e-3
+"""Relative distance within which a token is another one."""
 CAP_STEPS = 60
+"""Halvings of the range that a soft-cap is searched in, to the last bit of float64."""
 MOSTLY = 0.5
 """Share of the numbers that are gone where the others are called the largest ones of their token."""
 NORMALISED = "normalised"
@@ -75,7 +83,7 @@ def _same_for_all(pair: Pair) -> Form | None:
     )
     dtype = next(held, torch.float32)
     vectors, due = (len(torch.unique(x.to(dtype).float(), dim=0)) for x in (pair.own, pair.true))
-    if vectors > due / FEWEST:
+    if vectors > due / FEWEST_TOKENS:
         return None
     return Form(kind="constant", value=f"{vectors} vectors for {len(pair.own)} tokens", usual="as computed", left=0.0)
 
@@ -83,7 +91,7 @@ def _same_for_all(pair: Pair) -> Form | None:
 def _projected(pair: Pair) -> Form | None:
     """What lies in a few directions is taken away: the directions are those of the difference."""
     apart = pair.own - pair.true
-    if min(apart.shape) < FEWEST:
+    if min(apart.shape) < FEWEST_TOKENS:
         return None
     _, sizes, directions = torch.linalg.svd(apart, full_matrices=False)
     rank = int((sizes > RANK * sizes[0]).sum())
@@ -236,12 +244,12 @@ def _curved(pair: Pair) -> Form | None:
 
 
 def _normed(pair: Pair) -> Form | None:
-    return None if pair.true.shape[1] < FEWEST else _by_size(pair, pair.own, pair.true, "")
+    return None if pair.true.shape[1] < FEWEST_TOKENS else _by_size(pair, pair.own, pair.true, "")
 
 
 def _normed_heads(pair: Pair) -> Form | None:
     width = pair.d_head
-    if width < FEWEST or pair.true.shape[1] % width or pair.true.shape[1] == width:
+    if width < FEWEST_TOKENS or pair.true.shape[1] % width or pair.true.shape[1] == width:
         return None
     return _by_size(pair, pair.own.reshape(-1, width), pair.true.reshape(-1, width), "each head ")
 

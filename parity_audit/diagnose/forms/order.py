@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 PROJECTIONS = 8
+"""Random directions over the tokens in which channels are compared: two that differ are alike in all of them by chance alone."""
 NEAR = 1e-3
+"""Of a channel's size: how near it has to be to the one that it holds."""
 MOST_CHANNELS = 16384
+"""Channels that are compared with each other: more take gigabytes."""
 FEW = 8
+"""Channels that are written out one by one."""
 
 
 def order_of(own: Tensor, true: Tensor, d_head: int) -> tuple[str, Tensor] | None:

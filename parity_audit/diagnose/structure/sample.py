@@ -12,9 +12,12 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, tokens_of
 
 AS_STORED, NOT_STORED = "the checkpoint's", "not the checkpoint's"
-CLEAN = 2e-5  # what float32 rounding may leave of a projection, relative
-LOW = ((torch.bfloat16, 1e-2), (torch.float16, 1.3e-3))  # and what smaller formats may: a few units in the last place
-EXPLAINS = 0.2  # a cause must leave less than this share of what no cause leaves
+CLEAN = 2e-5
+"""What float32 rounding may leave of a projection, relative: sums of ten thousand terms leave a hundred roundings."""
+LOW = ((torch.bfloat16, 1e-2), (torch.float16, 1.3e-3))
+"""What smaller formats may leave: a few units in the last place."""
+EXPLAINS = 0.2
+"""Share of what the checkpoint's weights leave that a cause may leave, where none leaves rounding."""
 NEARLY = 0.1
 """Of the output: what a cause may leave where none leaves rounding. One that leaves more explains nothing, however much worse
 the others are: factors for every row leave 0.4 of keys that are cut off at 1."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
 from parity_audit.diagnose.structure.sample import EXPLAINS, LOW, Answer, Projection, Sample
+from parity_audit.diagnose.thresholds import FEWEST_TOKENS
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INT8, INT4 = 127, 7
@@ -21,11 +22,10 @@ SMALLEST = 1e-300
 SAME_FACTOR = 1e-3
 """How far the factor of an output is from 1 (or from another) before it is called different: a thousand times what float32
 leaves of a product, and far below the scales of rows that programs lose or double."""
-FEWEST_TOKENS = 4
-"""Tokens from which a factor for each output is fitted; with one token it would explain everything."""
 PARTS = 8
 """Ranges of rows that are written out."""
-SURE = 0.999  # correlation of an output with the one it is
+SURE = 0.999
+"""Correlation of an output with the one that it is: of a hundred tokens, other outputs of random weights stay below 0.5."""
 SIBLINGS = (("attn.q", "attn.k", "attn.v", "attn.o"), ("mlp.gate", "mlp.up"))
 
 
