@@ -62,7 +62,7 @@ class HfBackend:
     def load(self, request: LoadRequest, **how: Any) -> None:
         """Load by the name a user would type, without remote code; `how` are further arguments of the loader."""
         if int(request.settings.get(RANKS, 1)) > 1:
-            self.request, self.ranks = request, HfRanks(request)
+            self.request, self.ranks = request, HfRanks(request, HfBackend)
             return
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request

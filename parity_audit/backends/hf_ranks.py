@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -46,14 +46,15 @@ ENDING = 10.0
 class HfRanks:
     """The processes of one model."""
 
-    def __init__(self, request: LoadRequest) -> None:
+    def __init__(self, request: LoadRequest, make: Callable[[], Any]) -> None:
+        """Start a process per rank and load the model into them; `make` gives each its backend."""
         self.request, self.count = request, int(request.settings[RANKS])
         context, port = get_context("spawn"), _free_port()
         self.wires: list[Connection] = []
         self.processes = []
         for rank in range(self.count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, rank, self.count, port), daemon=True)
+            process = context.Process(target=serve, args=(theirs, make, rank, self.count, port), daemon=True)
             process.start()
             theirs.close()
             self.wires.append(ours)
@@ -182,12 +183,12 @@ def _free_port() -> int:
         return port
 
 
-def serve(wire: Connection, rank: int, ranks: int, port: int) -> None:
-    """One rank: answers until the wire closes."""
+def serve(wire: Connection, make: Callable[[], Any], rank: int, ranks: int, port: int) -> None:
+    """One rank, with a backend of its own: answers until the wire closes."""
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR=LOCALHOST, MASTER_PORT=str(port)
     )
-    own = Rank(rank, ranks)
+    own = Rank(make(), rank, ranks)
     while True:
         try:
             op, args = wire.recv()
@@ -217,10 +218,8 @@ def require_whole_heads(plan: Mapping[str, str], sizes: Mapping[str, int], ranks
 class Rank:
     """The ordinary backend on one rank's part of a model."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        from parity_audit.backends.hf import HfBackend
-
-        self.rank, self.ranks, self.backend = rank, ranks, HfBackend()
+    def __init__(self, backend: Any, rank: int, ranks: int) -> None:
+        self.backend, self.rank, self.ranks = backend, rank, ranks
 
     def load(self, request: LoadRequest) -> None:
         """Load this rank's part by the plan that transformers has for the model."""

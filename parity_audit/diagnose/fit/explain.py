@@ -8,7 +8,7 @@ as one knob: it leaves rounding. A smaller set comes before a larger one, and of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -43,6 +43,7 @@ from parity_audit.diagnose.fit.settings import (
     is_choice,
     is_positive,
     least,
+    place_in_row,
     spots_of,
     with_numbers,
 )
@@ -152,7 +153,7 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
             break
     alike = TIED * max(min((one.residual for one in found), default=0.0), floor)
     decoded = parts[0].probe.decode_from is not None
-    return sorted(found, key=lambda one: _order(one, alike, residuals.decoder.values, decoded))
+    return _ranked(found, lambda one: _order(one, alike, residuals.decoder.values, decoded))
 
 
 def _smallest_wrong(
@@ -163,9 +164,19 @@ def _smallest_wrong(
     return min(wrong or parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
 
 
-def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool) -> tuple[bool, int, int, int, int]:
-    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names, few digits, and of
-    several choices of a row the first.
+def _ranked(found: Sequence[Explanation], order: Callable[[Explanation], tuple[float, ...]]) -> list[Explanation]:
+    """By this order, then by what is left; of choices of the same knobs that stand alike, as their rows name them."""
+    least_left: dict[tuple[object, ...], float] = {}
+    for one in found:
+        alike = (frozenset(one.values), order(one))
+        least_left[alike] = min(one.residual, least_left.get(alike, one.residual))
+    return sorted(
+        found, key=lambda one: (*order(one), least_left[frozenset(one.values), order(one)], place_in_row(one.values))
+    )
+
+
+def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool) -> tuple[bool, int, int, int]:
+    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names, few digits.
 
     What decoded tokens alone show is a fault of the cache, or of where they stand, rather than of a mask. That a model has none of
     what a knob says is a choice, whatever else its value could be.
@@ -173,8 +184,7 @@ def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool)
     free = _free(one.values)
     unsaid = sum(knob not in said for knob in one.values)
     is_of_decoding = decoded and any(knob.startswith(OF_DECODING) for knob in one.values)
-    named = sum(KNOBS[knob].choices.index(value) for knob, value in one.values.items() if value in KNOBS[knob].choices)
-    return one.residual > alike, free, -1 if is_of_decoding else unsaid, digits_of(one.values), named
+    return one.residual > alike, free, -1 if is_of_decoding else unsaid, digits_of(one.values)
 
 
 def _free(values: Setting) -> int:

@@ -212,6 +212,8 @@ def together(
         if off is None or any(one is None or one.shape != off.shape for one in beside):
             break
         slopes = torch.stack([one - off for one in beside if one is not None], -1) / STEP
+        if not bool(slopes.isfinite().all()):
+            break  # a value that makes infinite numbers beside it has no slope
         step = torch.linalg.lstsq(slopes.mT @ slopes, slopes.mT @ off, driver="gelsd").solution
         for _ in range(HALVINGS):
             trial = at(u - step)

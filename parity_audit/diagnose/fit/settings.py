@@ -54,6 +54,12 @@ def digits_of(values: Setting) -> int:
     return sum(len(number.partition("e")[0].replace(".", "").strip("0-")) for number in written)
 
 
+def place_in_row(values: Setting) -> int:
+    """How far behind in their rows the names of choices stand; those with a number come last."""
+    rows = [(KNOBS[knob].choices, value) for knob, value in values.items()]
+    return sum(choices.index(value) if value in choices else len(choices) for choices, value in rows)
+
+
 def has_parts(one: Explanation) -> bool:
     """Whether some value is read off what it explains: a number for each head, distance, token or pair."""
     return any(freedom(knob, value) == LAST for knob, value in one.values.items())

@@ -9,6 +9,7 @@ from einops import rearrange, reduce
 from torch import Tensor
 
 from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
+from parity_audit.diagnose.fit.search import Fitted, shortened
 from parity_audit.diagnose.structure.sample import EXPLAINS, LOW, Answer, Projection, Sample
 from parity_audit.diagnose.thresholds import FEWEST_TOKENS
 
@@ -49,10 +50,15 @@ def scale(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
     """One factor on the product, or on product and bias."""
     best = Answer(left=float("inf"))
     for whole, target in ((sample.p, sample.unbiased), (sample.full, sample.y)):
-        factor = float((whole * target).sum() / whole.square().sum())
-        left = relative_rms(target - factor * whole, sample.y)
-        best = Answer(scale=factor, left=left) if left < best.left else best
+        found = _factor(whole, target, sample.y)
+        best = Answer(scale=found.value, left=found.left) if found.left < best.left else best
     return best
+
+
+def _factor(whole: Tensor, target: Tensor, y: Tensor) -> Fitted:
+    """The factor on `whole` that is nearest to `target`, with few digits, and what it leaves of y."""
+    exact, size = float((whole * target).sum() / whole.square().sum()), float(y.norm())
+    return shortened(lambda factor: (target - factor * whole) / size, exact, positive=False)
 
 
 def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
