@@ -13,6 +13,8 @@ NORM_SIZES = (
 """What a norm divides by."""
 INSIDE, OUTSIDE = "inside the root", "outside the root"
 """Where the eps of a norm stands."""
+TIMES_OWN = "the checkpoint's times {}"
+"""What may stand in place of a stored bias or sink."""
 NONE, TWICE = "none", "the checkpoint's, applied twice"
 """What may stand in place of a norm's own weight, beside the weights of the other norms of its block."""
 NARROW = ("bfloat16", "float16")

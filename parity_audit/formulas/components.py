@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.formulas import embedding, in_altup, in_delta, in_mixture, in_mlp, per_layer
-from parity_audit.formulas.choices import AFTER_SUM, FLOAT32, MISSING, POST
+from parity_audit.formulas.choices import AFTER_SUM, FLOAT32, POST
 from parity_audit.formulas.in_altup import has_laurel, has_streams
 from parity_audit.formulas.in_attention import (
     LATENTS,
@@ -159,10 +159,9 @@ def _ln_final(at: Place) -> Tensor:
 
 
 def _logits(at: Place) -> Tensor:
-    bias = at.weight("unembed.bias")
     return logits(
-        at.site("ln_final.out"), at.stored("unembed"),
-        None if bias is None or at.knob("logits.bias") == MISSING else bias, scale=at.knob("logits.scale"),
+        at.site("ln_final.out"), at.stored("unembed"), at.multiple("unembed.bias", at.knob("logits.bias")),
+        scale=at.knob("logits.scale"),
         softcap=at.knob("logits.softcap"), shift=at.knob("logits.shift"), arithmetic=at.knob("logits.dtype"),
     )  # fmt: skip
 

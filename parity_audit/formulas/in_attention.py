@@ -24,7 +24,9 @@ from parity_audit.formulas.choices import (
     ON_QUERIES,
     PLACES,
     Q_ONLY,
+    TIMES_OWN,
     ZERO_SINKS,
+    number_in,
 )
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
 from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_of
@@ -308,7 +310,8 @@ def _sinks(at: Place) -> Tensor | None:
     stored = at.tensor("attn.sinks").flatten()
     if said == ZERO_SINKS:
         return torch.zeros_like(stored)
-    return stored.new_tensor(said) if isinstance(said, list) else stored
+    times = number_in(said, TIMES_OWN)
+    return stored.new_tensor(said) if isinstance(said, list) else stored if times is None else times * stored
 
 
 def z_of(at: Place) -> Tensor:

@@ -10,7 +10,6 @@ from parity_audit.formulas.choices import (
     AFTER_SUM,
     BEFORE_ATTENTION,
     BEFORE_MLP,
-    MISSING,
     NONE,
     ON_ATTENTION,
     ON_MLP,
@@ -62,7 +61,7 @@ def tensors_of(at: Place, prefix: str, role: str) -> tuple[Tensor | None, Tensor
         ValueError: the weight of another norm is asked for, and it is this one, or the checkpoint holds none.
     """
     own, whose = at.weight(role), at.knob(f"{prefix}.weight")
-    bias = None if at.knob(f"{prefix}.bias") == MISSING else at.weight(f"{role}.bias")
+    bias = at.multiple(f"{role}.bias", at.knob(f"{prefix}.bias"))
     if whose == OWN:
         return own, bias
     if own is None or whose == role:

@@ -67,6 +67,7 @@ from parity_audit.formulas.choices import (
     STANDS,
     STEPS_ASIDE,
     TAPS,
+    TIMES_OWN,
     TWICE,
     USUAL_SIZE,
     WEIGHTED,
@@ -133,7 +134,8 @@ def _norm(part: str, words: str) -> tuple[Knob, ...]:
         Knob(f"{part}.eps", REAL, part, f"What {words} add to the mean square (or variance) inside the root.", 1e-5, span=EPS),
         Knob(f"{part}.offset", REAL, part, f"What is added to the stored weight of {words}.", 0.0, span=SHIFT),
         Knob(f"{part}.weight", CHOICE, part, f"Whose weight {words} have.", OWN, (OWN, NONE, TWICE, *roles), judged=True),
-        Knob(f"{part}.bias", CHOICE, part, f"Whose bias {words} have.", OWN, (OWN, MISSING), judged=True),
+        Knob(f"{part}.bias", CHOICE, part, f"Whose bias {words} have.", OWN, (OWN, MISSING), judged=True,
+             measured={TIMES_OWN: 1.0}),
         Knob(f"{part}.eps_place", CHOICE, part, f"Where the eps of {words} stands.", INSIDE, (INSIDE, OUTSIDE), judged=True),
         Knob(f"{part}.size", CHOICE, part, f"What {words} divide by.", USUAL_SIZE, NORM_SIZES, judged=True),
         Knob(f"{part}.times", COUNT, part, f"How often {words} are applied.", 1, span=(1, 3), judged=True),
@@ -224,7 +226,7 @@ ROWS: tuple[Knob, ...] = (
     Knob("attention.bias", STRUCTURE, "scores", "What is added to scores at a distance between query and key, by distance.",
          optional=True, judged=True),
     Knob("attention.sinks", CHOICE, "pattern", "A logit per head that takes part in the softmax and in nothing else.", None,
-         (OWN, ZERO_SINKS, None), judged=True, per_head=True, if_true=OWN),
+         (OWN, ZERO_SINKS, None), judged=True, per_head=True, if_true=OWN, measured={TIMES_OWN: 1.0}),
     Knob("attention.temperature", REAL, "pattern", "Factor on the scores in the softmax.", 1.0, span=FACTOR, judged=True,
          confused_with=("attention.scale",)),
     Knob("attention.temperature_by_position", STRUCTURE, "rope",
@@ -329,7 +331,7 @@ ROWS: tuple[Knob, ...] = (
          span=SHIFT, judged=True),
     Knob("logits.dtype", ROUNDING, "logits", "A narrow dtype inside the head, and where its rounding stands.", FULL,
          _rounded(PLACES_IN_A_HEAD), judged=True),
-    Knob("logits.bias", CHOICE, "logits", "Whose bias the head adds.", OWN, (OWN, MISSING), judged=True),
+    Knob("logits.bias", CHOICE, "logits", "Whose bias the head adds.", OWN, (OWN, MISSING), judged=True, measured={TIMES_OWN: 1.0}),
 )  # fmt: skip
 KNOBS: dict[str, Knob] = {row.name: row for row in ROWS}
 _OF_NORMS = {f"qk_{row.name}": row.name for row in _norm("norm", "")}

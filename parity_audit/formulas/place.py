@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parity_audit.formulas.choices import MISSING, TIMES_OWN, number_in
 from parity_audit.formulas.knobs import default, said_by
 
 Weights = Callable[[int | None, str], Tensor | None]
@@ -88,6 +89,12 @@ class Place:
     def tensor(self, role: str) -> Tensor:
         """The same of a tensor that has to be there. Raises MissingTensor."""
         return self.stored(role).to(dtype=self.decoder.dtype)
+
+    def multiple(self, role: str, said: object) -> Tensor | None:
+        """A tensor of which a program may have a multiple, as is said: the checkpoint's, so many times it, or none."""
+        found = None if said == MISSING else self.weight(role)
+        times = number_in(said, TIMES_OWN)
+        return found if found is None or times is None else times * found
 
     def stored(self, role: str) -> Tensor:
         """The same as it is stored: large tables are promoted by those who use them. Raises MissingTensor."""

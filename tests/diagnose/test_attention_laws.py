@@ -94,8 +94,9 @@ def test_sinks_are_read(hide: tuple[str, ...]):
 @pytest.mark.parametrize("hide", SIGHTS)
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [(None, None), (torch.zeros(HEADS), "0 in every head (softmax off by one)"), (SINKS.flip(0), SINKS.flip(0))],
-)
+    [(None, None), (torch.zeros(HEADS), "0 in every head (softmax off by one)"), (SINKS.flip(0), SINKS.flip(0)),
+     (2 * SINKS, "the checkpoint's times 2")],
+)  # fmt: skip
 def test_wrong_sinks(hide: tuple[str, ...], wrong: Tensor | None, said: object):
     extra = {"weights": {"attn.sinks": SINKS.float()}, "attention__sinks": True}
 

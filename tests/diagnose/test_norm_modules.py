@@ -78,6 +78,13 @@ def test_clean_modules(x: Tensor, dtype: torch.dtype, module: Callable[..., Tens
     assert explained(candidate, reference) == {}
 
 
+def test_a_bias_that_is_added_twice():
+    twice = layer_norm(X, torch.float32) + B.float()
+    found = explained(of(X, twice, bias=True), LAYER)
+
+    assert {knob: finding.candidate_value for knob, finding in found.items()} == {"norm.bias": "the checkpoint's times 2"}
+
+
 def test_a_missing_bias():
     found = explained(of(X, layer_norm(X, torch.float32, bias=False), bias=True), LAYER)
 
