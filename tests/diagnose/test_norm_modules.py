@@ -82,7 +82,9 @@ def test_a_bias_that_is_added_twice():
     twice = layer_norm(X, torch.float32) + B.float()
     found = explained(of(X, twice, bias=True), LAYER)
 
-    assert {knob: finding.candidate_value for knob, finding in found.items()} == {"norm.bias": "the checkpoint's times 2"}
+    assert {knob: finding.candidate_value for knob, finding in found.items()} == {
+        "norm.bias": "the checkpoint's times 2"
+    }
 
 
 def test_a_missing_bias():
