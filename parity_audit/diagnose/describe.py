@@ -20,7 +20,7 @@ from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name, site_
 from parity_audit.core.types import KnobValue, NotTested, Probe
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.confidence import DESCRIBED, confidence
-from parity_audit.diagnose.evidence import f64, real
+from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, f64, real
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms.attended import attended, neighbours, rounded_values
 from parity_audit.diagnose.forms.described import described, descriptions
@@ -308,7 +308,8 @@ def _finding(unexplained: Finding, group: _Group) -> Finding:
     return dataclasses.replace(
         unexplained, knob=f"{name}.{form.kind}", kind="variant", layers=numbers or None, site=site,
         candidate_value=form.value, reference_value=form.usual, departs_from_spec="candidate",
-        evidence={**unexplained.evidence, "where": form.where or "everywhere", "unexplained": form.left},
+        evidence={**unexplained.evidence, "where": form.where or "everywhere", "unexplained": form.left,
+                  **({EXPLAINED_BY: FORMULA} if form.rest <= CLEAN else {})},
         confidence=confidence([DESCRIBED]),
         message=f"given its own inputs, {name} of the candidate is not what the reference makes of them: {form.kind} {said}",
     )  # fmt: skip

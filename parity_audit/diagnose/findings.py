@@ -31,7 +31,7 @@ from parity_audit.diagnose.evidence import EXPLAINED_BY as BY
 from parity_audit.diagnose.evidence import FORMULA, POINTS, KnobFit, KnobSpec, spec_value, spoken_of
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.projections import PROJECTIONS, bias_knob
-from parity_audit.diagnose.structure.sample import AS_STORED
+from parity_audit.diagnose.structure.sample import AS_STORED, NOT_STORED
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.knobs import KNOBS, ROWS, meant
@@ -201,7 +201,7 @@ def _agrees(fit: KnobFit, other: KnobFit, knobs: Mapping[str, KnobSpec]) -> bool
 def _kind(knob: str, candidate: KnobValue, reference: KnobValue) -> str:
     if knob in MASKS:
         return "mask"
-    if knob.startswith("weights."):
+    if candidate == NOT_STORED:
         return "weights"
     if knob == "rope.offset":
         return "settings"
@@ -259,9 +259,10 @@ def _finite(value: Any) -> Any:
 
 
 def is_by_formula(finding: Finding) -> bool:
-    """Whether the candidate's values of a finding are those with which formulas leave rounding."""
-    facts = finding.evidence.get("candidate") or ()
-    return bool(facts) and all(fact.get(BY) == FORMULA for fact in facts)
+    """Whether the candidate's values of a finding are those with which a formula, or a description of what the reference makes of
+    the same inputs, leaves rounding."""
+    facts = finding.evidence.get("candidate") or [finding.evidence]
+    return all(fact.get(BY) == FORMULA for fact in facts)
 
 
 def says_nothing(finding: Finding) -> bool:

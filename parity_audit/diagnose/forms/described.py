@@ -49,18 +49,23 @@ def descriptions(pair: Pair) -> Iterator[Form]:
     scale = max(float(pair.true.norm()), float(pair.own.norm()))
     gone = hidden(pair)
     if gone is not None and gone.left < SAME:
-        yield gone
+        yield _with_rest(gone, pair, pair)
         return
     if pair.apart <= SAME * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
         return
     moved = ordered(pair)  # before channels that stay where they were are left out
     if moved is not None and moved.left < LEFT:
-        yield moved
+        yield _with_rest(moved, pair, pair)
     part, channels, tokens = _where_it_differs(pair)
     plain = list(_fitting(PLAIN, part))
     least = CLEAR * min((form.left for form in plain), default=0.0)
     for form in (*sorted(plain, key=lambda form: form.left > max(least, SAME)), *_fitting(FREER, part)):
-        yield dataclasses.replace(form, channels=channels, tokens=tokens)
+        yield dataclasses.replace(_with_rest(form, part, pair), channels=channels, tokens=tokens)
+
+
+def _with_rest(form: Form, part: Pair, pair: Pair) -> Form:
+    """The form of a part, with what it leaves as a share of everything that the candidate has."""
+    return dataclasses.replace(form, rest=form.left * part.apart / max(float(pair.own.norm()), 1e-300))
 
 
 def _fitting(makers: Iterable[Maker], pair: Pair) -> Iterator[Form]:

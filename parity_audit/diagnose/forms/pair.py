@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +15,8 @@ from parity_audit.core.types import KnobValue
 class Form:
     """A description: what kind, the value that the candidate has, the one it should have, and what is left over.
 
-    `channels` and `tokens` say which ones differ, where they are not all.
+    `left` is a share of the difference, `rest` the same of what the candidate has. `channels` and `tokens` say which ones differ,
+    where they are not all.
     """
 
     kind: str
@@ -23,6 +25,7 @@ class Form:
     left: float
     channels: str = ""
     tokens: str = ""
+    rest: float = math.inf
 
     @property
     def where(self) -> str:

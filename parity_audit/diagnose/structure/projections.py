@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import KnobValue
-from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, relative_rms
+from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, Evidence, KnobFit, Outcome, f64, relative_rms
 from parity_audit.diagnose.structure import inputs, weights
 from parity_audit.diagnose.structure.sample import (
     CLEAN,
@@ -79,7 +79,8 @@ def read(evidence: Evidence) -> list[Outcome]:
     for projection in PROJECTIONS:
         sample = _sample(evidence, projection)
         if sample is not None:
-            found += _fits(evidence, projection, _explained(sample, projection, evidence), len(sample.x))
+            answer = _explained(sample, projection, evidence)
+            found += _fits(evidence, projection, answer, len(sample.x), _rounding(sample.y))
     return found
 
 
@@ -140,13 +141,17 @@ def _different(sample: Sample, left: float) -> Answer:
     return Answer(weight=NOT_STORED, left=left, facts={"differs": f"{left:.3g} of the output, in {where}"})
 
 
-def _fits(evidence: Evidence, projection: Projection, answer: Answer, n: int) -> list[Outcome]:
-    """Three knobs for every projection, so that both sides can be laid side by side."""
+def _fits(evidence: Evidence, projection: Projection, answer: Answer, n: int, limit: float) -> list[Outcome]:
+    """Three knobs for every projection, so that both sides can be laid side by side; what leaves no more than rounding, which is
+    `limit`, makes the output of the input as a formula does."""
+
+    is_made = answer.weight != NOT_STORED and answer.left <= limit
+    facts = answer.facts | ({EXPLAINED_BY: FORMULA} if is_made else {})
 
     def of(knob: str, value: KnobValue, stderr: float | None) -> KnobFit:
         return KnobFit(
             knob=knob, layer=evidence.layer, value=value, stderr=stderr, residual=answer.left, n=n,
-            site=projection.output, evidence=answer.facts,
+            site=projection.output, evidence=facts,
         )  # fmt: skip
 
     name = bias_knob(projection.role)
