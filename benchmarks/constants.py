@@ -36,7 +36,7 @@ TESTS = {
     "formulas/activations.py": "test_activation.py test_experts.py", "formulas/experts.py": "test_router.py test_routing.py",
     "formulas/": "test_rotary.py test_positions.py",
 }  # fmt: skip
-"""The tests of a file, by the part of its path that comes first here."""
+"""The tests of a file beside `test_constants.py`, by the part of its path that comes first here."""
 BOUNDS = ("DRAWN", "MOST_TOKENS", "MOST_CHANNELS", "MOST_IDS", "FEW", "PARTS", "HELD", "SHOWN", "BLOCK_NUMBERS", "QUERY_ROWS",
           "FOLD", "BLOCK_ROWS", "MOST_POINTS", "SMALLEST", "LEAST_ERROR", "SEEN")  # fmt: skip
 """What is printed or kept in memory, and stand-ins for zero."""
@@ -81,7 +81,7 @@ def pytest_collection_finish() -> None:
 def noticed(module: str, name: str, factor: float) -> str:
     """The first test that fails with the constant changed, empty where all pass."""
     path = module.removeprefix("parity_audit.").replace(".", "/") + ".py"
-    tests = next(own for part, own in TESTS.items() if path.startswith(part)).split()
+    tests = ["test_constants.py", *next(own for part, own in TESTS.items() if path.startswith(part)).split()]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "benchmarks.constants", "--durations=0"]
     done = subprocess.run(
         [*command, *(f"tests/diagnose/{test}" for test in tests)], cwd=ROOT, capture_output=True, text=True, check=False,

@@ -25,10 +25,6 @@ MATERIAL_OF = {
     "qk_norm.eps": 0.02, "qk_norm.offset": 0.01, "qk_norm.gain": 1e-4,
 }  # fmt: skip
 """The same for constants that are seen less well (an eps where activations are small alone, an offset beside weights), or better."""
-STORED_LIKE_ACTIVATIONS = ("embed.scale",)
-"""Constants that ports keep in the dtype of the activations: their rounding is of the size of the residual."""
-STORED_ROUNDING = 3.0
-"""Such residuals that the rounding of one of these constants may be: the residual is a mean over tokens, the constant one number."""
 SAME_IN_DICT = 0.01
 """Of their size: how far numbers of a value with parts (factors of a scaling) may be apart; each is fitted beside the others."""
 LEAST_ERROR = 1e-100
@@ -88,10 +84,7 @@ def material(pair: Pair) -> float:
     """The smallest difference that counts, in the unit of the comparison."""
     x, y = measured(pair.candidate), measured(pair.reference)
     size = max(abs(x[0]), abs(y[0])) if x and y else 0.0
-    share = MATERIAL_OF.get(pair.candidate.knob, MATERIAL)
-    if pair.candidate.knob in STORED_LIKE_ACTIVATIONS:
-        share = max(share, STORED_ROUNDING * max(pair.candidate.residual, pair.reference.residual))
-    return share * size
+    return MATERIAL_OF.get(pair.candidate.knob, MATERIAL) * size
 
 
 def differs(pair: Pair) -> bool:

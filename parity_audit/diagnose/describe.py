@@ -246,7 +246,7 @@ def _is_uniform(site: str, capture: Capture) -> bool:
 
 def _even(pattern: Tensor) -> bool:
     seen = (pattern > 0).to(pattern)
-    return torch.allclose(pattern, seen / seen.sum(-1, keepdim=True).clamp_min(1), atol=EVEN)
+    return torch.allclose(pattern, seen / seen.sum(-1, keepdim=True).clamp_min(1), rtol=0.0, atol=EVEN)
 
 
 def _pair(site: str, sides: Replayed) -> Pair | None:

@@ -41,6 +41,21 @@ def positions_one_by_one(difference: Difference, places: Tensor) -> Iterator[Any
     yield {f"{TOKEN}{token}": at for token, at in zip(places[moved].tolist(), own[moved].tolist(), strict=True)}
 
 
+def where_it_differs(difference: Difference, places: Tensor) -> Difference:
+    """The difference under a growth by position, None where that is one factor for all tokens: it says nothing of their positions.
+
+    Args:
+        difference: formula minus capture for a value of the knob.
+        places: the positions of the tokens that are compared `[token]`.
+    """
+
+    def told(value: Any) -> Tensor | None:
+        steps = places if value is None else (places + 1) // value["step"]
+        return difference(value) if len(steps.unique()) > 1 else None
+
+    return told
+
+
 def where_they_stand(places: Tensor, own: Tensor) -> str | None:
     """Whole positions `[token]` of tokens that should stand at `places`, in words: they stop, start again, or go on otherwise. None
     where there are no words for it."""

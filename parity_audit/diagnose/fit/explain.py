@@ -17,7 +17,7 @@ from torch import Tensor
 from parity_audit.core.sites import local_name
 from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.by_pair import SCALING, THETA, Layout, laws, read_off, sharpened
-from parity_audit.diagnose.fit.by_token import positions_one_by_one
+from parity_audit.diagnose.fit.by_token import positions_one_by_one, where_it_differs
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
 from parity_audit.diagnose.fit.search import (
     EQUALLY,
@@ -72,6 +72,7 @@ AFTER = {"rot_q": "q", "rot_k": "k"}
 HELPS = 0.9
 """A value is held while another is searched where it leaves at most this share of what is left without it."""
 
+GROWTH = "attention.temperature_by_position"
 POSITIONS = ("rope.offset", "pos_embed.offset")
 """The knobs whose value may be said token by token."""
 LAYOUT = ("rope.first_dim", "rope.partial", "rope.pairing")
@@ -232,6 +233,8 @@ class _Search:
                 continue
             row, own = KNOBS[knob], self.residuals.decoder.knob(knob, self.small.layer)
             difference = difference_of(self.residuals, [self.small], knob, start.values)
+            if knob == GROWTH:
+                difference = where_it_differs(difference, self.residuals.places(self.small))
             most = largest(self.residuals, self.small, knob)
             others = named(row, difference, own, 0 if start.values and row.counted else most)
             if self.small.probe.decode_from is not None:  # what whole runs have is there in decoded tokens too

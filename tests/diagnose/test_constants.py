@@ -1,0 +1,111 @@
+"""Limits of a diagnosis from both sides: what lies a few times within each, and a few times beyond it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_extent import said
+from test_findings import fit
+
+from parity_audit.diagnose.agreement import Pair, differs, same
+from parity_audit.diagnose.confidence import REMAINDER
+from parity_audit.diagnose.describe import _even
+from parity_audit.diagnose.extent import Tokens
+from parity_audit.diagnose.findings import _marks
+from parity_audit.diagnose.fit.by_pair import Layout, _with_factor, laws, read_off
+from parity_audit.diagnose.forms.order import order_of
+
+G = torch.Generator().manual_seed(3)
+
+
+@pytest.mark.parametrize(("sigmas", "apart"), [(3.0, False), (12.0, True)])
+def test_standard_errors_between_two_values(sigmas, apart):
+    own, other = fit(16.0, stderr=0.01), fit(16.0 + sigmas * 0.01 * 2**0.5, stderr=0.01)
+
+    assert differs(Pair(candidate=own, reference=other)) is apart
+
+
+@pytest.mark.parametrize(("factor", "alike"), [(1.003, True), (1.03, False)])
+def test_numbers_of_a_value_with_parts(factor, alike):
+    assert same({"factor": 8.0, "type": "yarn"}, {"factor": 8.0 * factor, "type": "yarn"}) is alike
+
+
+@pytest.mark.parametrize(("off", "even"), [(3e-7, True), (3e-6, False)])
+def test_an_even_pattern(off, even):
+    assert _even(torch.tensor([[0.5 + off, 0.5 - off], [1.0, 0.0]], dtype=torch.float64)) is even
+
+
+@pytest.mark.parametrize(("roundings", "wrong"), [(20, False), (200, True)])
+def test_the_roundings_from_which_a_token_is_wrong(roundings, wrong):
+    """Each number moves by so many roundings of the largest number of a token, which is about twice as large as most."""
+    words = said(lambda of, position, row: position >= 20, by=1 + roundings * 2.0**-23)
+
+    assert (words is not None) is wrong
+
+
+@pytest.mark.parametrize(("wrong", "strays", "rule"), [(500, 5, True), (500, 30, False), (40, 2, True), (40, 8, False)])
+def test_tokens_that_a_rule_may_get_wrong(wrong, strays, rule):
+    at = torch.arange(1000)
+    tokens = Tokens(**{name: at for name in Tokens.__dataclass_fields__ if name != "wrong"}, wrong=at < wrong + strays)
+
+    assert tokens.is_where(at < wrong) is rule
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "marked"), [(3e-5, 0.0, False), (3e-4, 0.0, True), (1e-2, 1e-3, False), (1e-1, 1e-3, True)]
+)
+def test_what_a_value_leaves_beside_what_the_other_sides_leaves(own, others, marked):
+    pair = SimpleNamespace(
+        candidate=SimpleNamespace(residual=own, evidence={}), reference=SimpleNamespace(residual=others, evidence={}), sigmas=99.0
+    )  # fmt: skip
+
+    assert (REMAINDER in list(_marks([pair]))) is marked
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.00003, False), (1.0003, True)])
+def test_a_factor_that_a_scaling_does_not_imply(factor, named):
+    assert (_with_factor(None, factor) is not None) is named
+
+
+def test_frequencies_of_a_text_are_read_off_a_grid_that_is_fine_enough():
+    frequencies, places = torch.tensor([1.3, 0.71, 0.113, 0.0131], dtype=torch.float64), torch.arange(100)
+    x = torch.randn(100, 2, 4, generator=G, dtype=torch.float64)
+    pairs = torch.complex(x[:, 0], x[:, 1])
+
+    def turned(own: torch.Tensor) -> torch.Tensor:
+        made = pairs * torch.exp(1j * places[:, None] * own)
+        return torch.cat([made.real, made.imag], -1)
+
+    def difference(scaling: dict[str, object]) -> torch.Tensor:
+        own = scaling["attention_factor"] * turned(torch.tensor(scaling["inv_freq"], dtype=torch.float64))
+        return (own - turned(frequencies)).flatten()
+
+    found = read_off(Layout(d_head=8, first=0, pairs=4, pairing="half"), difference, 99, 1.0)
+
+    assert found["inv_freq"] == pytest.approx(frequencies.tolist(), rel=1e-9)
+
+
+def test_a_pair_that_does_not_turn_is_in_the_law_of_those_that_do():
+    """Proportional scaling: half of the pairs have the frequencies of a base, the others none."""
+    base = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    table = {"inv_freq": [*base[:4].tolist(), *[0.0] * 4], "attention_factor": 1.0}
+    said_by_spec = {"rope.theta": 500.0, "rope.scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5}}
+
+    assert any(law.get("rope.theta") == pytest.approx(1e4, rel=1e-6) for law in laws(table, said_by_spec, 48))
+
+
+@pytest.mark.parametrize(("noise", "found"), [(2e-4, True), (5e-3, False)])
+def test_channels_that_are_nearly_others(noise, found):
+    true = torch.randn(40, 32, generator=G, dtype=torch.float64)
+    own = true.roll(1, 1) + noise * torch.randn(40, 32, generator=G, dtype=torch.float64)
+
+    assert (order_of(own, true, 8) is not None) is found
+
+
+def test_channels_of_few_directions_are_told_apart():
+    """In one random direction alone some of four thousand channels would be as near to others as to themselves."""
+    true = torch.randn(40, 4096, generator=G, dtype=torch.float64)
+
+    assert order_of(true.flip(1), true, 8)[0] == "reversed"
