@@ -120,8 +120,9 @@ def tied(fit: KnobFit, value: KnobValue) -> bool:
     return canonical(value) in [canonical(other) for other in fit.evidence.get("tied_with", [])]
 
 
-def same(a: KnobValue, b: KnobValue, tolerance: float = SAME_IN_DICT) -> bool:
-    """Equal words and lists; numbers, also inside dictionaries and lists, within a relative tolerance."""
+def same(a: KnobValue, b: KnobValue, tolerance: float | None = None) -> bool:
+    """Equal words and lists; numbers, also inside dictionaries and lists, within a relative tolerance, by default `SAME_IN_DICT`."""
+    tolerance = SAME_IN_DICT if tolerance is None else tolerance
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key], tolerance) for key in a)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
