@@ -112,8 +112,8 @@ SCALINGS: tuple[dict[str, Any], ...] = (
 """Scalings of released models, from which the law behind a table of frequencies is searched. Only quotients of the original context
 and the thresholds can be seen, so that it stays at that of Llama 3.1 or of the paper on YaRN;
 where YaRN's thresholds are rounded to whole pairs, several betas make one table."""
-FORWARD, INVERSE = "forward", "inverse"
-"""The sense of a rotation."""
+FORWARD, INVERSE, EXCHANGED = "forward", "inverse", "cosines and sines exchanged"
+"""The sense of a rotation, or a table whose two halves have changed places."""
 ON_SCORES, ON_QUERIES = "on scores", "on queries"
 """Where q.k is divided: behind the product, or on the queries before it."""
 PLACES = "places"

@@ -25,6 +25,13 @@ def turned(x: Tensor, low=same, *, sense: float = 1.0) -> Tensor:
     return torch.cat([made.real, made.imag], -1).float()
 
 
+def exchanged(x: Tensor) -> Tensor:
+    """Halves of a head turned with a table whose cosines and sines have changed places."""
+    angle = (torch.arange(LENGTH, dtype=torch.float64)[:, None] * FREQUENCIES)[:, None]
+    a, b = x.double().chunk(2, -1)
+    return torch.cat([a * angle.sin() - b * angle.cos(), b * angle.sin() + a * angle.cos()], -1).float()
+
+
 def side(rot_q: Tensor, rot_k: Tensor):
     sites = {"q": Q, "k": K, "rot_q": rot_q, "rot_k": rot_k}
     return loose(sites, probes=SHORT[:1], rope__theta=THETA)
@@ -43,6 +50,7 @@ def test_a_right_rotation_is_not_accused():
         (side(turned(Q), K), "rope.layers", "q only"),
         (side(Q, turned(K)), "rope.layers", "k only"),
         (side(turned(Q, sense=-1.0), turned(K, sense=-1.0)), "rope.direction", "inverse"),
+        (side(exchanged(Q), exchanged(K)), "rope.direction", "cosines and sines exchanged"),
         *(
             (side(*(turned(x, lambda t, dtype=dtype: t.to(dtype).double()) for x in (Q, K))), "rope.dtype", f"{name} cos and sin")
             for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16))
