@@ -70,8 +70,8 @@ def test_a_factor_that_a_scaling_does_not_imply(factor, named):
 
 
 def test_frequencies_of_a_text_are_read_off_a_grid_that_is_fine_enough():
-    frequencies, places = torch.tensor([1.3, 0.71, 0.113, 0.0131], dtype=torch.float64), torch.arange(100)
-    x = torch.randn(100, 2, 4, generator=G, dtype=torch.float64)
+    frequencies, places = torch.tensor([1.3, 0.71, 0.113, 0.0131], dtype=torch.float64), torch.arange(400)
+    x = torch.randn(400, 2, 4, generator=G, dtype=torch.float64)
     pairs = torch.complex(x[:, 0], x[:, 1])
 
     def turned(own: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_frequencies_of_a_text_are_read_off_a_grid_that_is_fine_enough():
         own = scaling["attention_factor"] * turned(torch.tensor(scaling["inv_freq"], dtype=torch.float64))
         return (own - turned(frequencies)).flatten()
 
-    found = read_off(Layout(d_head=8, first=0, pairs=4, pairing="half"), difference, 99, 1.0)
+    found = read_off(Layout(d_head=8, first=0, pairs=4, pairing="half"), difference, 399, 1.0)
 
     assert found["inv_freq"] == pytest.approx(frequencies.tolist(), rel=1e-9)
 
