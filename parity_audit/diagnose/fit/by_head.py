@@ -14,15 +14,13 @@ import torch
 from parity_audit.core.sites import local_name
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values
-from parity_audit.diagnose.fit.search import Difference, Fitted, at_value, together
+from parity_audit.diagnose.fit.search import DIGITS, Difference, Fitted, at_value, together
 from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.choices import AT_DISTANCE
 from parity_audit.formulas.knobs import COUNT, Knob
 
 NO_BIAS = 1e-3
 """Share of the largest bias below which a distance has none: what rounding leaves of a mean over the queries is far less."""
-DIGITS = (3, 5, 7)
-"""Of a bias: a constant of a program has few, and float32 no more than seven."""
 
 
 def one_per_head(row: Knob, difference: Difference, start: Any, heads: int, kv_heads: int) -> Iterator[Fitted]:
