@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def _is_number(node: ast.expr) -> bool:
 def pytest_collection_finish() -> None:
     """Change the constant in every module that has it, once all of them are imported."""
     module, name, factor = os.environ[VARIABLE].split(":")
-    before = getattr(sys.modules[module], name)
+    before = getattr(import_module(module), name)
     after = type(before)(max(before * float(factor), 1)) if isinstance(before, int) else before * float(factor)
     for one in [one for key, one in sys.modules.items() if key.startswith("parity_audit")]:
         if getattr(one, name, None) == before and type(getattr(one, name)) is type(before):

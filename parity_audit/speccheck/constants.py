@@ -14,7 +14,7 @@ from typing import Any
 from parity_audit.diagnose.fit.explain import difference_of, explanations
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, value_under
 from parity_audit.diagnose.fit.search import ROUNDING, fitted
-from parity_audit.diagnose.fit.settings import Explanation
+from parity_audit.diagnose.fit.settings import LAST, Explanation, freedom
 from parity_audit.formulas.knobs import KNOBS, default
 
 BY_LENGTH = ("attention.window", "rope.scaling", "rope.theta")
@@ -104,7 +104,9 @@ def _searched(residuals: Residuals, component: Component, name: str) -> Explanat
     """The value of one knob that leaves rounding, None where none does."""
     start, difference = residuals.decoder.knob(name, component.layer), difference_of(residuals, [component], name, {})
     found = fitted(KNOBS[name], difference, start, largest(residuals, component, name))
-    return Explanation(values={name: found.value}, residual=found.left) if found.left <= ROUNDING else None
+    if found.left > ROUNDING or freedom(name, found.value) == LAST:
+        return None  # what is read off the component itself would explain anything
+    return Explanation(values={name: found.value}, residual=found.left)
 
 
 def _corrected(residuals: Residuals, values: Values, one: Contradiction, component: Component) -> Values:

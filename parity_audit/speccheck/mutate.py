@@ -10,7 +10,7 @@ from parity_audit.core.progress import Progress
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values
 from parity_audit.diagnose.fit.search import number_at, number_paths, with_number
 from parity_audit.formulas.frequencies import attention_factor, rope_table
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, STRUCTURE, Knob
+from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, STRUCTURE, Knob, meant
 from parity_audit.speccheck.constants import contradictions, shown
 from parity_audit.speccheck.judged import judged_components
 from parity_audit.specs.schema import Spec
@@ -127,7 +127,8 @@ def _others(row: Knob, value: Any, residuals: Residuals) -> Iterator[tuple[str, 
             yield shown(WHEN_ABSENT[row.name]), WHEN_ABSENT[row.name]
         return
     if row.kind in (CHOICE, FLAG):
-        other = next(choice for choice in row.choices if choice != value and _function(choice) != _function(value))
+        own = _function(meant(row.name, value))
+        other = next(choice for choice in row.choices if choice != value and _function(choice) != own)
         yield shown(other), other
     elif row.kind == STRUCTURE:
         for path in number_paths(value):

@@ -48,7 +48,7 @@ from parity_audit.diagnose.fit.settings import (
     with_numbers,
 )
 from parity_audit.diagnose.thresholds import CLEAR, TIED
-from parity_audit.formulas.choices import BY_PART
+from parity_audit.formulas.choices import BY_PART, MISSING
 from parity_audit.formulas.frequencies import attention_factor
 from parity_audit.formulas.knobs import KNOBS, ROUNDING
 
@@ -177,13 +177,14 @@ def _ranked(found: Sequence[Explanation], order: Callable[[Explanation], tuple[f
 
 
 def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool) -> tuple[bool, int, int, int]:
-    """What comes first: what leaves as little as the best, choices before numbers, knobs that the spec names, few digits.
+    """What comes first: what leaves as little as the best, choices before numbers, what is missing, knobs that the spec names, few
+    digits.
 
     What decoded tokens alone show is a fault of the cache, or of where they stand, rather than of a mask. That a model has none of
     what a knob says is a choice, whatever else its value could be.
     """
     free = _free(one.values)
-    unsaid = sum(knob not in said for knob in one.values)
+    unsaid = sum(-1 if value == MISSING else knob not in said for knob, value in one.values.items())
     is_of_decoding = decoded and any(knob.startswith(OF_DECODING) for knob in one.values)
     return one.residual > alike, free, -1 if is_of_decoding else unsaid, digits_of(one.values)
 
