@@ -353,14 +353,7 @@ def check_divergence(target: str) -> Checked:
 
 
 def _ref(backend: BackendLike) -> BackendRef:
-    if isinstance(backend, BackendRef):
-        return backend
-    if not isinstance(backend, str):
-        raise UsageError(
-            f"a backend is given as text, not as {type(backend).__name__}", code="backend", found=type(backend).__name__,
-            hint="a model that is loaded already is audited by parity_audit.audit_live(model, ...)",
-        )  # fmt: skip
-    return parse_backend(backend)
+    return backend if isinstance(backend, BackendRef) else parse_backend(backend)
 
 
 def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool) -> list[BackendRef]:

@@ -24,6 +24,11 @@ def parse_backend(text: str) -> BackendRef:
     Raises:
         UsageError: unknown name, empty version, or a setting without `=`.
     """
+    if not isinstance(text, str):  # what people give to the Python API
+        raise UsageError(
+            f"a backend is given as text, not as {type(text).__name__}", code="unknown-backend", found=type(text).__name__,
+            hint="a model that is loaded already is audited by parity_audit.audit_live(model, ...)",
+        )  # fmt: skip
     head, *pairs = _split(text)
     if head.startswith(f"{PORT}:"):
         settings = dict(_setting(pair, text) for pair in pairs)

@@ -95,3 +95,11 @@ def test_a_wheel_says_that_it_is_typed(tmp_path):
     assert "parity_audit/py.typed" in names
     assert "parity_audit/envs/locks/transformer-lens-2.3.0.txt" in names
     assert "parity_audit/model_specs/gemma2.yaml" in names
+
+
+def test_a_loaded_model_among_candidates_is_refused_in_words():
+    with pytest.raises(parity_audit.UsageError) as raised:
+        parity_audit.audit("gpt2", candidates=[torch.nn.Linear(2, 2)], miniature="mini")
+
+    assert raised.value.code == "unknown-backend"
+    assert "audit_live" in str(raised.value.hint)
