@@ -15,7 +15,12 @@ from parity_audit.diagnose.describe import _even
 from parity_audit.diagnose.extent import Tokens
 from parity_audit.diagnose.findings import _marks
 from parity_audit.diagnose.fit.by_pair import Layout, _with_factor, laws, read_off
+from parity_audit.diagnose.forms.described import _whole_heads, described
+from parity_audit.diagnose.forms.kinds import _projected
 from parity_audit.diagnose.forms.order import order_of
+from parity_audit.diagnose.forms.pair import Pair as Tensors
+from parity_audit.diagnose.numerics import tf32_share
+from parity_audit.diagnose.returned import _far
 
 G = torch.Generator().manual_seed(3)
 
@@ -109,3 +114,40 @@ def test_channels_of_few_directions_are_told_apart():
     true = torch.randn(40, 4096, generator=G, dtype=torch.float64)
 
     assert order_of(true.flip(1), true, 8)[0] == "reversed"
+
+
+@pytest.mark.parametrize(("wrong", "whole"), [(6, True), (1, False)])
+def test_channels_of_a_head_that_stand_for_all_of_them(wrong, whole):
+    channels = torch.arange(16) < wrong
+
+    assert int(_whole_heads(channels, 8).sum()) == (8 if whole else wrong)
+
+
+@pytest.mark.parametrize(("off", "differs_at_all"), [(3e-6, False), (5e-5, True)])
+def test_tensors_that_do_not_differ_have_no_description(off, differs_at_all):
+    true = torch.randn(40, 32, generator=G, dtype=torch.float64)
+
+    assert (described(Tensors(own=true * (1 + off), true=true, d_head=8)) is not None) is differs_at_all
+
+
+@pytest.mark.parametrize(("noise", "few"), [(3e-4, True), (3e-3, False)])
+def test_rounding_is_no_direction_of_a_difference(noise, few):
+    """The difference is one direction, and noise whose singular values are such a share of its size."""
+    true = torch.randn(40, 32, generator=G, dtype=torch.float64)
+    direction = torch.nn.functional.normalize(torch.randn(32, generator=G, dtype=torch.float64), dim=0)
+    apart = -(true @ direction)[:, None] * direction
+    grain = torch.linalg.qr(torch.randn(40, 32, generator=G, dtype=torch.float64)).Q * float(apart.norm())
+
+    assert (_projected(Tensors(own=true + apart + noise * grain, true=true, d_head=8)) is not None) is few
+
+
+def test_the_size_of_a_walk_of_tf32_products():
+    """4 * 2^-11 * sqrt(7), as the docstring has it, in the first block."""
+    assert tf32_share(SimpleNamespace(layer=0)) == pytest.approx(0.0051675, rel=1e-4)
+
+
+@pytest.mark.parametrize(("roundings", "far"), [(5, False), (50, True)])
+def test_roundings_behind_the_last_hook(roundings, far):
+    hooked = torch.tensor([1.0, -0.5], dtype=torch.float64)
+
+    assert _far(hooked, hooked + roundings * 2.0**-23, "float32") is far
