@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from loose import SHORT, differ, loose
 from test_extent import said
 from test_findings import fit
 
@@ -21,6 +22,7 @@ from parity_audit.diagnose.forms.order import order_of
 from parity_audit.diagnose.forms.pair import Pair as Tensors
 from parity_audit.diagnose.numerics import tf32_share
 from parity_audit.diagnose.returned import _far
+from parity_audit.formulas.alibi import standard_slopes, times_usual
 
 G = torch.Generator().manual_seed(3)
 
@@ -151,3 +153,37 @@ def test_roundings_behind_the_last_hook(roundings, far):
     hooked = torch.tensor([1.0, -0.5], dtype=torch.float64)
 
     assert _far(hooked, hooked + roundings * 2.0**-23, "float32") is far
+
+
+@pytest.mark.parametrize(("noise", "named"), [(3e-5, True), (5e-4, False)])
+def test_embeddings_that_are_nearly_the_rows_of_other_tokens(noise, named):
+    table, own = torch.randn(131, 64, generator=G), torch.tensor(SHORT[0].token_ids)
+    grain = torch.nn.functional.normalize(torch.randn(*own.shape, 64, generator=G), dim=-1)
+    moved = table[(own + 1) % 131]
+    sides = [
+        loose({"embed": rows}, weights={"embed": table}, probes=SHORT[:1], layer=None)
+        for rows in (moved + noise * moved.norm(dim=-1, keepdim=True) * grain, table[own])
+    ]
+
+    assert ("embed.rows" in differ(*sides)) is named
+
+
+def test_a_small_difference_that_no_cause_explains_is_no_scale():
+    x, weight = torch.randn(1, 48, 64, generator=G), torch.randn(64, 64, generator=G) / 8
+    right = x @ weight.T
+    wrong = right + 0.03 * right.square().mean().sqrt() * torch.randn(1, 48, 64, generator=G)
+    sides = [
+        loose({"z": x.unflatten(-1, (4, 16)), "attn_proj": y}, weights={"attn.o": weight}, probes=SHORT[:1])
+        for y in (wrong, right)
+    ]
+
+    assert {knob: finding.candidate_value for knob, finding in differ(*sides).items()} == {
+        "weights.attn.o": "not the checkpoint's"
+    }
+
+
+@pytest.mark.parametrize(("off", "even"), [(3e-4, True), (5e-3, False)])
+def test_slopes_that_are_nearly_a_multiple_of_the_usual_ones(off, even):
+    slopes = [2.0 * slope * (1 + off * (-1) ** head) for head, slope in enumerate(standard_slopes(8))]
+
+    assert (times_usual(slopes) is not None) is even
