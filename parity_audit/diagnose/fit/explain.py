@@ -8,6 +8,7 @@ as one knob: it leaves rounding. A smaller set comes before a larger one, and of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -116,7 +117,7 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
     spec's values, it reproduces nearly all numbers that are wrong, or leaves clearly less and no more numbers wrong.
     """
     exact = {knob: value for knob, value in one.values.items() if KNOBS[knob].kind != ROUNDING}
-    if one.residual <= limit or len(exact) == len(one.values):
+    if one.residual <= limit or len(exact) == len(one.values) or math.isinf(one.residual):
         return one.residual <= limit
     off, *others = (
         joined(residuals, parts, under(residuals, values, parts[0].layer)) for values in (one.values, exact, {})

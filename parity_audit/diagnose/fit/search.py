@@ -212,9 +212,10 @@ def together(
         if off is None or any(one is None or one.shape != off.shape for one in beside):
             break
         slopes = torch.stack([one - off for one in beside if one is not None], -1) / STEP
-        if not bool(slopes.isfinite().all()):
-            break  # a value that makes infinite numbers beside it has no slope
-        step = torch.linalg.lstsq(slopes.mT @ slopes, slopes.mT @ off, driver="gelsd").solution
+        squares, products = slopes.mT @ slopes, slopes.mT @ off
+        if not bool(squares.isfinite().all() & products.isfinite().all()):
+            break  # a value beside which the formula makes infinite numbers has no slope
+        step = torch.linalg.lstsq(squares, products, driver="gelsd").solution
         for _ in range(HALVINGS):
             trial = at(u - step)
             if trial is not None and trial.shape == off.shape and float(trial.norm()) < float(off.norm()):
