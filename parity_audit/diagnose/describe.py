@@ -24,6 +24,7 @@ from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, f64, real
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.forms.attended import attended, neighbours, rounded_values
 from parity_audit.diagnose.forms.described import described, descriptions
+from parity_audit.diagnose.forms.kinds import SAME
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.sample import CLEAN, NOT_STORED
@@ -309,7 +310,7 @@ def _finding(unexplained: Finding, group: _Group) -> Finding:
         unexplained, knob=f"{name}.{form.kind}", kind="variant", layers=numbers or None, site=site,
         candidate_value=form.value, reference_value=form.usual, departs_from_spec="candidate",
         evidence={**unexplained.evidence, "where": form.where or "everywhere", "unexplained": form.left,
-                  **({EXPLAINED_BY: FORMULA} if form.rest <= CLEAN else {})},
+                  **({EXPLAINED_BY: FORMULA} if form.rest <= SAME else {})},
         confidence=confidence([DESCRIBED]),
         message=f"given its own inputs, {name} of the candidate is not what the reference makes of them: {form.kind} {said}",
     )  # fmt: skip

@@ -11,7 +11,7 @@ same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -66,6 +66,11 @@ class Causes:
     reference: list[KnobFit] = field(default_factory=list)
     gaps: list[NotTested] = field(default_factory=list)
 
+    def attempt(self, what: str, step: Callable[[], None]) -> None:
+        """Take a step; one that breaks off is a gap."""
+        broken = attempt(what, step)
+        self.gaps += [] if broken is None else [broken]
+
 
 def causes(
     candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | None, known: Sequence[Setting] = ()
@@ -78,13 +83,12 @@ def causes(
     sides = Searched(side=side_of(candidate), found=before), Searched(side=side_of(reference))
     for site in sites_with_formula(candidate):
         if suspects is None or component_of(site) in suspects:
-            broken = attempt(f"causes by formula at {site}", partial(_explain, site, sides, found))
-            found.gaps += [] if broken is None else [broken]
+            found.attempt(f"causes by formula at {site}", partial(_explain, site, sides, found))
     for knob in sorted({fit.knob for fit in found.candidate}):
         seen = {(fit.layer, fit.site) for fit in found.candidate if fit.knob == knob}
         for site in sites_with_formula(candidate):
             if (layer_of(site), local_name(site)) not in seen:
-                attempt(f"{knob} at {site}", partial(_add_where_right, site, knob, sides, found))
+                found.attempt(f"{knob} at {site}", partial(_add_where_right, site, knob, sides, found))
     return found
 
 
@@ -233,9 +237,8 @@ def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
     difference = difference_of(residuals, at.parts, knob, held)
     off = difference(value)
     left = float("inf") if off is None else float(off.norm())
-    is_read = KNOBS[knob].kind == REAL and knob in asked(
-        residuals, first, held
-    )  # else the value says nothing of this side
+    # A number that the formula does not ask for under these values says nothing of this side.
+    is_read = KNOBS[knob].kind == REAL and knob in asked(residuals, first, held)
     stderr = uncertainty(difference, value, off) if is_read and off is not None else None
     drawn = picture(residuals, first, knob, under(residuals, {**held, knob: value}, first.layer))
     return KnobFit(

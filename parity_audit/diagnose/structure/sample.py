@@ -10,8 +10,9 @@ from torch import Tensor
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import Evidence, tokens_of
+from parity_audit.formulas.choices import OWN
 
-AS_STORED, NOT_STORED = "the checkpoint's", "not the checkpoint's"
+AS_STORED, NOT_STORED = OWN, "not the checkpoint's"
 CLEAN = 2e-5
 """What float32 rounding may leave of a projection, relative: sums of ten thousand terms leave a hundred roundings."""
 LOW = ((torch.bfloat16, 1e-2), (torch.float16, 1.3e-3))

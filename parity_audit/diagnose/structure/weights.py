@@ -12,6 +12,7 @@ from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
 from parity_audit.diagnose.fit.search import Fitted, shortened
 from parity_audit.diagnose.structure.sample import EXPLAINS, LOW, Answer, Projection, Sample
 from parity_audit.diagnose.thresholds import FEWEST_TOKENS
+from parity_audit.formulas.choices import MISSING, TIMES_OWN
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INT8, INT4 = 127, 7
@@ -43,7 +44,7 @@ def _bias_in_words(extra: Tensor, known: Tensor | None) -> str:
     times = 1 + float(extra @ known) / float(known @ known)
     if relative_rms(extra - (times - 1) * known, extra) > 0.01:
         return "another one"
-    return "missing" if abs(times) < 0.01 else f"the checkpoint's times {times:.4g}"
+    return MISSING if abs(times) < 0.01 else TIMES_OWN.format(f"{times:.4g}")
 
 
 def scale(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
