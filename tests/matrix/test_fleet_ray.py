@@ -45,11 +45,11 @@ def _threads():
 
 @pytest.fixture
 def two_nodes(cache, monkeypatch):
-    """A head with one CPU, and a second node with one that can be killed."""
+    """A head that runs no cell, and a second node with one CPU that can be killed: every cell begins there."""
     from ray.cluster_utils import Cluster
 
     with bucket() as url:
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         second = made.add_node(num_cpus=1)
         made.wait_for_nodes()
         monkeypatch.setenv("RAY_ADDRESS", made.address)
@@ -153,6 +153,7 @@ def test_a_fleet_is_stopped_resumed_and_loses_a_node_and_no_cell(two_nodes, tmp_
         there = [one.asked.candidate for one in states if one.state == RUNNING and one.node == second.node_id[:8]]
         if there and not killed:
             killed.extend(there)
+            cluster.add_node(num_cpus=1)
             cluster.remove_node(second, allow_graceful=False)
 
     done = list(run_fleet(WANTED, tmp_path / "second", dataclasses.replace(fleet, watch=watch)))
