@@ -2,19 +2,20 @@
 
 Components are taken one at a time, from the judge's own inputs, so an error is found where it is made. Where a formula with the
 spec's values leaves more than rounding, each knob that the formula asks for is searched alone, and where none leaves rounding the
-component is explained as in an audit (see `diagnose.fit.explain`): the knobs that do are contradicted, with these values.
+component is explained as in an audit (see `diagnose.fit.explain`): the knobs that do are contradicted, with these values. Of knobs
+that explain it alone, the first that leaves the layer's other components as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parity_audit.diagnose.fit.explain import difference_of, explanations
+from parity_audit.diagnose.fit.explain import MORE_ON_ALL, difference_of, explanations, under
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, value_under
 from parity_audit.diagnose.fit.search import ROUNDING, fitted
-from parity_audit.diagnose.fit.settings import LAST, Explanation, freedom
+from parity_audit.diagnose.fit.settings import LAST, Explanation, freedom, words_of
 from parity_audit.formulas.knobs import KNOBS, default
 
 BY_LENGTH = ("attention.window", "rope.scaling", "rope.theta")
@@ -46,31 +47,40 @@ def shown(value: Any) -> str:
 
 
 def contradictions(
-    residuals: Residuals, components: Iterable[Component], values: Values, first_only: bool = False
+    residuals: Residuals, components: Sequence[Component], values: Values, *, of: Sequence[Component] | None = None
 ) -> list[Contradiction]:
     """What the reference contradicts, in the order in which data flow; a value that is found holds for what follows.
 
     Args:
-        first_only: stop at the first.
+        components: everything that was captured.
+        of: the components among them of which the first that contradicts is asked for; None for what all contradict.
     """
     found: list[Contradiction] = []
-    for component in components:
+    for component in components if of is None else of:
         left = residuals.residual(component, values)
         if left <= ROUNDING:
             continue
-        for one in _explained(residuals, component, values, left):
+        for one in _explained(residuals, component, values, left, components):
             if one.knob != UNEXPLAINED:
                 values = _corrected(residuals, values, one, component)
             found = _joined(found, one)
-        if first_only:
+        if of is not None:
             break
     return found
 
 
-def _explained(residuals: Residuals, component: Component, values: Values, left: float) -> list[Contradiction]:
+def _explained(
+    residuals: Residuals, component: Component, values: Values, left: float, components: Sequence[Component]
+) -> list[Contradiction]:
     """The knob that leaves rounding of this component alone, else as few as do together; one without a name where none do."""
     said = replace(residuals, decoder=replace(residuals.decoder, values=values))
-    held = next((found for name in _order(component) if (found := _searched(said, component, name)) is not None), None)
+    beside = [other for other in components if other.layer == component.layer and other != component]
+    held: Explanation | None = None
+    for one in _alone(said, component):
+        if _holds(said, one, beside):
+            held = one
+            break
+        held = held or one
     if held is None:
         held = next(iter(explanations(said, [component], ROUNDING, ROUNDING)), None)
     layers = () if component.layer is None else (component.layer,)
@@ -87,6 +97,28 @@ def _explained(residuals: Residuals, component: Component, values: Values, left:
         )
         for knob, value in held.values.items()
     ]
+
+
+def _alone(residuals: Residuals, component: Component) -> Iterator[Explanation]:
+    """The knobs that explain a component alone, in the order in which they are searched; choices with a number in them come last."""
+    with_number = []
+    for name in _order(component):
+        found = _searched(residuals, component, name)
+        if found is not None and words_of(name, found.values[name]):
+            with_number.append(found)
+        elif found is not None:
+            yield found
+    yield from with_number
+
+
+def _holds(residuals: Residuals, one: Explanation, beside: Sequence[Component]) -> bool:
+    """Whether a value leaves no more of the components beside it that ask for its knob than the spec's values do."""
+    return all(
+        residuals.residual(other, under(residuals, one.values, other.layer))
+        <= max(MORE_ON_ALL * residuals.residual(other, residuals.decoder.values), ROUNDING)
+        for other in beside
+        if not other.knobs.isdisjoint(one.values)
+    )
 
 
 def _order(component: Component) -> list[str]:

@@ -62,7 +62,7 @@ def mutations(residuals: Residuals, components: Sequence[Component]) -> Iterator
 
 def _judged(residuals: Residuals, components: Sequence[Component], knob: str, change: str, values: Values) -> Mutation:
     asking = _asking(components, knob)
-    found = contradictions(residuals, asking, values, first_only=True)
+    found = contradictions(residuals, components, values, of=asking)
     if not found:
         why = "no component asks for it" if not asking else "every component is reproduced: no probe shows it"
         return Mutation(knob=knob, change=change, named=False, why=why)

@@ -11,13 +11,16 @@ import transformers
 sys.path.insert(0, str(Path(__file__).parents[1] / "specs"))
 from architectures import Architecture
 
+from parity_audit.core.progress import SILENT
 from parity_audit.diagnose.fit.residuals import Component, Residuals, changed
 from parity_audit.diagnose.fit.search import FEW, ROUNDING, fitted
 from parity_audit.formulas.decoder import decoder_of
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.formulas.stored import CheckpointTensors
 from parity_audit.speccheck.constants import contradictions
+from parity_audit.speccheck.judged import judged_components
 from parity_audit.specs.facts import decoder_facts
+from parity_audit.specs.load import load_spec
 from parity_audit.specs.resolve import resolve_model
 
 X = torch.linspace(-3, 3, 41, dtype=torch.float64)
@@ -149,3 +152,15 @@ def test_two_wrong_constants_and_one_layer_alone(evidence):
     assert set(found) == {"embed.scale", "norm.eps"}
     assert found["norm.eps"].layers == (2,)
     assert found["norm.eps"].fitted == pytest.approx(1e-6, rel=1e-6)
+
+
+def test_of_two_knobs_that_explain_a_component_the_one_that_holds_beside_it(cache):
+    """What a sequential Cohere's MLP reads is its attention's norm too where norms stand behind sums; its norms do not."""
+    with judged_components(load_spec("cohere"), 0, SILENT) as (residuals, components):
+        count = residuals.decoder.dims["n_layers"]
+        values = changed(residuals.decoder.values, "residual.parallel", False, range(count), count)
+        asking = [one for one in components if "residual.parallel" in one.knobs]
+
+        found = contradictions(residuals, components, values, of=asking)
+
+    assert [(one.knob, one.fitted) for one in found] == [("residual.parallel", True)]

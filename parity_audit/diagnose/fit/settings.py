@@ -12,7 +12,8 @@ from parity_audit.formulas.choices import OTHERS, number_in
 from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROUNDING, STRUCTURE
 
 FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
-"""By kind, how many other values may explain as much: few names, some whole numbers, any number, several numbers."""
+"""By kind, how many other values may explain as much: few names, some whole numbers, any number, a law with numbers (as a choice
+with a number in it is)."""
 LAST = 7
 """The freedom of a value that is read off what it explains, more than that of any two others."""
 MOST_DIGITS = 6
@@ -40,7 +41,7 @@ def freedom(knob: str, value: Any) -> int:
         return LAST
     if value is None or value in KNOBS[knob].choices:
         return FREEDOM[CHOICE]
-    return FREEDOM[REAL if words_of(knob, value) else KNOBS[knob].kind]
+    return FREEDOM[STRUCTURE if words_of(knob, value) else KNOBS[knob].kind]
 
 
 def words_of(knob: str, value: Any) -> list[str]:
