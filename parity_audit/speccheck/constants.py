@@ -18,7 +18,7 @@ from parity_audit.diagnose.fit.search import ROUNDING, fitted
 from parity_audit.diagnose.fit.settings import LAST, Explanation, freedom, words_of
 from parity_audit.formulas.knobs import KNOBS, default
 
-BY_LENGTH = ("attention.window", "rope.scaling", "rope.theta")
+BY_LENGTH = ("attention.window", "attention.chunk", "rope.scaling", "rope.theta")
 """The knobs that a long text shows and a short one may not; searched first there, for every other is seen on both."""
 UNEXPLAINED = ""
 

@@ -19,7 +19,7 @@ from parity_audit.core.sites import local_name
 from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.by_pair import SCALING, THETA, Layout, laws, read_off, sharpened
 from parity_audit.diagnose.fit.by_token import positions_one_by_one, where_it_differs
-from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, largest, with_value
+from parity_audit.diagnose.fit.residuals import ROTATED, Component, Residuals, Values, largest, with_value
 from parity_audit.diagnose.fit.search import (
     EQUALLY,
     Difference,
@@ -75,7 +75,8 @@ HELPS = 0.9
 
 GROWTH = "attention.temperature_by_position"
 POSITIONS = ("rope.offset", "pos_embed.offset")
-"""The knobs whose value may be said token by token."""
+OF_EACH_TOKEN = (*ROTATED, "pos_embed")
+"""The knobs whose value may be said token by token, and the sites of which each token depends on its own position alone."""
 LAYOUT = ("rope.first_dim", "rope.partial", "rope.pairing")
 """Knobs that say which components of a head turn together."""
 
@@ -251,7 +252,8 @@ class _Search:
         row, dims, best = KNOBS[knob], self.residuals.decoder.dims, min(tried, key=lambda one: one.left)
         if best.left <= self.limit:
             return self._of_this_part(knob, tried)
-        if knob in POSITIONS and self.small.probe.decode_from is None:
+        is_alone = local_name(self.small.site) in OF_EACH_TOKEN and self.small.probe.decode_from is None
+        if knob in POSITIONS and is_alone:
             own = positions_one_by_one(difference, self.residuals.places(self.small))
             return [at_value(difference, value) for value in own]
         if row.per_head:

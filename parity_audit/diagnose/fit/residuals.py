@@ -3,8 +3,8 @@
     residual = rms(formula(captured inputs) - captured) / rms(captured)        over real tokens
 
 In float64, with a float64 capture, the right values leave rounding (about 1e-15) and every other value leaves more. On probes
-that hold the residual stream alone, attention is computed from the stream for the last few queries of the text: they see
-the whole window, and the longest distances.
+that hold the residual stream alone, attention is computed from the stream for a few queries: the last of the text see the
+whole window and the longest distances, and those before them where chunks begin.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from parity_audit.formulas.positions import counted
 
 IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, KeyError)
 """What a formula raises for values that this decoder cannot have, and where a value that it reads is missing."""
-LAST_QUERIES = 8
-"""Queries of a long text whose attention is computed: enough to tell values, and 500 times cheaper than all of 4160."""
+LAST_QUERIES, EARLIER_QUERIES = 8, 7
+"""Queries of a long text whose attention is computed, the last and some before them: enough to tell values, and 300 times cheaper
+than all of 4160."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, less whole numbers, are even between 0 and 1 and share no period with chunks of any size (Weyl 1916)."""
 SPREAD = 48
 """Tokens of a long text whose rotation is compared, ever further apart: neighbours tell fast pairs, the last ones slow pairs."""
 ROTATED = ("rot_q", "rot_k")
@@ -127,7 +130,8 @@ class Residuals:
             return None
         made, seen = shown.of(made), shown.values
         if run.undefined:
-            defined = ~shown.of(sum(run.undefined, torch.zeros_like(shown.real)))
+            undefined = (self._compared(component, one) for one in run.undefined)
+            defined = ~shown.of(sum(undefined, torch.zeros_like(shown.real)))
             if int(defined.sum()) < (1 - UNDEFINED) * len(defined):
                 return None
             made, seen = made[defined], seen[defined]
@@ -175,7 +179,9 @@ class Residuals:
         if component.probe.sites == "all":
             return None
         if local_name(component.site) not in ROTATED:
-            return torch.arange(max(length - LAST_QUERIES, 0), length)
+            last = range(max(length - LAST_QUERIES, 0), length)
+            earlier = (int(length * (part * GOLDEN % 1)) for part in range(1, EARLIER_QUERIES + 1))
+            return torch.tensor(sorted({*earlier, *last}))
         apart = torch.logspace(0, math.log10(length), min(SPREAD, length), dtype=torch.float64)
         return torch.tensor(sorted({int(place) - 1 for place in apart.tolist()}))
 

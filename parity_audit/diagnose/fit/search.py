@@ -88,6 +88,7 @@ def fitted(
         tried += [at_value(difference, one) for one in variants(start)[1:]]
         tried += [found for one in begun for found in _by_part(difference, one)]
     elif row.kind == COUNT and limit > FEW:
+        tried += [at_value(difference, count) for count in _usual(start, limit)]
         tried.append(_narrowed(difference, int, limit, enough))
     elif row.span is not None and row.kind != COUNT:
         tried.append(_real(difference, start, row.span, enough, near=near))
@@ -124,6 +125,13 @@ def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
     if row.kind == COUNT and limit <= FEW:
         least = 0 if row.span is None else int(row.span[0])
         yield from (count for count in range(least, limit + 1) if count != start)
+
+
+def _usual(start: Any, limit: int) -> list[int]:
+    """Whole numbers that a grid would miss where what they leave has no slope, as a chunk's: powers of two, and the neighbours of
+    the number that is held to be right."""
+    beside = {start - 1, start + 1} if is_number(start) else set()
+    return sorted(count for count in {*beside, *(2**k for k in range(limit.bit_length()))} if 1 <= count <= limit)
 
 
 def at_value(difference: Difference, value: Any) -> Fitted:
