@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parity_audit.diagnose.fit.explain import MORE_ON_ALL, difference_of, explanations, under
+from parity_audit.diagnose.fit.explain import MORE_ON_ALL, difference_of, explanations, said_of, under
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, value_under
 from parity_audit.diagnose.fit.search import ROUNDING, fitted
-from parity_audit.diagnose.fit.settings import LAST, Explanation, freedom, words_of
+from parity_audit.diagnose.fit.settings import LAST, MOST_DIGITS, Explanation, digits_of, freedom, words_of
 from parity_audit.formulas.knobs import KNOBS, default
 
 BY_LENGTH = ("attention.window", "attention.chunk", "rope.scaling", "rope.theta")
@@ -100,15 +100,19 @@ def _explained(
 
 
 def _alone(residuals: Residuals, component: Component) -> Iterator[Explanation]:
-    """The knobs that explain a component alone, in the order in which they are searched; choices with a number in them come last."""
-    with_number = []
+    """The knobs that explain a component alone, in the order in which they are searched; last, and by their freedom, what the config
+    of a released model would not say: numbers of many digits, and choices with a number in them."""
+    unusual = []
     for name in _order(component):
         found = _searched(residuals, component, name)
-        if found is not None and words_of(name, found.values[name]):
-            with_number.append(found)
-        elif found is not None:
+        if found is None:
+            continue
+        digits = digits_of(found.values, said_of(found.values, residuals.decoder, component.layer))
+        if words_of(name, found.values[name]) or max(digits, default=0) >= MOST_DIGITS:
+            unusual.append(found)
+        else:
             yield found
-    yield from with_number
+    yield from sorted(unusual, key=lambda one: sum(freedom(*item) for item in one.values.items()))
 
 
 def _holds(residuals: Residuals, one: Explanation, beside: Sequence[Component]) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from parity_audit.core.errors import UsageError
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -188,7 +190,16 @@ class Spec:
 
     @property
     def first_model(self) -> str:
-        """The model that stands for the spec where it is checked: the first that it lists."""
+        """The model that stands for the spec where it is checked: the first that it lists.
+
+        Raises:
+            UsageError: it lists none, as a family does that other specs extend.
+        """
+        if not self.content.models:
+            raise UsageError(
+                f"`{self.name}` lists no model to run", code="spec-models", where=self.file,
+                hint="name a model under `models:`, or check a spec that extends this one",
+            )  # fmt: skip
         return next(iter(self.content.models))
 
     def led_by(self, model: str) -> Spec:

@@ -3,13 +3,24 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from parity_audit.cli.app import app
 from parity_audit.core.errors import SpecError, UsageError
 from parity_audit.specs.load import list_specs, load_spec
 
 
 def test_shipped_specs_are_valid():
     assert {spec.architecture for spec in list_specs()} >= {"Gemma2ForCausalLM", "LlamaForCausalLM"}
+
+
+@pytest.mark.parametrize("options", [[], ["--mutate"]])
+def test_a_family_has_no_model_to_check(options):
+    done = CliRunner().invoke(app, ["spec", "check", "llama_like", "-q", *options])
+
+    assert done.exit_code == 2
+    assert "spec-models" in done.stderr
+    assert "llama_like.yaml" in done.stderr
 
 
 def _error(tmp_path: Path, text: str) -> SpecError:

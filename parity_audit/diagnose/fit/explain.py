@@ -9,7 +9,7 @@ as one knob: it leaves rounding. A smaller set comes before a larger one, and of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -39,7 +39,7 @@ from parity_audit.diagnose.fit.settings import (
     Setting,
     best_of_each,
     digits_of,
-    freedom,
+    freedom_of,
     has_parts,
     is_choice,
     is_positive,
@@ -52,6 +52,7 @@ from parity_audit.diagnose.thresholds import CLEAR, TIED
 from parity_audit.formulas.choices import BY_PART, MISSING
 from parity_audit.formulas.frequencies import attention_factor
 from parity_audit.formulas.knobs import KNOBS, ROUNDING
+from parity_audit.formulas.place import Decoder
 
 MORE_ON_ALL = 10.0
 """What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
@@ -155,8 +156,7 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
         if found:
             break
     alike = TIED * max(min((one.residual for one in found), default=0.0), floor)
-    decoded = parts[0].probe.decode_from is not None
-    return _ranked(found, lambda one: _order(one, alike, residuals.decoder.values, decoded))
+    return _ranked(found, lambda one: _order(one, alike, residuals.decoder, parts[0]))
 
 
 def _smallest_wrong(
@@ -178,21 +178,23 @@ def _ranked(found: Sequence[Explanation], order: Callable[[Explanation], tuple[f
     )
 
 
-def _order(one: Explanation, alike: float, said: Collection[str], decoded: bool) -> tuple[bool, int, int, int]:
+def _order(one: Explanation, alike: float, spec: Decoder, part: Component) -> tuple[bool, int, int, int]:
     """What comes first: what leaves as little as the best, choices before numbers, what is missing, knobs that the spec names, few
     digits.
 
     What decoded tokens alone show is a fault of the cache, or of where they stand, rather than of a mask. That a model has none of
     what a knob says is a choice, whatever else its value could be.
     """
-    free = _free(one.values)
-    unsaid = sum(-1 if value == MISSING else knob not in said for knob, value in one.values.items())
-    is_of_decoding = decoded and any(knob.startswith(OF_DECODING) for knob in one.values)
-    return one.residual > alike, free, -1 if is_of_decoding else unsaid, digits_of(one.values)
+    said = said_of(one.values, spec, part.layer)
+    unsaid = sum(-1 if value == MISSING else knob not in spec.values for knob, value in one.values.items())
+    is_of_decoding = part.probe.decode_from is not None and any(knob.startswith(OF_DECODING) for knob in one.values)
+    free, digits = freedom_of(one.values, said), sum(digits_of(one.values, said))
+    return one.residual > alike, free, -1 if is_of_decoding else unsaid, digits
 
 
-def _free(values: Setting) -> int:
-    return sum(freedom(knob, value) for knob, value in values.items())
+def said_of(values: Setting, spec: Decoder, layer: int | None) -> Setting:
+    """What the spec says of the knobs of a setting."""
+    return {knob: spec.knob(knob, layer) for knob in values}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +295,8 @@ class _Search:
             return []
         tried = [self._left_by(setting, [self.small]) for setting in laws(found, said, length)]
         near = sorted(
-            (one for one in tried if self._is_near(one)), key=lambda one: (_free(one.values), digits_of(one.values))
+            (one for one in tried if self._is_near(one)),
+            key=lambda one: (freedom_of(one.values, said), sum(digits_of(one.values, said))),
         )
         return [*near[:POLISHED], self._left_by({SCALING: sharpened(layout, whole, found, longest)}, [self.small])]
 

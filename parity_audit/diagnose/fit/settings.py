@@ -49,10 +49,25 @@ def words_of(knob: str, value: Any) -> list[str]:
     return [words for words in KNOBS[knob].measured if isinstance(value, str) and number_in(value, words) is not None]
 
 
-def digits_of(values: Setting) -> int:
-    """How many digits the numbers of a setting have: of laws that say the same, the one of a config has few."""
-    written = (f"{number_at(values, spot):.{MOST_DIGITS}g}" for spot in spots_of(values))
-    return sum(len(number.partition("e")[0].replace(".", "").strip("0-")) for number in written)
+def digits_of(values: Setting, said: Setting | None = None) -> list[int]:
+    """How many digits each number of a setting has that is not `said` in the same place: the numbers of a config have few."""
+    kept = {spot: number_at(said, spot) for spot in spots_of(said or {})}
+    numbers = {spot: number_at(values, spot) for spot in spots_of(values)}
+    written = [f"{number:.{MOST_DIGITS}g}" for spot, number in numbers.items() if kept.get(spot) != number]
+    return [len(number.partition("e")[0].replace(".", "").strip("0-")) for number in written]
+
+
+def freedom_of(values: Setting, said: Setting) -> int:
+    """The freedom of a setting: that of its values, where what is said with one number changed is one number."""
+    free = {knob: freedom(knob, value) for knob, value in values.items()}
+    for knob, value in values.items():
+        if isinstance(value, dict) and isinstance(said[knob], dict) and free[knob] != LAST:
+            others = [key for key in {*value, *said[knob]} if value.get(key) != said[knob].get(key)]
+            is_number_alone = (
+                len(others) == 1 and is_number(value.get(others[0])) and is_number(said[knob].get(others[0]))
+            )
+            free[knob] = FREEDOM[REAL] if is_number_alone else free[knob]
+    return sum(free.values())
 
 
 def place_in_row(values: Setting) -> int:
