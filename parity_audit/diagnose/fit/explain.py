@@ -341,7 +341,15 @@ class _Search:
             number = shortened(own, number_at(values, spot), positive=is_positive(spot)).value
             values = with_number(values, spot, number)
         before, after = (self._left_by(setting, parts) for setting in (one.values, values))
-        return after if after.residual <= EQUALLY * before.residual else before
+        best = after if after.residual <= EQUALLY * before.residual else before
+        return self._without_what_is_as_absent(best, parts)
+
+    def _without_what_is_as_absent(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
+        """A setting with none of what comes as near to none as nobody can tell, as a cap of thousands does."""
+        for knob in [str(knob) for knob, *more in spots_of(one.values) if not more and KNOBS[str(knob)].optional]:
+            absent = self._left_by({**one.values, knob: None}, parts)
+            one = absent if absent.residual <= EQUALLY * one.residual else one
+        return one
 
     def _left_by(self, values: Setting, parts: Sequence[Component]) -> Explanation:
         left = residual(self.residuals, parts, under(self.residuals, values, parts[0].layer))
