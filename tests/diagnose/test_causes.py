@@ -10,7 +10,7 @@ from tiny_port import PROBES, Port, evidence, spec_of
 from parity_audit.diagnose.evidence import DRAWN
 from parity_audit.diagnose.findings import places_of
 from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes
-from parity_audit.diagnose.fit.explain import residual
+from parity_audit.diagnose.fit.explain import explanations, residual
 from parity_audit.diagnose.fit.search import fitted
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
 from parity_audit.diagnose.fitting import causes_at, identify_by_formula
@@ -180,6 +180,20 @@ def test_a_cap_that_is_lost_in_one_layer_is_of_that_layer():
     assert [places_of(item) for item in findings] == [{"blocks.1.attn_scores"}]
 
 
+@pytest.mark.parametrize("hide", [(), HIDDEN], ids=["visible", "hidden"])
+def test_a_cap_that_is_lost_beside_another_scale_is_none(hide):
+    capped = PORT.but(cap=50.0, hide=hide)
+    findings, _ = identify_by_formula(
+        evidence(capped.but(cap=None, scale=15.0), "candidate", knobs=spec_of(capped)),
+        evidence(capped, "reference", knobs=spec_of(capped)), OF_PAIRS,
+    )  # fmt: skip
+
+    assert {(item.knob, item.candidate_value) for item in findings} == {
+        ("attention.softcap", None),
+        ("attention.scale", 15.0),
+    }
+
+
 def test_an_order_that_half_of_a_block_contradicts_is_not_its_order():
     """A gate of the raw stream would be that of a block that normalises its outputs; what it is multiplied with is not."""
     broken = evidence(PORT, "candidate", knobs=spec_of(PORT))
@@ -228,6 +242,31 @@ def test_knobs_that_are_wrong_together_at_one_site_are_each_named_and_nothing_el
         knob: value if isinstance(value, str) else pytest.approx(value, rel=1e-4) for knob, value in truth.items()
     }
     assert {item.layers for item in findings} == {None}
+
+
+def test_what_is_found_in_one_text_is_held_where_another_does_not_show_it(monkeypatch):
+    """One batch shows of an MLP what enters the norm in front of it, and what is wrong in that is wrong in it too."""
+    unseen, searched = ("ln2.out", "mlp.pre", "mlp.pre_linear"), []
+
+    def side(port, name):
+        def shown(own):
+            return lambda at, site: None if at == "ragged" and site in unseen else own.tensor(at, site)
+
+        whole = evidence(port, name, knobs=spec_of(PORT))
+        return {layer: dataclasses.replace(own, tensor=shown(own)) for layer, own in whole.items()}
+
+    def counted(residuals, parts, *limits):
+        searched.append(parts[0].site)
+        return explanations(residuals, parts, *limits)
+
+    monkeypatch.setattr("parity_audit.diagnose.fit.causes.explanations", counted)
+    found = causes(side(PORT.but(eps=1e-3, act="silu"), "candidate"), side(PORT, "reference"), {"norm", "mlp"})
+
+    wrong = {(fit.knob, fit.layer, fit.value) for fit in found.candidate}
+    assert wrong == {
+        (knob, at, value) for at in (0, 1) for knob, value in (("norm.eps", 1e-3), ("mlp.activation", "silu"))
+    }
+    assert searched == ["blocks.0.ln1.out", "blocks.0.mlp.post"]
 
 
 def test_two_scales_that_say_the_same_are_one_cause():

@@ -25,6 +25,7 @@ from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
 from parity_audit.diagnose.fit.explain import (
+    HELPS,
     MORE_ON_ALL,
     asked,
     difference_of,
@@ -167,13 +168,14 @@ def _add_where_right(site: str, knob: str, sides: Sequence[Searched], found: Cau
 def _explanation(at: _AtSite) -> Explanation | None:
     """What was found before, where it holds here too, else the first of a search that holds."""
     residuals = at.searched.side.residuals
-    knobs = asked(residuals, at.parts[0])
+    # A long text does not show what a short one does, and its formula asks for the knobs of that too.
+    knobs: frozenset[str] = frozenset().union(*(asked(residuals, part) for part in at.parts))
     for known in at.searched.found:
         if knobs.issuperset(known.values) and _holds(at, known):
             return known
     if local_name(at.parts[0].site) in at.searched.failed:
         return None  # what one layer did not show, the next is not searched for
-    tried = explanations(residuals, at.parts, at.enough, at.limit / limit_of(at.parts[0].site))
+    tried = _tried(at, _found_before(at, knobs))
     chosen = next((one for one in tried if _holds(at, one)), None)
     if chosen is None:
         at.searched.failed.add(local_name(at.parts[0].site))
@@ -184,6 +186,40 @@ def _explanation(at: _AtSite) -> Explanation | None:
     chosen = replace(chosen, tied=tuple(one.values for one in as_well if one is not chosen and _holds(at, one)))
     at.searched.found.append(chosen)
     return chosen
+
+
+def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
+    """The values found at other sites that this one asks for and that do not speak against it: where a site is made from the stream
+    alone, as in a long text, what is wrong before it is wrong in it too, and what hides that is searched beside it."""
+    residuals, layer = at.searched.side.residuals, at.parts[0].layer
+    held: Setting = {}
+    for known in at.searched.found:
+        if knobs.issuperset(known.values) and held.keys().isdisjoint(known.values):
+            more = {**held, **known.values}
+            if HELPS * residual(residuals, at.parts, under(residuals, more, layer)) <= at.residual:
+                held = more
+    return held
+
+
+def _tried(at: _AtSite, held: Setting) -> list[Explanation]:
+    """What a search finds beside the values that are held, as far as they are needed, else what it finds without them."""
+    residuals, floor = at.searched.side.residuals, at.limit / limit_of(at.parts[0].site)
+    if held:
+        decoder = replace(residuals.decoder, values=under(residuals, held, at.parts[0].layer))
+        beside = explanations(replace(residuals, decoder=decoder), at.parts, at.enough, floor)
+        if beside:
+            return [_needed(at, {**held, **one.values}, held) for one in beside]
+    return explanations(residuals, at.parts, at.enough, floor)
+
+
+def _needed(at: _AtSite, values: Setting, held: Setting) -> Explanation:
+    """Values without those of the held ones that leave no more than rounding when they are left out."""
+    residuals, layer = at.searched.side.residuals, at.parts[0].layer
+    for knob in held:
+        without = {name: value for name, value in values.items() if name != knob}
+        if residual(residuals, at.parts, under(residuals, without, layer)) <= at.enough:
+            values = without
+    return Explanation(values=values, residual=residual(residuals, at.parts, under(residuals, values, layer)))
 
 
 def _holds(at: _AtSite, one: Explanation) -> bool:

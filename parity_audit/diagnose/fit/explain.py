@@ -272,7 +272,8 @@ class _Search:
         part = AFTER.get(local_name(self.small.site))
         if part is None or not KNOBS[knob].by_part:
             return []
-        both = dict.fromkeys(BY_PART, self.residuals.decoder.knob(knob, self.small.layer))
+        own = self.residuals.decoder.knob(knob, self.small.layer)
+        both = own if isinstance(own, dict) and own.keys() == {*BY_PART} else dict.fromkeys(BY_PART, own)
         enough = [one for one in tried if one.left <= MORE_ON_ALL * self.limit]
         return [Fitted(value={**both, part: one.value}, left=one.left) for one in enough]
 
