@@ -154,13 +154,18 @@ def test_two_wrong_constants_and_one_layer_alone(evidence):
     assert found["norm.eps"].fitted == pytest.approx(1e-6, rel=1e-6)
 
 
-def test_of_two_knobs_that_explain_a_component_the_one_that_holds_beside_it(cache):
-    """What a sequential Cohere's MLP reads is its attention's norm too where norms stand behind sums; its norms do not."""
-    with judged_components(load_spec("cohere"), 0, SILENT) as (residuals, components):
-        count = residuals.decoder.dims["n_layers"]
-        values = changed(residuals.decoder.values, "residual.parallel", False, range(count), count)
-        asking = [one for one in components if "residual.parallel" in one.knobs]
+@pytest.mark.parametrize(("spec", "knob", "right", "wrong"), [
+    # What a sequential Cohere's MLP reads is its attention's norm too where norms stand behind sums; its norms do not.
+    ("cohere", "residual.parallel", True, False),
+    # Queries at the end of a text of 64 chunks are served alike by chunks of 64 tokens and of 128, and 129 has no slope.
+    ("llama4", "attention.chunk", 128, 129),
+])  # fmt: skip
+def test_a_wrong_constant_is_contradicted_by_its_name_and_the_value_of_the_reference(cache, spec, knob, right, wrong):
+    with judged_components(load_spec(spec), 0, SILENT) as (residuals, components):
+        own = residuals.decoder.values[knob]
+        layers = [layer for layer, value in enumerate(own) if value == right]
+        values = changed(residuals.decoder.values, knob, wrong, layers, len(own))
 
-        found = contradictions(residuals, components, values, of=asking)
+        found = contradictions(residuals, components, values, of=[one for one in components if knob in one.knobs])
 
-    assert [(one.knob, one.fitted) for one in found] == [("residual.parallel", True)]
+    assert [(one.knob, one.fitted) for one in found] == [(knob, right)]
