@@ -11,9 +11,10 @@ from functools import cache
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError
@@ -21,7 +22,7 @@ from ruamel.yaml.error import MarkedYAMLError
 from parity_audit.core.errors import SpecError, UsageError
 from parity_audit.specs.likeness import with_likenesses
 from parity_audit.specs.remembered import remembered
-from parity_audit.specs.schema import BackendSection, KnobEntry, ModelEntry, Spec, SpecFile
+from parity_audit.specs.schema import BackendSection, Spec, SpecFile
 
 MODULE_SECTION = "module"
 OWN_SPECS = "PARITY_AUDIT_SPECS"
@@ -198,18 +199,27 @@ def _unknown_key(data: CommentedMap, path: Path, keys: tuple[int | str, ...]) ->
 
 
 def _valid_keys(keys: tuple[int | str, ...]) -> list[str]:
-    if len(keys) == 1:
-        return list(SpecFile.model_fields)
-    if keys[0] == "knobs":
-        return list(KnobEntry.model_fields)
-    if keys[0] == "backends" and len(keys) == 3:
-        return list(BackendSection.model_fields)
-    if keys[0] == "backends" and len(keys) >= 5:
-        section = BackendSection.model_fields.get(str(keys[2]))
-        inner = getattr(section.annotation, "__args__", (None, None))[1] if section else None
-        options = [option for option in getattr(inner, "__args__", ()) if hasattr(option, "model_fields")]
-        return list(options[0].model_fields) if options else []
-    return list(ModelEntry.model_fields) if keys[0] == "models" else []
+    """The keys that may stand beside the last of these, by the types of the schema."""
+    kinds: list[Any] = [SpecFile]
+    for key in keys[:-1]:
+        kinds = [inner for kind in kinds for inner in _behind(kind, str(key))]
+    return list(dict.fromkeys(name for kind in kinds if _is_model(kind) for name in kind.model_fields))
+
+
+def _behind(kind: Any, key: str) -> list[Any]:
+    """What a key of a value of this type may hold. Where a type is one of several, pydantic names it in a key of its own."""
+    if _is_model(kind):
+        field = kind.model_fields.get(key)
+        return [kind] if key == kind.__name__ else _options(field.annotation) if field else []
+    return _options(get_args(kind)[-1]) if get_args(kind) else []
+
+
+def _options(kind: Any) -> list[Any]:
+    return list(get_args(kind)) if get_origin(kind) in (Union, UnionType) else [kind]
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _place(path: Path, data: CommentedMap, keys: tuple[int | str, ...]) -> str:

@@ -107,6 +107,22 @@ class BackendKnob(_Strict):
     note: str = ""
 
 
+class BackendVariant(_Strict):
+    """What is different in some releases of a backend; merged over the section. `null` deletes.
+
+    `cannot_in` is why these releases do not run the architecture on a kind of device in a dtype, by both: `cpu float32`.
+    """
+
+    versions: str
+    sites: dict[str, SiteEntry | None] = {}
+    not_visible: dict[str, str | None] = {}
+    weights: dict[str, WeightEntry | None] = {}
+    knobs: dict[str, BackendKnob | None] = {}
+    cannot: str = ""
+    cannot_in: dict[str, str] = {}
+    known: dict[str, str | None] = {}
+
+
 class BackendSection(_Strict):
     """Everything one backend needs to know about one architecture.
 
@@ -129,22 +145,6 @@ class BackendSection(_Strict):
     cannot_alone: str = ""
     known: dict[str, str | None] = {}
     variants: list[BackendVariant] = []
-
-
-class BackendVariant(_Strict):
-    """What is different in some releases of a backend; merged over the section. `null` deletes.
-
-    `cannot_in` is why these releases do not run the architecture on a kind of device in a dtype, by both: `cpu float32`.
-    """
-
-    versions: str
-    sites: dict[str, SiteEntry | None] = {}
-    not_visible: dict[str, str | None] = {}
-    weights: dict[str, WeightEntry | None] = {}
-    knobs: dict[str, BackendKnob | None] = {}
-    cannot: str = ""
-    cannot_in: dict[str, str] = {}
-    known: dict[str, str | None] = {}
 
 
 class SpecFile(_Strict):

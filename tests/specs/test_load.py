@@ -39,6 +39,19 @@ def test_unknown_key_names_line_and_nearest(tmp_path):
     assert "value" in error.hint
 
 
+@pytest.mark.parametrize(("text", "nearest"), [
+    ("modls: {}", "models"),
+    ("models:\n  a/b:\n    alias: [c]", "aliases"),
+    ("backends:\n  hf:\n    site: {}", "sites"),
+    ("backends:\n  hf:\n    sites:\n      embed: {modul: x}", "module"),
+    ("backends:\n  hf:\n    knobs:\n      rope.theta:\n        edits:\n          - {pth: x}", "path"),
+    ("backends:\n  hf:\n    variants:\n      - {version: '<5'}", "versions"),
+    ("backends:\n  hf:\n    variants:\n      - versions: '<5'\n        knobs:\n          rope.theta: {edit: []}", "edits"),
+])  # fmt: skip
+def test_a_wrong_key_names_the_nearest_wherever_it_stands(tmp_path, text, nearest):
+    assert _error(tmp_path, f"architecture: X\n{text}\n").hint == f"did you mean `{nearest}`?"
+
+
 def test_duplicate_key(tmp_path):
     assert "duplicate" in _error(tmp_path, "architecture: X\narchitecture: Y\n").message.lower()
 
