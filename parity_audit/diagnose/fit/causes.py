@@ -32,6 +32,7 @@ from parity_audit.diagnose.fit.explain import (
     explains,
     explanations,
     joined,
+    left_by,
     residual,
     under,
 )
@@ -191,12 +192,12 @@ def _explanation(at: _AtSite) -> Explanation | None:
 def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
     """The values found at other sites that this one asks for and that do not speak against it: where a site is made from the stream
     alone, as in a long text, what is wrong before it is wrong in it too, and what hides that is searched beside it."""
-    residuals, layer = at.searched.side.residuals, at.parts[0].layer
+    residuals = at.searched.side.residuals
     held: Setting = {}
     for known in at.searched.found:
         if knobs.issuperset(known.values) and held.keys().isdisjoint(known.values):
             more = {**held, **known.values}
-            if HELPS * residual(residuals, at.parts, under(residuals, more, layer)) <= at.residual:
+            if HELPS * left_by(residuals, at.parts, more).residual <= at.residual:
                 held = more
     return held
 
@@ -214,12 +215,12 @@ def _tried(at: _AtSite, held: Setting) -> list[Explanation]:
 
 def _needed(at: _AtSite, values: Setting, held: Setting) -> Explanation:
     """Values without those of the held ones that leave no more than rounding when they are left out."""
-    residuals, layer = at.searched.side.residuals, at.parts[0].layer
+    residuals = at.searched.side.residuals
     for knob in held:
         without = {name: value for name, value in values.items() if name != knob}
-        if residual(residuals, at.parts, under(residuals, without, layer)) <= at.enough:
+        if left_by(residuals, at.parts, without).residual <= at.enough:
             values = without
-    return Explanation(values=values, residual=residual(residuals, at.parts, under(residuals, values, layer)))
+    return left_by(residuals, at.parts, values)
 
 
 def _holds(at: _AtSite, one: Explanation) -> bool:

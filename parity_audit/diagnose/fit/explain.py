@@ -51,7 +51,7 @@ from parity_audit.diagnose.fit.settings import (
 from parity_audit.diagnose.thresholds import CLEAR, TIED
 from parity_audit.formulas.choices import BY_PART, MISSING
 from parity_audit.formulas.frequencies import attention_factor
-from parity_audit.formulas.knobs import KNOBS, ROUNDING
+from parity_audit.formulas.knobs import KNOBS, ROUNDING, of_part
 from parity_audit.formulas.place import Decoder
 
 MORE_ON_ALL = 10.0
@@ -109,6 +109,11 @@ def residual(residuals: Residuals, parts: Sequence[Component], values: Values | 
     """The norm of `joined`, infinite where there is none."""
     off = joined(residuals, parts, values)
     return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
+
+
+def left_by(residuals: Residuals, parts: Sequence[Component], setting: Setting) -> Explanation:
+    """A setting, and what it leaves of these components."""
+    return Explanation(values=setting, residual=residual(residuals, parts, under(residuals, setting, parts[0].layer)))
 
 
 def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation, limit: float) -> bool:
@@ -210,7 +215,7 @@ class _Search:
 
     def by_size(self) -> Iterator[list[Explanation]]:
         """Sets of one knob, then of two and more; what is far from rounding on the smallest probe is not tried on all."""
-        whole = self._left_by({}, [self.small])
+        whole = left_by(self.residuals, [self.small], {})
         tried = list(self._with_one_more(whole))
         yield self._on_all(best_of_each(tried))
         yield from self._beyond_the_small()
@@ -273,7 +278,7 @@ class _Search:
         if part is None or not KNOBS[knob].by_part:
             return []
         own = self.residuals.decoder.knob(knob, self.small.layer)
-        both = own if isinstance(own, dict) and own.keys() == {*BY_PART} else dict.fromkeys(BY_PART, own)
+        both = {each: of_part(own, each) for each in BY_PART}
         enough = [one for one in tried if one.left <= MORE_ON_ALL * self.limit]
         return [Fitted(value={**both, part: one.value}, left=one.left) for one in enough]
 
@@ -294,12 +299,15 @@ class _Search:
         found = read_off(layout, small, length, attention_factor(said[SCALING]))
         if found is None:
             return []
-        tried = [self._left_by(setting, [self.small]) for setting in laws(found, said, length)]
+        tried = [left_by(self.residuals, [self.small], setting) for setting in laws(found, said, length)]
         near = sorted(
             (one for one in tried if self._is_near(one)),
             key=lambda one: (freedom_of(one.values, said), sum(digits_of(one.values, said))),
         )
-        return [*near[:POLISHED], self._left_by({SCALING: sharpened(layout, whole, found, longest)}, [self.small])]
+        return [
+            *near[:POLISHED],
+            left_by(self.residuals, [self.small], {SCALING: sharpened(layout, whole, found, longest)}),
+        ]
 
     def _beyond_the_small(self) -> Iterator[list[Explanation]]:
         """What explains one probe, and with one knob more the others, which are longer: a window may show there alone."""
@@ -341,20 +349,16 @@ class _Search:
             own = _at_spot(self.residuals, parts, values, spot)
             number = shortened(own, number_at(values, spot), positive=is_positive(spot)).value
             values = with_number(values, spot, number)
-        before, after = (self._left_by(setting, parts) for setting in (one.values, values))
+        before, after = (left_by(self.residuals, parts, setting) for setting in (one.values, values))
         best = after if after.residual <= EQUALLY * before.residual else before
         return self._without_what_is_as_absent(best, parts)
 
     def _without_what_is_as_absent(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
         """A setting with none of what comes as near to none as nobody can tell, as a cap of thousands does."""
         for knob in [str(knob) for knob, *more in spots_of(one.values) if not more and KNOBS[str(knob)].optional]:
-            absent = self._left_by({**one.values, knob: None}, parts)
+            absent = left_by(self.residuals, parts, {**one.values, knob: None})
             one = absent if absent.residual <= EQUALLY * one.residual else one
         return one
-
-    def _left_by(self, values: Setting, parts: Sequence[Component]) -> Explanation:
-        left = residual(self.residuals, parts, under(self.residuals, values, parts[0].layer))
-        return Explanation(values=values, residual=left)
 
 
 def _starts(tried: Sequence[Explanation], enough: float) -> list[Explanation]:

@@ -49,9 +49,9 @@ def words_of(knob: str, value: Any) -> list[str]:
     return [words for words in KNOBS[knob].measured if isinstance(value, str) and number_in(value, words) is not None]
 
 
-def digits_of(values: Setting, said: Setting | None = None) -> list[int]:
+def digits_of(values: Setting, said: Setting) -> list[int]:
     """How many digits each number of a setting has that is not `said` in the same place: the numbers of a config have few."""
-    kept = {spot: number_at(said, spot) for spot in spots_of(said or {})}
+    kept = {spot: number_at(said, spot) for spot in spots_of(said)}
     numbers = {spot: number_at(values, spot) for spot in spots_of(values)}
     written = [f"{number:.{MOST_DIGITS}g}" for spot, number in numbers.items() if kept.get(spot) != number]
     return [len(number.partition("e")[0].replace(".", "").strip("0-")) for number in written]
