@@ -11,6 +11,7 @@ import errno
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 import traceback
@@ -45,11 +46,11 @@ ROLLOUT_OPS: dict[str, type[Any]] = {"sample": SampleRequest, "score": ScoreRequ
 
 def main() -> None:
     """Serve until the wire closes."""
-    _die_with_parent()
+    read_fd, write_fd = (int(fd) for fd in os.environ.pop(WIRE_FD_ENV).split(","))
+    _die_with_parent(read_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _first_to_go()
     refuse_installs()
-    read_fd, write_fd = (int(fd) for fd in os.environ.pop(WIRE_FD_ENV).split(","))
     os.register_at_fork(after_in_child=lambda: _close(read_fd, write_fd))
     for fd in (read_fd, write_fd):
         os.set_inheritable(fd, False)
@@ -77,10 +78,15 @@ def _first_to_go() -> None:
         Path("/proc/self/oom_score_adj").write_text(MOST_EXPENDABLE)
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when the parent dies, however it dies (Linux only)."""
+def _die_with_parent(read_fd: int) -> None:
+    """Ask the kernel to kill this process when the parent dies, however it dies (Linux only). A parent that died before this was
+    asked has closed the wire: without it an engine would be imported, and a model loaded, for nobody."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    wire = select.poll()
+    wire.register(read_fd, 0)
+    if any(event & select.POLLHUP for _, event in wire.poll(0)):
+        os._exit(0)
 
 
 class Server:

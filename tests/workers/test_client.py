@@ -15,8 +15,9 @@ import pytest
 
 from parity_audit.core.errors import BackendFailed, EnvFailed, WorkerDied
 from parity_audit.core.types import Checkpoint
-from parity_audit.core.wire import LoadRequest
+from parity_audit.core.wire import WIRE_FD_ENV, LoadRequest
 from parity_audit.workers import channel
+from parity_audit.workers.bundle import bundle
 from parity_audit.workers.client import Worker
 from parity_audit.workers.reap import marked
 
@@ -233,6 +234,23 @@ def test_a_worker_dies_with_its_parent(tmp_path):
         time.sleep(0.1)
 
     assert not alive(pid)
+
+
+def test_a_worker_whose_parent_is_gone_already_begins_nothing(tmp_path):
+    read_fd, ours = os.pipe()
+    theirs, write_fd = os.pipe()
+    os.write(ours, b'{"id": 1, "op": "load", "args": {}}\n')
+    os.close(ours)  # as the kernel does when the parent ends
+
+    done = subprocess.run(
+        [sys.executable, "-I", str(bundle(tmp_path)), "hf"], pass_fds=(read_fd, write_fd), timeout=60,
+        env={**os.environ, WIRE_FD_ENV: f"{read_fd},{write_fd}"},
+    )  # fmt: skip
+    for fd in (read_fd, write_fd):
+        os.close(fd)
+
+    with os.fdopen(theirs, "rb") as said:
+        assert (done.returncode, said.read()) == (0, b"")
 
 
 def alive(pid: int) -> bool:
