@@ -13,8 +13,6 @@ from parity_audit.core.limits import WARN_SHARE, limit_of, ratio_of, share_of_li
 from parity_audit.core.report import SiteDelta, Verdict
 from parity_audit.core.sites import LOGITS, RETURNED
 
-REQUIRED = "logits"
-
 
 def judge_comparison(comparison: Comparison) -> tuple[Verdict, str]:
     """The verdict and, in one line, why. Agreement with a reference that says nothing about its input claims nothing."""

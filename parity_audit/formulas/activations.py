@@ -20,8 +20,6 @@ CLAMPED, TANH_GELU = "swiglu_clamped", "gelu_pytorch_tanh"
 CLAMPED_ALONE = f"{CLAMPED} without the 1 added"
 SWISH_SLOPE = 1.702
 """The slope in x sigmoid(a x) with which GPT-OSS and `quick_gelu` approximate GELU."""
-CLAMP = 7.0
-"""The limit of gpt-oss's released models."""
 GELU_ROOT, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
 """The constants of the tanh form of GELU, as its paper has them."""
 

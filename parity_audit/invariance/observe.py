@@ -83,11 +83,6 @@ def _subject(out: Path, entry: Entry, mask: Tensor) -> Tensor | None:
     return value[0][mask] if value.ndim >= 3 and value.shape[1] == len(mask) else None
 
 
-def positions_of(seen: Seen) -> int:
-    """Tokens of the subject that a run shows."""
-    return max((len(value) for value in seen.values.values()), default=0)
-
-
 def renamed(condition: Condition, name: str) -> Condition:
     """The same run under another name of its files."""
     return dataclasses.replace(condition, probe=dataclasses.replace(condition.probe, name=name))

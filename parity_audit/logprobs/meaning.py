@@ -17,8 +17,6 @@ from parity_audit.logprobs.paired import Array
 
 CLEAR = 3.0
 """The best meaning must leave this many times less than the next, or the two cannot be told apart on these tokens."""
-OTHER_TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 2.0)
-"""Tried only when neither temperature 1 nor the sampling temperature fits."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,11 +52,6 @@ class Store:
         store.names()
         return store
 
-    @property
-    def is_local(self) -> bool:
-        """Whether it is a folder of this machine."""
-        return self._opened()[0].protocol[0] in LOCAL
-
     def read(self, name: str) -> bytes | None:
         """A file, or None where there is none."""
         with self._reached() as (fs, root):

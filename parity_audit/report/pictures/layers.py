@@ -15,8 +15,6 @@ from parity_audit.report.pictures.axes import Axis, chart, plane
 Points = Sequence[tuple[float, float]]
 LEAST_SHOWN = 0.05
 """Half the height of a chart of fitted constants, as a share of the value."""
-SHAPES = ("observed", "introduced", "patched", "reference")
-"""Classes of the style sheet; each has a mark of its own, so that a series is known without its colour."""
 SIDES = {"reference": "reference", "observed": "candidate"}
 """The mark of each side of a fit, and the name of its evidence."""
 
