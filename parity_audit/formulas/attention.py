@@ -19,7 +19,15 @@ import torch
 from einops import einsum, rearrange
 from torch import Tensor
 
-from parity_audit.formulas.choices import BELOW_TOP, FULL, SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE
+from parity_audit.formulas.choices import (
+    BELOW_TOP,
+    FULL,
+    OVER_HEADS,
+    OVER_QUERIES,
+    SOFTMAX,
+    SOFTMAX_TWICE,
+    SOFTMAX_WITH_ONE,
+)
 from parity_audit.formulas.rounding import steps_of
 
 UNDIVIDED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -28,6 +36,8 @@ UNDIVIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "exp of the scores": torch.exp,
 }  # fmt: skip
 """The laws under which weights of one query need not sum to 1."""
+AXES = {OVER_QUERIES: -2, OVER_HEADS: -3}
+"""The axis of `[... head query key]` over which a softmax sums that does not sum over keys."""
 
 
 def scores(
@@ -107,6 +117,9 @@ def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: s
     if law in (SOFTMAX, SOFTMAX_TWICE):
         made = softmax(scores, sinks)
         return made if law == SOFTMAX else softmax(made.masked_fill(scores.isneginf(), -torch.inf))
+    if law in AXES:  # programs hide a key by a finite number, which is the same in every head
+        made = torch.softmax(scores, AXES[law])
+        return made.nan_to_num(1.0 / scores.shape[-3] if law == OVER_HEADS else 0.0)
     return UNDIVIDED[law](scores).masked_fill(scores.isneginf(), 0.0)
 
 

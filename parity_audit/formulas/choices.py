@@ -113,14 +113,17 @@ SCALINGS: tuple[dict[str, Any], ...] = (
 and the thresholds can be seen, so that it stays at that of Llama 3.1 or of the paper on YaRN;
 where YaRN's thresholds are rounded to whole pairs, several betas make one table."""
 FORWARD, INVERSE, EXCHANGED = "forward", "inverse", "cosines and sines exchanged"
+NO_MINUS, BOTH_MINUS = "a minus sign on neither sine", "a minus sign on both sines"
 """The sense of a rotation, or a table whose two halves have changed places."""
 ON_SCORES, ON_QUERIES = "on scores", "on queries"
 """Where q.k is divided: behind the product, or on the queries before it."""
 PLACES = "places"
 """What a temperature by position may count instead of positions: places in a row, padding with them."""
 SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", "softmax with 1 added to the sum"
+OVER_QUERIES, OVER_HEADS = "softmax over queries", "softmax over heads"
 LAWS = (
-    SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE, "sigmoid of the scores", "relu of the scores", "squared relu of the scores",
+    SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE, OVER_QUERIES, OVER_HEADS,
+    "sigmoid of the scores", "relu of the scores", "squared relu of the scores",
     "the scores themselves", "exp of the scores",
 )  # fmt: skip
 """What makes the weights of the values from the scores."""

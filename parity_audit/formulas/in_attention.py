@@ -17,8 +17,6 @@ from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.choices import (
     AT_DISTANCE,
     BELOW_TOP,
-    EXCHANGED,
-    INVERSE,
     K_ONLY,
     MISSING,
     MOVES,
@@ -216,11 +214,9 @@ def _rotated(at: Place, part: str) -> Tensor:
         torch.float64 if rounding == rotary.FULL else torch.float32,
     )  # fmt: skip
     cos, sin = rotary.angles(positions, frequencies, x.dtype, rounding=rounding, arithmetic=at.knob("rope.dtype"))
-    direction = of_part(at.knob("rope.direction"), part)
-    cos, sin = (sin, cos) if direction == EXCHANGED else (cos, -sin if direction == INVERSE else sin)
     return rotary.rotate(
         x, cos, sin, pairing=of_part(at.knob("rope.pairing"), part), factor=attention_factor(scaling),
-        first=at.knob("rope.first_dim"),
+        first=at.knob("rope.first_dim"), direction=of_part(at.knob("rope.direction"), part),
     )  # fmt: skip
 
 

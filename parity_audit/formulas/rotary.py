@@ -12,7 +12,15 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.choices import OTHER_ANGLES, PAIRINGS
+from parity_audit.formulas.choices import (
+    BOTH_MINUS,
+    EXCHANGED,
+    FORWARD,
+    INVERSE,
+    NO_MINUS,
+    OTHER_ANGLES,
+    PAIRINGS,
+)
 from parity_audit.formulas.rounding import steps_of
 
 HALF, ADJACENT = "half", "adjacent"
@@ -28,6 +36,8 @@ ANGLES_OF = dict(zip(OTHER_ANGLES, (ADJACENT, HALF), strict=True))
 """For which convention the table is laid out where it is not the one that joins components."""
 FREQUENCIES_32, TABLE_32, FULL = "float32 frequencies", "float32 table", "full"
 """What is rounded to float32: the frequencies, or also the cosines and sines of a table (GPT-J); or nothing."""
+SIGNS = {FORWARD: (-1.0, 1.0), INVERSE: (1.0, -1.0), NO_MINUS: (1.0, 1.0), BOTH_MINUS: (-1.0, -1.0)}
+"""The signs of the sines that b and a are multiplied by; a rotation has one minus."""
 LAYOUTS = {HALF: "... (two pair) -> two ... pair", ADJACENT: "... (pair two) -> two ... pair"}
 BACK = {HALF: "two ... pair -> ... (two pair)", ADJACENT: "two ... pair -> ... (pair two)"}
 
@@ -46,7 +56,10 @@ def angles(
     return step("cos", turned.cos()).to(dtype), step("sin", turned.sin()).to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: float = 1.0, first: int = 0) -> Tensor:
+def rotate(
+    x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: float = 1.0, first: int = 0,
+    direction: str = FORWARD,
+) -> Tensor:  # fmt: skip
     """x `[batch pos head d_head]` with 2 * pair components of each head turned.
 
     Args:
@@ -54,6 +67,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: 
         pairing: a key of `READ_WRITTEN`.
         factor: on cos and sin.
         first: the first component that turns.
+        direction: a key of `SIGNS`, or cosines and sines exchanged.
 
     Raises:
         ValueError: a head has no such components.
@@ -63,10 +77,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: 
         raise ValueError(f"a head of {x.shape[-1]} components has none from {first} to {end}")
     read, written = READ_WRITTEN[pairing]
     a, b = rearrange(x[..., first:end], LAYOUTS[read], two=2)
+    cos, sin = (sin, cos) if direction == EXCHANGED else (cos, sin)
+    of_b, of_a = SIGNS.get(direction, SIGNS[FORWARD])
     (cos_a, cos_b), (sin_a, sin_b) = (
         rearrange(_for_pairs(t * factor, pairing), "two batch pos pair -> two batch pos 1 pair") for t in (cos, sin)
     )
-    turned = rearrange(torch.stack([a * cos_a - b * sin_a, b * cos_b + a * sin_b]), BACK[written], two=2)
+    turned = rearrange(torch.stack([a * cos_a + of_b * b * sin_a, b * cos_b + of_a * a * sin_b]), BACK[written], two=2)
     return torch.cat([x[..., :first], turned, x[..., end:]], -1)
 
 

@@ -20,6 +20,8 @@ def softmax(s):
 
 
 LAWS = {
+    "softmax over queries": lambda s: s.masked_fill(~SEEN, -torch.inf).softmax(-2),
+    "softmax over heads": lambda s: s.masked_fill(~SEEN, -1e30).softmax(1),
     "softmax twice": lambda s: softmax(softmax(s)),
     "sigmoid of the scores": lambda s: torch.sigmoid(s) * SEEN,
     "relu of the scores": lambda s: torch.relu(s) * SEEN,

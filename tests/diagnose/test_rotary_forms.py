@@ -32,6 +32,13 @@ def exchanged(x: Tensor) -> Tensor:
     return torch.cat([a * angle.sin() - b * angle.cos(), b * angle.sin() + a * angle.cos()], -1).float()
 
 
+def with_signs(x: Tensor, of_b: float, of_a: float) -> Tensor:
+    """Halves of a head turned with these signs of the sines."""
+    angle = (torch.arange(LENGTH, dtype=torch.float64)[:, None] * FREQUENCIES)[:, None]
+    a, b = x.double().chunk(2, -1)
+    return torch.cat([a * angle.cos() + of_b * b * angle.sin(), b * angle.cos() + of_a * a * angle.sin()], -1).float()
+
+
 def side(rot_q: Tensor, rot_k: Tensor):
     sites = {"q": Q, "k": K, "rot_q": rot_q, "rot_k": rot_k}
     return loose(sites, probes=SHORT[:1], rope__theta=THETA)
@@ -51,6 +58,8 @@ def test_a_right_rotation_is_not_accused():
         (side(Q, turned(K)), "rope.layers", "k only"),
         (side(turned(Q, sense=-1.0), turned(K, sense=-1.0)), "rope.direction", "inverse"),
         (side(exchanged(Q), exchanged(K)), "rope.direction", "cosines and sines exchanged"),
+        (side(with_signs(Q, 1, 1), with_signs(K, 1, 1)), "rope.direction", "a minus sign on neither sine"),
+        (side(with_signs(Q, -1, -1), with_signs(K, -1, -1)), "rope.direction", "a minus sign on both sines"),
         *(
             (side(*(turned(x, lambda t, dtype=dtype: t.to(dtype).double()) for x in (Q, K))), "rope.dtype", f"{name} cos and sin")
             for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16))
