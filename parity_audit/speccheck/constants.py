@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parity_audit.diagnose.fit.explain import MORE_ON_ALL, difference_of, explanations, said_of, under
+from parity_audit.diagnose.fit.explain import explanations, said_of
+from parity_audit.diagnose.fit.left import MORE_ON_ALL, difference_of, under
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, value_under
 from parity_audit.diagnose.fit.search import ROUNDING, fitted
 from parity_audit.diagnose.fit.settings import LAST, MOST_DIGITS, Explanation, digits_of, freedom, words_of

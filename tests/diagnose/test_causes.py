@@ -10,7 +10,8 @@ from tiny_port import PROBES, Port, evidence, spec_of
 from parity_audit.diagnose.evidence import DRAWN
 from parity_audit.diagnose.findings import places_of
 from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes
-from parity_audit.diagnose.fit.explain import explanations, residual
+from parity_audit.diagnose.fit.explain import explanations
+from parity_audit.diagnose.fit.left import residual
 from parity_audit.diagnose.fit.search import fitted
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
 from parity_audit.diagnose.fitting import causes_at, identify_by_formula

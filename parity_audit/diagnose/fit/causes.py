@@ -24,18 +24,8 @@ from parity_audit.core.sites import layer_of, local_name, site_order
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
-from parity_audit.diagnose.fit.explain import (
-    HELPS,
-    MORE_ON_ALL,
-    asked,
-    difference_of,
-    explains,
-    explanations,
-    joined,
-    left_by,
-    residual,
-    under,
-)
+from parity_audit.diagnose.fit.explain import HELPS, explanations
+from parity_audit.diagnose.fit.left import MORE_ON_ALL, asked, difference_of, explains, joined, left_by, residual, under
 from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import Component, Values
 from parity_audit.diagnose.fit.search import uncertainty
@@ -197,7 +187,8 @@ def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
     for known in at.searched.found:
         if knobs.issuperset(known.values) and held.keys().isdisjoint(known.values):
             more = {**held, **known.values}
-            if HELPS * left_by(residuals, at.parts, more).residual <= at.residual:
+            left = left_by(residuals, at.parts, more).residual
+            if math.isfinite(left) and HELPS * left <= at.residual:
                 held = more
     return held
 

@@ -8,18 +8,18 @@ as one knob: it leaves rounding. A smaller set comes before a larger one, and of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from parity_audit.core.sites import local_name
 from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.by_pair import SCALING, THETA, Layout, laws, read_off, sharpened
 from parity_audit.diagnose.fit.by_token import positions_one_by_one, where_it_differs
-from parity_audit.diagnose.fit.residuals import ROTATED, Component, Residuals, Values, largest, with_value
+from parity_audit.diagnose.fit.left import MORE_ON_ALL, asked, difference_of, explains, joined, left_by, residual, under
+from parity_audit.diagnose.fit.residuals import ROTATED, Component, Residuals, Values, largest
 from parity_audit.diagnose.fit.search import (
     EQUALLY,
     Difference,
@@ -48,23 +48,18 @@ from parity_audit.diagnose.fit.settings import (
     spots_of,
     with_numbers,
 )
-from parity_audit.diagnose.thresholds import CLEAR, TIED
+from parity_audit.diagnose.thresholds import TIED
 from parity_audit.formulas.choices import BY_PART, MISSING
 from parity_audit.formulas.frequencies import attention_factor
 from parity_audit.formulas.knobs import KNOBS, ROUNDING, of_part
 from parity_audit.formulas.place import Decoder
 
-MORE_ON_ALL = 10.0
-"""What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
 MOST_KNOBS = 3
 """Knobs that are searched together at one site. The knobs of a site are few, and each one more multiplies the search."""
 BEAM = 4
 """Sets of one size from which larger ones are built: those that leave least."""
 POLISHED = 8
 """Sets of each size whose numbers are fitted together: of two laws that say the same, one may start further from rounding."""
-STILL_WRONG = 0.1
-"""Of the numbers that are wrong without a narrow dtype, the share that the right place of one leaves wrong: those near the middle of
-two of its numbers. A wrong place leaves most of them wrong."""
 COARSE = 0.3
 """What a set has to leave at most for a narrow dtype to be tried beside it: no rounding is as large."""
 OF_DECODING = ("cache.", "rope.offset", "pos_embed.offset")
@@ -82,69 +77,6 @@ LAYOUT = ("rope.first_dim", "rope.partial", "rope.pairing")
 """Knobs that say which components of a head turn together."""
 
 
-def under(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
-    """The spec's values with those of a setting instead, where a component of this layer reads them."""
-    values = residuals.decoder.values
-    for knob, value in setting.items():
-        values = with_value(residuals, values, knob, value, layer)
-    return values
-
-
-def asked(residuals: Residuals, component: Component, setting: Setting | None = None) -> frozenset[str]:
-    """The knobs that a component's formula asks for under the spec's values, or under a setting."""
-    return residuals.asked(component, under(residuals, setting or {}, component.layer))
-
-
-def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
-    """The differences of several probes in one, so that its norm is their root mean square; None where one cannot be."""
-    made = [residuals.difference(part, residuals.decoder.values if values is None else values) for part in parts]
-    if any(one is None for one in made):
-        return None
-    every: Tensor = torch.cat([one.flatten() for one in made if one is not None])
-    scaled: Tensor = every / len(made) ** 0.5
-    return scaled
-
-
-def residual(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
-    """The norm of `joined`, infinite where there is none."""
-    off = joined(residuals, parts, values)
-    return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
-
-
-def left_by(residuals: Residuals, parts: Sequence[Component], setting: Setting) -> Explanation:
-    """A setting, and what it leaves of these components."""
-    return Explanation(values=setting, residual=residual(residuals, parts, under(residuals, setting, parts[0].layer)))
-
-
-def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation, limit: float) -> bool:
-    """Whether values explain these components, of which they leave `one.residual`: no more than rounding, which is `limit`.
-
-    A narrow dtype inside a component is not computed again to the last bit everywhere, since a number near the middle of two falls
-    to either side, and a token's size with it. It explains a component where, beside the same setting without it and beside the
-    spec's values, it reproduces nearly all numbers that are wrong, or leaves clearly less and no more numbers wrong.
-    """
-    exact = {knob: value for knob, value in one.values.items() if KNOBS[knob].kind != ROUNDING}
-    if one.residual <= limit or len(exact) == len(one.values) or math.isinf(one.residual):
-        return one.residual <= limit
-    off, *others = (
-        joined(residuals, parts, under(residuals, values, parts[0].layer)) for values in (one.values, exact, {})
-    )
-    if off is None or not bool(off.isfinite().all()):
-        return False
-    shown = [other for other in others if other is not None and other.shape == off.shape]
-    if not shown:
-        return False
-    without = min(shown, key=lambda other: float(other.norm()))
-    wrong, before = (int((x.abs() > MORE_ON_ALL * limit / len(x) ** 0.5).sum()) for x in (off, without))
-    return wrong <= STILL_WRONG * before or (wrong <= before and one.residual * CLEAR <= float(without.norm()))
-
-
-def difference_of(residuals: Residuals, parts: Sequence[Component], knob: str, held: Setting) -> Difference:
-    """The differences of all parts for a value of one knob, while others are held."""
-    layer = parts[0].layer
-    return lambda value: joined(residuals, parts, under(residuals, {**held, knob: value}, layer))
-
-
 def explanations(residuals: Residuals, parts: Sequence[Component], limit: float, floor: float) -> list[Explanation]:
     """Everything that leaves rounding, the best first: one knob where there is one, else the smallest sets.
 
@@ -154,7 +86,10 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
         limit: what rounding may leave.
         floor: what rounding leaves on the side that is right.
     """
-    search = _Search(residuals=residuals, parts=parts, small=_smallest_wrong(residuals, parts, limit), limit=limit)
+    small = _smallest_wrong(residuals, parts, limit)
+    search = _Search(
+        residuals=residuals, parts=parts, small=small, limit=limit, short=_right_in_short(residuals, parts, small, limit)
+    )  # fmt: skip
     found: list[Explanation] = []
     for several in search.by_size():
         found = [one for one in several if explains(residuals, parts, one, limit)]
@@ -169,7 +104,24 @@ def _smallest_wrong(
 ) -> Component:
     """The smallest of the probes in which values leave more than rounding; of all where they do in none by itself."""
     wrong = [part for part in parts if residual(residuals, [part], values) > limit]
-    return min(wrong or parts, key=lambda part: part.probe.shape[0] * part.probe.shape[1])
+    return min(wrong or parts, key=_tokens_of)
+
+
+def _right_in_short(
+    residuals: Residuals, parts: Sequence[Component], small: Component, limit: float
+) -> Component | None:
+    """The shortest probe of the same site as a long one would show it, where the spec's values leave rounding of it; None beside a
+    short probe."""
+    if small.probe.sites == "all":
+        return None
+    whole = [part for part in parts if part.probe.sites == "all" and part.probe.decode_from is None]
+    short = [replace(part, seen_in=small.probe.name) for part in whole]
+    right = [part for part in short if residual(residuals, [part]) <= limit]
+    return min(right, key=_tokens_of, default=None)
+
+
+def _tokens_of(part: Component) -> int:
+    return part.probe.shape[0] * part.probe.shape[1]
 
 
 def _ranked(found: Sequence[Explanation], order: Callable[[Explanation], tuple[float, ...]]) -> list[Explanation]:
@@ -210,8 +162,10 @@ class _Search:
     parts: Sequence[Component]
     small: Component
     limit: float
+    short: Component | None = None
+    """Where a long text shows the error: a short one that is right, made of the same sites."""
     on_small_alone: list[Explanation] = field(default_factory=list)
-    """What leaves rounding of that probe, and more of the others."""
+    """What leaves rounding of the smallest probe, and more of the others."""
 
     def by_size(self) -> Iterator[list[Explanation]]:
         """Sets of one knob, then of two and more; what is far from rounding on the smallest probe is not tried on all."""
@@ -242,7 +196,7 @@ class _Search:
             if KNOBS[knob].kind == ROUNDING and start.values and start.residual > COARSE:
                 continue
             row, own = KNOBS[knob], self.residuals.decoder.knob(knob, self.small.layer)
-            difference = difference_of(self.residuals, [self.small], knob, start.values)
+            difference = self._where_short_is_right(knob, start.values)
             if knob == GROWTH:
                 difference = where_it_differs(difference, self.residuals.places(self.small))
             most = largest(self.residuals, self.small, knob)
@@ -253,6 +207,21 @@ class _Search:
             more = [] if start.values else self._with_parts(knob, difference, [best, *others])
             for one in (best, *(other for other in others if other.value != best.value), *more):
                 yield Explanation(values={**start.values, knob: one.value}, residual=one.left)
+
+    def _where_short_is_right(self, knob: str, held: Setting) -> Difference:
+        """The difference of the smallest probe for a value of one knob; impossible for one that a short text speaks against, which
+        is 300 times cheaper to ask."""
+        difference, short = difference_of(self.residuals, [self.small], knob, held), self.short
+        if short is None:
+            return difference
+        in_short = difference_of(self.residuals, [short], knob, held)
+
+        def of(value: Any) -> Tensor | None:
+            off = in_short(value)
+            is_refuted = off is not None and float(off.norm()) > MORE_ON_ALL * self.limit
+            return None if is_refuted else difference(value)
+
+        return of
 
     def _with_parts(self, knob: str, difference: Difference, tried: Sequence[Fitted]) -> list[Fitted]:
         """Values of a knob that have a number for each head, distance or token, or one for queries and another for keys."""

@@ -49,11 +49,12 @@ Values = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """One site of one probe, and the knobs that its formula asks for."""
+    """One site of one probe, and the knobs that its formula asks for. `seen_in`: a probe whose sites alone are read of this one."""
 
     probe: Probe
     site: str
     knobs: frozenset[str] = frozenset()
+    seen_in: str | None = None
 
     @property
     def layer(self) -> int | None:
@@ -203,7 +204,7 @@ class Residuals:
         decoder = replace(self.decoder, values=values)
         rows = self._rows(component)
         run = Run(
-            decoder=decoder, batch=self._batch(probe), given=lambda site: self.captured(probe.name, site), queries=rows
+            decoder=decoder, batch=self._batch(probe), given=lambda site: self._given(component, site), queries=rows
         )
         if rows is not None and local_name(component.site) in ROTATED:
             own = {name: getattr(run.batch, name)[:, rows] for name in ("tokens", "mask", "positions")}
@@ -215,6 +216,11 @@ class Residuals:
                 return run.computed(component.site), run
         except IMPOSSIBLE:
             return None, run
+
+    def _given(self, component: Component, site: str) -> Tensor | None:
+        if component.seen_in is not None and self.captured(component.seen_in, site) is None:
+            return None
+        return self.captured(component.probe.name, site)
 
     def _at(self, probe: str, site: str, rows: Tensor) -> Tensor | None:
         found = self.captured(probe, site)

@@ -1,0 +1,84 @@
+"""What values of knobs leave of a site, in every probe that shows it together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, with_value
+from parity_audit.diagnose.fit.search import Difference
+from parity_audit.diagnose.fit.settings import Explanation, Setting
+from parity_audit.diagnose.thresholds import CLEAR
+from parity_audit.formulas.knobs import KNOBS, ROUNDING
+
+MORE_ON_ALL = 10.0
+"""What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
+STILL_WRONG = 0.1
+"""Of the numbers that are wrong without a narrow dtype, the share that the right place of one leaves wrong: those near the middle of
+two of its numbers. A wrong place leaves most of them wrong."""
+
+
+def under(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
+    """The spec's values with those of a setting instead, where a component of this layer reads them."""
+    values = residuals.decoder.values
+    for knob, value in setting.items():
+        values = with_value(residuals, values, knob, value, layer)
+    return values
+
+
+def asked(residuals: Residuals, component: Component, setting: Setting | None = None) -> frozenset[str]:
+    """The knobs that a component's formula asks for under the spec's values, or under a setting."""
+    return residuals.asked(component, under(residuals, setting or {}, component.layer))
+
+
+def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
+    """The differences of several probes in one, so that its norm is their root mean square; None where one cannot be."""
+    made = [residuals.difference(part, residuals.decoder.values if values is None else values) for part in parts]
+    if any(one is None for one in made):
+        return None
+    every: Tensor = torch.cat([one.flatten() for one in made if one is not None])
+    scaled: Tensor = every / len(made) ** 0.5
+    return scaled
+
+
+def residual(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
+    """The norm of `joined`, infinite where there is none."""
+    off = joined(residuals, parts, values)
+    return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
+
+
+def left_by(residuals: Residuals, parts: Sequence[Component], setting: Setting) -> Explanation:
+    """A setting, and what it leaves of these components."""
+    return Explanation(values=setting, residual=residual(residuals, parts, under(residuals, setting, parts[0].layer)))
+
+
+def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation, limit: float) -> bool:
+    """Whether values explain these components, of which they leave `one.residual`: no more than rounding, which is `limit`.
+
+    A narrow dtype inside a component is not computed again to the last bit everywhere, since a number near the middle of two falls
+    to either side, and a token's size with it. It explains a component where, beside the same setting without it and beside the
+    spec's values, it reproduces nearly all numbers that are wrong, or leaves clearly less and no more numbers wrong.
+    """
+    exact = {knob: value for knob, value in one.values.items() if KNOBS[knob].kind != ROUNDING}
+    if one.residual <= limit or len(exact) == len(one.values) or math.isinf(one.residual):
+        return one.residual <= limit
+    off, *others = (
+        joined(residuals, parts, under(residuals, values, parts[0].layer)) for values in (one.values, exact, {})
+    )
+    if off is None or not bool(off.isfinite().all()):
+        return False
+    shown = [other for other in others if other is not None and other.shape == off.shape]
+    if not shown:
+        return False
+    without = min(shown, key=lambda other: float(other.norm()))
+    wrong, before = (int((x.abs() > MORE_ON_ALL * limit / len(x) ** 0.5).sum()) for x in (off, without))
+    return wrong <= STILL_WRONG * before or (wrong <= before and one.residual * CLEAR <= float(without.norm()))
+
+
+def difference_of(residuals: Residuals, parts: Sequence[Component], knob: str, held: Setting) -> Difference:
+    """The differences of all parts for a value of one knob, while others are held."""
+    layer = parts[0].layer
+    return lambda value: joined(residuals, parts, under(residuals, {**held, knob: value}, layer))
