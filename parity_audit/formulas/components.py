@@ -63,7 +63,10 @@ def _resid_pre(at: Place) -> Tensor:
     if at.layer:
         return at.site(f"blocks.{at.layer - 1}.resid_post")
     stream = at.site("embed_ln.out" if at.has("norm.embed_ln") else "embed")
-    return stream + at.site("pos_embed") if at.has("pos_embed") else stream
+    if not at.has("pos_embed"):
+        return stream
+    made = at.site("pos_embed")
+    return added(stream, made * float(at.knob("residual.pos_embed")) if at.is_given("pos_embed") else made)
 
 
 def _ln1(at: Place) -> Tensor:

@@ -327,6 +327,7 @@ ROWS: tuple[Knob, ...] = (
          judged=True),
     Knob("residual.attn_out", REAL, "residual", "Factor on what attention adds.", 1.0, span=SHIFT, judged=True),
     Knob("residual.mlp_out", REAL, "residual", "Factor on what the MLP adds.", 1.0, span=SHIFT, judged=True),
+    Knob("residual.pos_embed", REAL, "residual", "Factor on what learned positions add.", 1.0, span=SHIFT, judged=True),
     Knob("logits.scale", REAL, "logits", "Factor on the logits.", 1.0, span=FACTOR, judged=True),
     Knob("logits.softcap", REAL, "logits", "c in c tanh(y / c) on logits.", span=CAP, optional=True,
          confused_with=("logits.scale",)),

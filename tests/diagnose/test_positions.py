@@ -18,14 +18,14 @@ def positions(of, from_padding=False):
     return torch.arange(mask.shape[1]).expand(mask.shape) if from_padding else (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def side(offset=0, scale=1.0, *, padded=False, from_padding=False, hidden=False, rows=None):
+def side(offset=0, scale=1.0, *, added_times=1.0, padded=False, from_padding=False, hidden=False, rows=None):
     probes = (*PROBES, PADDED) if padded else PROBES
     outside, inside = {}, {}
     for of in probes:
         chosen = positions(of, from_padding) + offset if rows is None else rows(positions(of))
         added = scale * TABLE[chosen]
         embed = torch.randn(*added.shape, generator=torch.Generator().manual_seed(5))
-        inside[of.name, "resid_pre"] = embed + added
+        inside[of.name, "resid_pre"] = embed + added_times * added
         outside |= {(of.name, "embed"): embed} | ({} if hidden else {(of.name, "pos_embed"): added})
     weights = {"pos_embed": TABLE}
     return loose(outside, weights=weights, probes=probes, layer=None) | loose(inside, weights=weights, probes=probes)
@@ -49,6 +49,11 @@ def test_an_offset_is_the_number_of_rows(offset, hidden):
 @pytest.mark.parametrize("scale", [0.5, 1.001, 3.0])
 def test_a_factor_is_fitted(scale):
     assert found(side(scale=scale)) == {"pos_embed.scale": pytest.approx(scale, rel=1e-5)}
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 0.9])
+def test_positions_that_are_there_and_not_added_are_told_from_smaller_ones(factor):
+    assert found(side(added_times=factor)) == {"residual.pos_embed": pytest.approx(factor, abs=1e-6)}
 
 
 def test_positions_counted_from_the_padding_are_that():
