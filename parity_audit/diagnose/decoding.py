@@ -64,12 +64,18 @@ def identify_decoded(
     return [*found, *more, *left], [*missing, *gaps]
 
 
-def not_attended_otherwise(decoded: Collection[str], whole: Collection[str], findings: Sequence[Finding]) -> list[str]:
-    """The sites that are wrong in decoded tokens, but for the attention of blocks whose attention is wrong in whole runs as well and
-    not explained: there it is not the cache."""
+def not_left_in_whole_runs(decoded: Collection[str], whole: Collection[str], findings: Sequence[Finding]) -> list[str]:
+    """The sites that are wrong in decoded tokens, but for components that are wrong in whole runs of the same block as well and not
+    explained there: what would explain a token by itself (of which any sum over tokens is itself) is not what is wrong."""
     explained = {place for item in findings for place in places_of(item)}
-    left = {layer_of(site) for site in whole if component_of(site) in ATTENTION and site not in explained}
-    return [site for site in decoded if component_of(site) not in ATTENTION or layer_of(site) not in left]
+    left = {_part_of(site) for site in whole if site not in explained}
+    return [site for site in decoded if _part_of(site) not in left]
+
+
+def _part_of(site: str) -> tuple[int | None, str]:
+    """The block of a site, and its component; all of attention is one, since decoded tokens show its end alone."""
+    component = component_of(site)
+    return layer_of(site), ATTENTION[-1] if component in ATTENTION else component
 
 
 def _settings(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from parity_audit.core.types import KnobValue, NotTested, Probe
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.confidence import DESCRIBED, confidence
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, f64, real
-from parity_audit.diagnose.findings import shown
+from parity_audit.diagnose.findings import MADE_BY, shown
 from parity_audit.diagnose.forms.attended import attended, neighbours, rounded_values
 from parity_audit.diagnose.forms.described import described, descriptions
 from parity_audit.diagnose.forms.kinds import SAME
@@ -261,11 +261,12 @@ def _pair(site: str, sides: Replayed) -> Pair | None:
 
 
 def _others(site: str, probes: Sequence[Probe], own: Tensor, capture: Capture) -> dict[str, Tensor]:
-    """Sites of the same block that come before this one and live in the same space."""
+    """Sites of the same block that come before this one and live in the same space, but for the norm whose output it is."""
     name = local_name(site)
     space = next((sites for sites in SPACES if name in sites), ())
     prefix = site.removesuffix(name)
-    before = [prefix + other for other in space[: space.index(name)]] if space else _entering(site, probes, capture)
+    earlier = [other for other in space[: space.index(name)] if other != MADE_BY.get(name)] if space else []
+    before = [prefix + other for other in earlier] if space else _entering(site, probes, capture)
     near = {f"{name} of block {block}": f"blocks.{block}.{name}" for block in neighbours(site)}
     wanted = {**{local_name(other): other for other in before}, **near}
     held = {

@@ -19,8 +19,8 @@ from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.diagnose.decoding import (
     decoded_probes,
     identify_decoded,
-    not_attended_otherwise,
     not_in,
+    not_left_in_whole_runs,
     only_decoded,
     run_whole,
 )
@@ -130,7 +130,7 @@ def diagnose(case: Case) -> Diagnosis:
     asked = set(suspects(steps)) if case.thorough else only_decoded(found, everywhere)
     wrong = [site for site in origins(steps) if component_of(site) in asked]
     later, more = identify_decoded(
-        layers_seen, reference_seen, not_attended_otherwise(wrong, origins(whole), findings), findings
+        layers_seen, reference_seen, not_left_in_whole_runs(wrong, origins(whole), findings), findings
     )
     findings, gaps = [*findings, *not_in(findings, later)], [*gaps, *missing, *more]
     sides = Replayed(

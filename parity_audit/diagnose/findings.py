@@ -73,6 +73,12 @@ FOLLOWS = {**MADE_BY, "mlp.router_weights": "mlp.router_logits"}
 """Sites whose errors are those of another: a router's weights follow its own logits, one module makes both."""
 
 
+def with_followed(site: str) -> tuple[str, ...]:
+    """A site, and the one of its block whose errors are its own (see `FOLLOWS`)."""
+    name = local_name(site)
+    return (site, site.removesuffix(name) + FOLLOWS[name]) if name in FOLLOWS else (site,)
+
+
 def merge(
     candidate_fits: Sequence[KnobFit], reference_fits: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]
 ) -> list[Finding]:
@@ -309,7 +315,7 @@ def _explains(finding: Finding, site: str, origin: str) -> bool:
     read off one site of several alike, was read off this one."""
     component, layer, row = component_of(origin), layer_of(site), KNOBS.get(finding.knob)
     places = places_of(finding)
-    if origin in places:
+    if places & set(with_followed(origin)):
         return True
     of_component = row is not None and row.component == component
     if not of_component and not finding.knob.startswith(EXPLAINED_BY.get(component, ("?",))):

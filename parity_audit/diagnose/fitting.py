@@ -11,7 +11,7 @@ from parity_audit.core.sites import local_name
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome, where
-from parity_audit.diagnose.findings import MADE_BY, merge, places_of
+from parity_audit.diagnose.findings import merge, places_of, with_followed
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.settings import Setting
 from parity_audit.diagnose.localise import component_of
@@ -39,7 +39,7 @@ def causes_at(
 ) -> tuple[list[Finding], list[NotTested]]:
     """Findings for the sites where error is introduced: the knob whose formula leaves rounding (see `fit.causes`, also for `known`),
     and the structure of the components that have a site which no formula explains."""
-    components = {component_of(place) for site in wrong for place in _made_by(site)}
+    components = {component_of(place) for site in wrong for place in with_followed(site)}
     # The scores are compared where no key is padding, so that what a mask shows of it is only seen behind them.
     components |= set(ATTENTION) if components & set(ATTENTION) else set()
     found, gaps = identify_by_formula(candidate, reference, components, known)
@@ -53,13 +53,7 @@ def causes_at(
 def not_explained(wrong: Collection[str], found: Sequence[Finding]) -> set[str]:
     """The components of the sites that no finding was read off."""
     explained = {place for one in found for place in places_of(one)}
-    return {component_of(site) for site in wrong if explained.isdisjoint(_made_by(site))}
-
-
-def _made_by(site: str) -> tuple[str, ...]:
-    """The site, and the norm whose output it is where a block has a norm behind a sublayer."""
-    name = local_name(site)
-    return (site, site.removesuffix(name) + MADE_BY[name]) if name in MADE_BY else (site,)
+    return {component_of(site) for site in wrong if explained.isdisjoint(with_followed(site))}
 
 
 def _together(by_formula: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:

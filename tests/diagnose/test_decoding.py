@@ -10,7 +10,13 @@ from attend import HIDDEN, attention, causal
 from tiny_port import probe
 
 from parity_audit.core.report import Finding
-from parity_audit.diagnose.decoding import decoded_probes, identify_decoded, not_in, run_whole
+from parity_audit.diagnose.decoding import (
+    decoded_probes,
+    identify_decoded,
+    not_in,
+    not_left_in_whole_runs,
+    run_whole,
+)
 from parity_audit.diagnose.fit.by_token import where_they_stand
 
 FIRST = 20
@@ -187,3 +193,14 @@ def test_decoded_attention_that_nothing_explains_is_listed_although_whole_runs_h
     ]
     assert not_in([cause("attention.scale", 9.5)], findings) == findings
     assert right == []
+
+
+def test_what_whole_runs_leave_unexplained_is_not_explained_by_single_tokens():
+    """A softmax over tokens is 1 for a token by itself, which equal weights of the experts would explain."""
+    decoded = [f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("mlp.router_weights", "z", "q")]
+    whole = ["blocks.0.mlp.router_weights", "blocks.1.pattern"]
+
+    assert not_left_in_whole_runs(decoded, whole, []) == [
+        "blocks.0.z", "blocks.0.q", "blocks.1.mlp.router_weights", "blocks.1.q",
+    ]  # fmt: skip
+    assert not_left_in_whole_runs(decoded, [], []) == decoded

@@ -95,3 +95,17 @@ def test_what_differs_from_layer_to_layer_in_its_measure_alone_is_one_finding_an
     vectors = [torch.randn(2, 8, generator=DRAW), 3 * torch.randn(2, 8, generator=DRAW)]
     assert told([lambda x, v=v: x + v for v in vectors]) == [("q.bias", (0, 1))]
     assert told([lambda x, by=by: x.roll(by, 1) for by in (1, 2)]) == [("q.position", (0,)), ("q.position", (1,))]
+
+
+def test_the_output_of_a_sublayer_is_not_described_by_the_norm_whose_output_it_is():
+    true, other = (torch.randn(1, 64, 16, generator=DRAW) for _ in range(2))
+    own = {"blocks.1.attn_out": other, "blocks.1.ln1_post.out": other.clone()}
+    sides = Replayed(
+        own=Whole(own), true=Whole({"blocks.1.attn_out": true}), ratios={("short", site): 1e5 for site in own}, d_head=8
+    )
+    nothing_known = Finding(
+        knob="attn_out", kind="unexplained", layers=(1,), site="blocks.1.attn_out", reference_value=None, candidate_value=None,
+        evidence={"component": "attn_out", "sites": ["blocks.1.attn_out"]},
+    )  # fmt: skip
+
+    assert with_descriptions([nothing_known], sides) == ([nothing_known], [])

@@ -134,9 +134,10 @@ def test_a_projection_explains_its_own_output_and_no_other_of_the_block():
     assert [(item.site, item.evidence["sites"]) for item in left] == [("blocks.1.k", ["blocks.1.k"])]
 
 
-def test_weights_of_a_router_follow_its_own_logits():
+@pytest.mark.parametrize("knob", ["weights.moe.router", "norm.kind"])
+def test_weights_of_a_router_follow_its_own_logits(knob):
     tensor = Finding(
-        knob="weights.moe.router", kind="weights", layers=(1,), site="blocks.1.mlp.router_logits", reference_value="own",
+        knob=knob, kind="weights", layers=(1,), site="blocks.1.mlp.router_logits", reference_value="own",
         candidate_value="rounded", evidence={"candidate": [{"layer": 1, "read_from": "mlp.router_logits"}]},
     )  # fmt: skip
 

@@ -37,6 +37,15 @@ def test_noise_of_any_size_has_no_form(true):
     assert form(other, true) is None
 
 
+def test_what_is_small_beside_the_truth_is_not_any_other_small_thing(true):
+    small, other = (
+        1e-4 * torch.randn(true.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+        for n in (11, 12)
+    )
+    assert form(small, true, resid_pre=other) is None
+    assert form(small, true, resid_pre=small.clone()).value == "equal to resid_pre"
+
+
 def test_nothing_is_said_of_numbers_that_are_not_finite(true):
     own = true.clone()
     own[3, 4] = math.nan

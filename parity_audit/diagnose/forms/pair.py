@@ -15,7 +15,7 @@ from parity_audit.core.types import KnobValue
 class Form:
     """A description: what kind, the value that the candidate has, the one it should have, and what is left over.
 
-    `left` is a share of the difference, `rest` the same of what the candidate has. `channels` and `tokens` say which ones differ,
+    `left` is a share of the difference (see `Pair.left`), `rest` the same of what the candidate has. `channels` and `tokens` say which ones differ,
     where they are not all.
     """
 
@@ -48,8 +48,9 @@ class Pair:
         return float((self.own - self.true).norm())
 
     def left(self, guess: Tensor) -> float:
-        """The share of the difference that a guess at `own` leaves."""
-        return float((self.own - guess).norm()) / max(self.apart, 1e-300)
+        """The share of the difference, or of `own` where that is less, that a guess at `own` leaves: beside a much larger `true`
+        anything small would leave little of the difference."""
+        return float((self.own - guess).norm()) / max(min(self.apart, float(self.own.norm())), 1e-300)
 
     def at(self, tokens: Tensor, channels: Tensor) -> Pair:
         """Only these tokens and channels."""
