@@ -15,8 +15,8 @@ from parity_audit.core.types import KnobValue
 class Form:
     """A description: what kind, the value that the candidate has, the one it should have, and what is left over.
 
-    `left` is a share of the difference (see `Pair.left`), `rest` the same of what the candidate has. `channels` and `tokens` say which ones differ,
-    where they are not all.
+    `left` is a share of the difference (see `Pair.left`), `rest` the same of what the candidate has. `channels` and `tokens` say
+    which ones differ, where they are not all.
     """
 
     kind: str
