@@ -7,8 +7,10 @@ from typing import Any
 
 OWN, FULL, FLOAT32, MISSING = "the checkpoint's", "full", "float32", "missing"
 USUAL_SIZE = "root mean square"
+UNDIVIDED = "nothing"
 NORM_SIZES = (
     USUAL_SIZE, "root of the squares over n - 1", "root of the sum of squares", "mean absolute value", "largest absolute value",
+    UNDIVIDED,
 )  # fmt: skip
 """What a norm divides by."""
 INSIDE, OUTSIDE = "inside the root", "outside the root"

@@ -119,17 +119,25 @@ def _resid_mid(at: Place) -> Tensor:
         return in_altup.middle(at, _of_attention(at))
     if is_parallel(at) and at.has("norm.ln2"):
         return at.site("resid_pre")
-    return added(at.site("resid_pre"), _of_attention(at))
+    return added(_stream(at, "resid_pre"), _of_attention(at))
+
+
+def _stream(at: Place, site: str) -> Tensor:
+    """The stream that a sublayer's output is added to; times what a program multiplies it by, where it is shown."""
+    x = at.site(site)
+    return x * float(at.knob("residual.stream")) if at.is_given(site) else x
 
 
 def _resid_post(at: Place) -> Tensor:
+    if at.is_given("resid_post") and at.knob("residual.skipped"):
+        return at.site("resid_pre")
     if has_streams(at):
         return in_altup.shown_of(at, at.site("altup.post"))
     if at.knob("norm.order") == AFTER_SUM and not at.has("norm.ln2_post"):
         return at.site("ln2.out")
     if is_parallel(at):
-        return added(at.site("resid_pre"), _of_attention(at), _of_mlp(at))
-    made = added(at.site("resid_mid"), _of_mlp(at))
+        return added(_stream(at, "resid_pre"), _of_attention(at), _of_mlp(at))
+    made = added(_stream(at, "resid_mid"), _of_mlp(at))
     made = added(made, at.site("per_layer.out")) if _has_own_embeddings(at) else made
     scalar = at.weight("residual.scalar") if at.knob("residual.scalar") is not False else None
     return made if scalar is None else made * scalar
@@ -157,7 +165,7 @@ def _per_layer(at: Place) -> Tensor:
 
 
 def _ln_final(at: Place) -> Tensor:
-    last = f"blocks.{at.dim('n_layers') - 1}.resid_post"
+    last = f"blocks.{at.dim('n_layers') - 1 - at.knob('residual.blocks_dropped')}.resid_post"
     return normed(at, at.site("altup.combined" if has_streams(at) else last), "norm.final")
 
 

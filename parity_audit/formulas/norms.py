@@ -20,13 +20,13 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from parity_audit.formulas.choices import FULL, INSIDE, NORM_SIZES, OUTSIDE, USUAL_SIZE
+from parity_audit.formulas.choices import FULL, INSIDE, NORM_SIZES, OUTSIDE, UNDIVIDED, USUAL_SIZE
 from parity_audit.formulas.rounding import NARROW, refuse_narrow, rounded
 
 LAYER, RMS, ABSENT = "layer", "rms", "none"
 HEAD, PROJECTION = "head", "projection"
 AFTER_ROTATION = "after rotation"
-SQUARES: dict[str, Callable[[Tensor], Tensor]] = dict(zip(NORM_SIZES, (
+SQUARES: dict[str, Callable[[Tensor], Tensor]] = dict(zip(NORM_SIZES[:-1], (
     lambda x: x.square().mean(-1, keepdim=True), lambda x: x.square().sum(-1, keepdim=True) / (x.shape[-1] - 1),
     lambda x: x.square().sum(-1, keepdim=True), lambda x: x.abs().mean(-1, keepdim=True).square(),
     lambda x: x.abs().amax(-1, keepdim=True).square(),
@@ -59,6 +59,8 @@ def centred(x: Tensor, kind: str) -> Tensor:
 def normed(x: Tensor, of: Norm) -> Tensor:
     """x over its size, before any weight. A negative eps, which a search may try, counts as 0."""
     x = centred(x, of.kind)
+    if of.size == UNDIVIDED:
+        return x
     square, eps = SQUARES[of.size](x), max(of.eps, 0.0)
     if of.eps_place == OUTSIDE:
         return x / (square.sqrt() + eps)

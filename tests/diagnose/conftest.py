@@ -1,4 +1,4 @@
-"""Put the hand-written generator of activations within reach of the tests next to it, and keep it on one thread."""
+"""Put the hand-written generator of activations, and the architectures of the specs' tests, within reach; one thread."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+for folder in ("", "../specs"):
+    sys.path.insert(0, str((Path(__file__).parent / folder).resolve()))
 
 
 @pytest.fixture(autouse=True, scope="package")

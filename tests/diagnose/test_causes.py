@@ -41,6 +41,7 @@ FAULTS = {
     "mlp.activation": ({"act": "gelu"}, "gelu"),
     "mlp.gate_up": ({"swapped": True}, "up activated"),
     "embed.scale": ({"embed_scale": 3.0}, 3.0),
+    "residual.stream": ({"stream": 0.5}, 0.5),
     "logits.softcap": ({"logit_cap": 30.0}, 30.0),
     "logits.scale": ({"logit_scale": 0.5}, 0.5),
     "logits.shift": ({"centred": True}, "centred"),

@@ -1,14 +1,11 @@
 """The search for one knob on functions whose answer is known, and on the judge of a miniature."""
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "specs"))
 from architectures import Architecture
 
 from parity_audit.core.progress import SILENT

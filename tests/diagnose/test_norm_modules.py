@@ -223,7 +223,11 @@ def test_a_norm_that_is_skipped():
 
 @pytest.mark.parametrize(
     ("size", "said"),
-    [(lambda x: x.abs().mean(-1), "mean absolute value"), (lambda x: x.abs().amax(-1), "largest absolute value")],
+    [
+        (lambda x: x.abs().mean(-1), "mean absolute value"),
+        (lambda x: x.abs().amax(-1), "largest absolute value"),
+        (lambda x: torch.ones(x.shape[:-1]), "nothing"),
+    ],
 )
 def test_what_a_vector_is_divided_by(size, said):
     x = LARGE.float()

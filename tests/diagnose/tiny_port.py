@@ -82,6 +82,7 @@ class Port:
     logit_scale: float = 1.0
     centred: bool = False
     score_std: float = 4.0
+    stream: float = 1.0
     hide: tuple[str, ...] = ()
     dtype: torch.dtype = torch.float32
 
@@ -188,13 +189,15 @@ def _block(x: Tensor, w: dict[str, Tensor], port: Port, layer: int, mask: Tensor
     kv_map = list(port.kv_map or default)
     z = _attend(q, k[:, :, kv_map], v[:, :, kv_map], visible(mask, port, layer), port, layer, keep if small else None)
     keep(at + "z", z)
-    mid = keep(at + "resid_mid", x + keep(at + "attn_out", torch.einsum("bphe,dhe->bpd", z, w[f"{layer}.o"])))
+    mid = keep(
+        at + "resid_mid", port.stream * x + keep(at + "attn_out", torch.einsum("bphe,dhe->bpd", z, w[f"{layer}.o"]))
+    )
     normal = keep(at + "ln2.out", normed(mid, w[f"{layer}.norm.ln2"], port))
     gate, up = normal @ w[f"{layer}.mlp.gate"].T, normal @ w[f"{layer}.mlp.up"].T
     keep(at + "mlp.pre", gate), keep(at + "mlp.pre_linear", up)
     act = ACTS[str(port.at("act", layer))]
     post = keep(at + "mlp.post", act(up) * gate if port.swapped else act(gate) * up)
-    return keep(at + "resid_post", mid + keep(at + "mlp_out", post @ w[f"{layer}.down"].T))
+    return keep(at + "resid_post", port.stream * mid + keep(at + "mlp_out", post @ w[f"{layer}.down"].T))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, see: Tensor, port: Port, layer: int,

@@ -43,7 +43,7 @@ ROUNDED_ONCE = 12**-0.5
 FINE = 2.0**-20
 """Dtypes with smaller steps (float32, float64) have digits to spare: what leaves a hundred times their rounding may still be the
 only explanation, since a constant is known to five digits all the same. In bfloat16 that would be everything."""
-OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale", "mlp.activation")
+OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale", "residual.stream", "mlp.activation")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
 ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel", "attention.scaled")
 """Knobs that say in which order several components of a block do their work: one of these orders leaves rounding of all of them, or

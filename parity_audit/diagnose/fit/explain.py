@@ -18,7 +18,17 @@ from parity_audit.core.sites import local_name
 from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.by_pair import SCALING, THETA, Layout, laws, read_off, sharpened
 from parity_audit.diagnose.fit.by_token import positions_one_by_one, where_it_differs
-from parity_audit.diagnose.fit.left import MORE_ON_ALL, asked, difference_of, explains, joined, left_by, residual, under
+from parity_audit.diagnose.fit.left import (
+    COARSE,
+    MORE_ON_ALL,
+    asked,
+    difference_of,
+    explains,
+    joined,
+    left_by,
+    residual,
+    under,
+)
 from parity_audit.diagnose.fit.residuals import ROTATED, Component, Residuals, Values, largest
 from parity_audit.diagnose.fit.search import (
     EQUALLY,
@@ -60,8 +70,6 @@ BEAM = 4
 """Sets of one size from which larger ones are built: those that leave least."""
 POLISHED = 8
 """Sets of each size whose numbers are fitted together: of two laws that say the same, one may start further from rounding."""
-COARSE = 0.3
-"""What a set has to leave at most for a narrow dtype to be tried beside it: no rounding is as large."""
 OF_DECODING = ("cache.", "rope.offset", "pos_embed.offset")
 """Knobs of which decoding alone may have other values than whole runs."""
 AFTER = {"rot_q": "q", "rot_k": "k"}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from itertools import starmap
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, with_value
 from parity_audit.diagnose.fit.search import Difference
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.thresholds import CLEAR
-from parity_audit.formulas.knobs import KNOBS, ROUNDING
+from parity_audit.formulas.knobs import KNOBS, REAL, ROUNDING
 
 MORE_ON_ALL = 10.0
 """What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
+COARSE = 0.3
+"""What values have to leave at most for a narrow dtype to be tried beside them, and with it: no rounding is as large."""
 STILL_WRONG = 0.1
 """Of the numbers that are wrong without a narrow dtype, the share that the right place of one leaves wrong: those near the middle of
 two of its numbers. A wrong place leaves most of them wrong."""
@@ -62,8 +66,10 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
     to either side, and a token's size with it. It explains a component where, beside the same setting without it and beside the
     spec's values, it reproduces nearly all numbers that are wrong, or leaves clearly less and no more numbers wrong.
     """
+    if not all(starmap(_is_in_span, one.values.items())):
+        return False
     exact = {knob: value for knob, value in one.values.items() if KNOBS[knob].kind != ROUNDING}
-    if one.residual <= limit or len(exact) == len(one.values) or math.isinf(one.residual):
+    if one.residual <= limit or len(exact) == len(one.values) or one.residual > COARSE:
         return one.residual <= limit
     off, *others = (
         joined(residuals, parts, under(residuals, values, parts[0].layer)) for values in (one.values, exact, {})
@@ -76,6 +82,14 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
     without = min(shown, key=lambda other: float(other.norm()))
     wrong, before = (int((x.abs() > MORE_ON_ALL * limit / len(x) ** 0.5).sum()) for x in (off, without))
     return wrong <= STILL_WRONG * before or (wrong <= before and one.residual * CLEAR <= float(without.norm()))
+
+
+def _is_in_span(knob: str, value: Any) -> bool:
+    """Whether a number is one that a knob can have: an eps of 1e20 makes a norm's output nothing, which is another cause."""
+    row = KNOBS[knob]
+    if row.kind != REAL or row.span is None or not is_number(value) or value == 0:
+        return True
+    return bool(row.span[0] <= value <= row.span[1])
 
 
 def difference_of(residuals: Residuals, parts: Sequence[Component], knob: str, held: Setting) -> Difference:

@@ -187,7 +187,7 @@ def _one_added(pair: Pair) -> Form | None:
             )
     if not found:
         return None
-    _, said, left = min(found)
+    _, said, left = min(found, key=lambda one: one[0])
     return Form(kind="source", value=said, usual="as computed", left=left)
 
 

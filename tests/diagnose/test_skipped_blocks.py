@@ -1,0 +1,69 @@
+"""Blocks that a program does not run: nothing in them is seen, and the stream behind them says which."""
+
+import pytest
+import torch
+from architectures import Architecture
+
+from parity_audit.diagnose.fit.explain import explanations
+from parity_audit.diagnose.fit.left import explains, left_by
+from parity_audit.diagnose.fit.residuals import Component, Residuals
+from parity_audit.formulas.decoder import Run, decoder_of
+from parity_audit.formulas.place import Batch
+from parity_audit.formulas.positions import counted
+from parity_audit.formulas.stored import CheckpointTensors
+from parity_audit.specs.facts import decoder_facts
+from parity_audit.specs.resolve import resolve_model
+
+LIMIT = 1e-9
+
+
+@pytest.fixture(scope="module")
+def architecture(cache, tmp_path_factory):
+    return Architecture(resolve_model("llama-3.2-1b"), cache, tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def decoder(architecture):
+    facts = decoder_facts(architecture.model.spec, architecture.config)
+    return decoder_of(facts, CheckpointTensors(architecture.out / "checkpoint"), torch.float64)
+
+
+@pytest.fixture(scope="module")
+def batch(architecture):
+    mask = torch.tensor(architecture.probe.mask)
+    return Batch(tokens=torch.tensor(architecture.probe.token_ids), mask=mask, positions=counted(mask))
+
+
+def said(decoder, probe, site, captured):
+    residuals = Residuals(decoder=decoder, captured=lambda name, asked: captured.get(asked))
+    return explanations(residuals, [Component(probe=probe, site=site)], LIMIT, LIMIT / 100)[0].values
+
+
+def test_a_block_that_is_skipped(architecture, decoder, batch):
+    stream = Run(decoder=decoder, batch=batch).computed("blocks.0.resid_post")
+    captured = {"blocks.1.resid_pre": stream, "blocks.1.resid_post": stream}
+
+    assert said(decoder, architecture.probe, "blocks.1.resid_post", captured) == {"residual.skipped": True}
+
+
+@pytest.mark.parametrize("dropped", [1, 2])
+def test_the_last_blocks_are_not_run(architecture, decoder, batch, dropped):
+    last = architecture.n_layers - 1
+    stream = Run(decoder=decoder, batch=batch).computed(f"blocks.{last - dropped}.resid_post")
+    final = Run(decoder=decoder, batch=batch, given={f"blocks.{last}.resid_post": stream}.get).computed("ln_final.out")
+    captured = {f"blocks.{last - dropped}.resid_post": stream, "ln_final.out": final}
+
+    assert said(decoder, architecture.probe, "ln_final.out", captured) == {"residual.blocks_dropped": dropped}
+
+
+def test_an_eps_that_no_norm_has_explains_nothing(architecture, decoder, batch):
+    """An eps of 1e20 lets every sublayer add nothing, as in a block that is skipped."""
+    stream = Run(decoder=decoder, batch=batch).computed("blocks.0.resid_post")
+    captured = {"blocks.1.resid_pre": stream, "blocks.1.resid_post": stream}
+    residuals = Residuals(decoder=decoder, captured=lambda name, asked: captured.get(asked))
+    part = [Component(probe=architecture.probe, site="blocks.1.resid_post")]
+
+    huge = left_by(residuals, part, {"norm.eps": 1e22})
+
+    assert huge.residual <= LIMIT
+    assert not explains(residuals, part, huge, LIMIT)
