@@ -18,6 +18,8 @@ ROLES_OF = {
     "logits": ("unembed",), "embed": ("embed",), "qkv": ("attn.q", "attn.k", "attn.v"), "attn_proj": ("attn.o",),
     "mlp": ("mlp.",), "norm": ("norm.",), "final_norm": ("norm.final",), "qk_norm": ("qk_norm.",),
 }  # fmt: skip
+PER_CHANNEL = (".out.gain", ".out.bias")
+"""How the output of a norm is described whose weight or bias is another one."""
 READ_OFF = ("weights.", "norm.weight", "norm.bias", "qk_norm.weight", "qk_norm.bias")
 
 
@@ -147,6 +149,8 @@ def _follows(
         roles, known = ROLES_OF.get(str(finding.evidence.get("component")), ()), wrong
     elif finding.knob.startswith(READ_OFF):
         roles, known = roles_of_knob(finding.knob), wrong if finding.kind == "weights" else moved
+    elif finding.knob.endswith(PER_CHANNEL):
+        roles, known = ROLES_OF.get(str(finding.evidence.get("component")), ()), moved
     else:
         return False
     layers = finding.layers or _everywhere(roles, tensor_of)

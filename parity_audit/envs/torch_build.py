@@ -7,6 +7,8 @@ that has CPU builds serves, or else uv's own index of them.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterable
 
 CUDA_PACKAGES = ("nvidia-", "cuda-")
@@ -33,3 +35,10 @@ def is_for(device: str, packages: Iterable[tuple[str, str]]) -> bool:
         for name, version in packages
     )
     return "UV_TORCH_BACKEND" in os.environ or cuda == (device == "cuda")
+
+
+def cuda_answers() -> bool:
+    """Whether this machine has a CUDA device that answers."""
+    if shutil.which("nvidia-smi") is None:
+        return False
+    return subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0

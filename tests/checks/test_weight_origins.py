@@ -1,5 +1,7 @@
 """Tensors that hold another tensor's numbers: which, and blocks that are exchanged as one matter."""
 
+import dataclasses
+
 import torch
 
 from parity_audit.checks.preflight import weight_findings
@@ -85,6 +87,19 @@ def test_a_tensor_that_is_another_one_everywhere_is_not_said_again_by_its_fit():
 
     assert without_consequences([fit], found(ours), tensor_of) == []
     assert without_consequences([fit], found(ours)[:2], tensor_of) == [fit]
+
+
+def test_the_gain_of_a_norm_whose_weight_is_that_of_another_block_is_not_said_again():
+    moved = Finding(
+        knob="weights", kind="weights", layers=(1,), site="model.layers.1.input_layernorm.weight", reference_value=None,
+        candidate_value=None, evidence={"holds": "model.layers.2.input_layernorm.weight"},
+    )  # fmt: skip
+    tensor_of = {("norm.ln1", at): f"model.layers.{at}.input_layernorm.weight" for at in range(3)}
+    gain = dataclasses.replace(finding("ln1.out.gain", "variant", layers=(1,)), evidence={"component": "norm"})
+
+    assert without_consequences([gain], [moved], tensor_of) == []
+    other = dataclasses.replace(gain, layers=(0,))
+    assert without_consequences([other], [moved], tensor_of) == [other]
 
 
 def test_a_fit_of_a_role_that_the_checkpoint_has_no_tensor_of_stays():
