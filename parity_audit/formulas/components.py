@@ -165,7 +165,8 @@ def _per_layer(at: Place) -> Tensor:
 
 
 def _ln_final(at: Place) -> Tensor:
-    last = f"blocks.{at.dim('n_layers') - 1 - at.knob('residual.blocks_dropped')}.resid_post"
+    dropped = at.knob("residual.blocks_dropped")
+    last = f"blocks.{at.dim('n_layers') - 1 - dropped}.resid_post"
     return normed(at, at.site("altup.combined" if has_streams(at) else last), "norm.final")
 
 

@@ -238,7 +238,9 @@ class _Search:
             return self._of_this_part(knob, tried)
         is_alone = local_name(self.small.site) in OF_EACH_TOKEN and self.small.probe.decode_from is None
         if knob in POSITIONS and is_alone:
-            own = positions_one_by_one(difference, self.residuals.places(self.small))
+            # Moved all at once and read token by token: what a short text says of the first of them says nothing of the others.
+            each = difference_of(self.residuals, [self.small], knob, {})
+            own = positions_one_by_one(each, self.residuals.places(self.small))
             return [at_value(difference, value) for value in own]
         if row.per_head:
             return list(one_per_head(row, difference, best.value, dims["n_heads"], dims["n_kv_heads"]))
