@@ -61,6 +61,7 @@ def left_by(residuals: Residuals, parts: Sequence[Component], setting: Setting) 
 
 def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation, limit: float) -> bool:
     """Whether values explain these components, of which they leave `one.residual`: no more than rounding, which is `limit`.
+    Numbers that their knobs cannot have explain nothing.
 
     A narrow dtype inside a component is not computed again to the last bit everywhere, since a number near the middle of two falls
     to either side, and a token's size with it. It explains a component where, beside the same setting without it and beside the
