@@ -145,12 +145,13 @@ def _follows(
 ) -> bool:
     if finding.kind == "unexplained" and finding.evidence.get("component") == "mlp_out":
         return _in_experts(finding, wrong)
-    if finding.kind == "unexplained":
-        roles, known = ROLES_OF.get(str(finding.evidence.get("component")), ()), wrong
+    if finding.kind == "unexplained" or finding.knob.endswith(PER_CHANNEL):
+        roles, known = (
+            ROLES_OF.get(str(finding.evidence.get("component")), ()),
+            wrong if finding.kind == "unexplained" else moved,
+        )
     elif finding.knob.startswith(READ_OFF):
         roles, known = roles_of_knob(finding.knob), wrong if finding.kind == "weights" else moved
-    elif finding.knob.endswith(PER_CHANNEL):
-        roles, known = ROLES_OF.get(str(finding.evidence.get("component")), ()), moved
     else:
         return False
     layers = finding.layers or _everywhere(roles, tensor_of)

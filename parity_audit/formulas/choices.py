@@ -116,7 +116,7 @@ and the thresholds can be seen, so that it stays at that of Llama 3.1 or of the 
 where YaRN's thresholds are rounded to whole pairs, several betas make one table."""
 FORWARD, INVERSE, EXCHANGED = "forward", "inverse", "cosines and sines exchanged"
 NO_MINUS, BOTH_MINUS = "a minus sign on neither sine", "a minus sign on both sines"
-"""The sense of a rotation, or a table whose two halves have changed places."""
+"""The sense of a rotation, a table whose two halves have changed places, or sines with signs that make no rotation."""
 ON_SCORES, ON_QUERIES = "on scores", "on queries"
 """Where q.k is divided: behind the product, or on the queries before it."""
 PLACES = "places"

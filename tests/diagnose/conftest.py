@@ -1,4 +1,4 @@
-"""Put the hand-written generator of activations, and the architectures of the specs' tests, within reach; one thread."""
+"""Put the hand-written generator of activations, and the helpers of the specs' and the formulas' tests, within reach."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-for folder in ("", "../specs"):
+for folder in ("", "../specs", "../formulas"):
     sys.path.insert(0, str((Path(__file__).parent / folder).resolve()))
 
 

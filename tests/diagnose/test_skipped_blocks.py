@@ -1,17 +1,13 @@
 """Blocks that a program does not run: nothing in them is seen, and the stream behind them says which."""
 
+import judged
 import pytest
-import torch
 from architectures import Architecture
 
 from parity_audit.diagnose.fit.explain import explanations
 from parity_audit.diagnose.fit.left import explains, left_by
 from parity_audit.diagnose.fit.residuals import Component, Residuals
-from parity_audit.formulas.decoder import Run, decoder_of
-from parity_audit.formulas.place import Batch
-from parity_audit.formulas.positions import counted
-from parity_audit.formulas.stored import CheckpointTensors
-from parity_audit.specs.facts import decoder_facts
+from parity_audit.formulas.decoder import Run
 from parity_audit.specs.resolve import resolve_model
 
 LIMIT = 1e-9
@@ -24,14 +20,12 @@ def architecture(cache, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def decoder(architecture):
-    facts = decoder_facts(architecture.model.spec, architecture.config)
-    return decoder_of(facts, CheckpointTensors(architecture.out / "checkpoint"), torch.float64)
+    return judged.decoder(architecture)
 
 
 @pytest.fixture(scope="module")
 def batch(architecture):
-    mask = torch.tensor(architecture.probe.mask)
-    return Batch(tokens=torch.tensor(architecture.probe.token_ids), mask=mask, positions=counted(mask))
+    return judged.batch_of(architecture.probe)
 
 
 def said(decoder, probe, site, captured):
