@@ -15,7 +15,9 @@ from parity_audit.diagnose.confidence import REMAINDER
 from parity_audit.diagnose.describe import _even
 from parity_audit.diagnose.extent import Tokens
 from parity_audit.diagnose.findings import _marks
+from parity_audit.diagnose.fit import left
 from parity_audit.diagnose.fit.by_pair import Layout, _with_factor, laws, read_off
+from parity_audit.diagnose.fit.settings import Explanation
 from parity_audit.diagnose.forms.described import _whole_heads, described
 from parity_audit.diagnose.forms.kinds import _projected
 from parity_audit.diagnose.forms.order import order_of
@@ -180,6 +182,18 @@ def test_a_small_difference_that_no_cause_explains_is_no_scale():
     assert {knob: finding.candidate_value for knob, finding in differ(*sides).items()} == {
         "weights.attn.o": "not the checkpoint's"
     }
+
+
+@pytest.mark.parametrize(("leaves", "explained"), [(0.1, True), (0.9, False)])
+def test_what_a_narrow_dtype_may_leave_where_all_else_leaves_ten_times_as_much(monkeypatch, leaves, explained):
+    even = torch.full((64,), 1 / 8, dtype=torch.float64)
+    decoder = SimpleNamespace(dims={"n_layers": 1}, values={}, knob=lambda name, layer: None)
+    monkeypatch.setattr(
+        left, "joined", lambda residuals, parts, values: even * leaves * (1 if values.get("norm.dtype") else 10)
+    )
+    narrow = Explanation(values={"norm.dtype": "bfloat16 throughout"}, residual=leaves)
+
+    assert left.explains(SimpleNamespace(decoder=decoder), [SimpleNamespace(layer=0)], narrow, 1e-7) is explained
 
 
 @pytest.mark.parametrize(("off", "even"), [(3e-4, True), (5e-3, False)])
