@@ -26,7 +26,8 @@ VARIABLE = "PARITY_AUDIT_MUTATED"
 TESTS = {
     "diagnose/agreement.py": "test_findings.py test_fit.py", "diagnose/findings.py": "test_findings.py",
     "diagnose/thresholds.py": "test_fit.py test_describe.py test_narrow.py test_embedding_mlp_logits.py",
-    "diagnose/describe.py": "test_describe.py", "diagnose/extent.py": "test_extent.py",
+    "diagnose/confidence.py": "test_confidence.py", "diagnose/describe.py": "test_describe.py",
+    "diagnose/extent.py": "test_extent.py",
     "diagnose/fit/by_head.py": "test_mask_and_heads.py test_attention_laws.py",
     "diagnose/fit/by_pair.py": "test_rotary.py test_rotary_forms.py", "diagnose/fit/by_token.py": "test_positions.py",
     "diagnose/fit/": "test_fit.py test_causes.py",
@@ -39,7 +40,7 @@ TESTS = {
 }  # fmt: skip
 """The tests of a file beside `test_constants.py`, by the part of its path that comes first here."""
 BOUNDS = ("DRAWN", "MOST_TOKENS", "MOST_CHANNELS", "MOST_IDS", "FEW", "PARTS", "HELD", "SHOWN", "BLOCK_NUMBERS", "QUERY_ROWS",
-          "FOLD", "BLOCK_ROWS", "MOST_POINTS", "SMALLEST", "LEAST_ERROR", "SEEN")  # fmt: skip
+          "FOLD", "BLOCK_ROWS", "MOST_POINTS", "LEAST_ERROR", "SEEN")  # fmt: skip
 """What is printed or kept in memory, and stand-ins for zero."""
 
 

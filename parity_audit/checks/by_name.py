@@ -24,11 +24,13 @@ from parity_audit.checks.reading import Reading, Values, read_hooks
 from parity_audit.compare.deltas import compare
 from parity_audit.compare.floor import dtype_eps
 from parity_audit.compare.threads import one_thread
-from parity_audit.core.limits import ratio_of, share_of_limit
+from parity_audit.core.limits import TINY, ratio_of, share_of_limit
 from parity_audit.core.report import Finding, SiteDelta
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested, Probe
+from parity_audit.diagnose.confidence import READ_OFF
 from parity_audit.diagnose.evidence import f64, real, relative_rms
+from parity_audit.diagnose.thresholds import SAME_VALUE
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, VALUE, Hook, hooks
 
 KIND = "hook"
@@ -201,9 +203,9 @@ class _Bench:
         ours = self._real(value)
         for site in self._nearby(item, value):
             theirs = self._real(self.sides.shown.tensor(self.probe.name, site))
-            times = float(ours @ theirs / (theirs @ theirs).clamp_min(1e-300))
+            times = float(ours @ theirs / (theirs @ theirs).clamp_min(TINY))
             if relative_rms(ours - times * theirs, ours) <= SAME * dtype_eps(self.sides.dtype):
-                return local_name(site) if abs(times - 1.0) <= 1e-4 else f"{times:.4g} times {local_name(site)}"
+                return local_name(site) if abs(times - 1.0) <= SAME_VALUE else f"{times:.4g} times {local_name(site)}"
         return f"something else ({item.delta.rel:.2g} of its size away)"
 
     def _nearby(self, item: NamedHook, value: Tensor) -> Iterable[str]:
@@ -253,6 +255,6 @@ def _finding(local: str, instead: str, items: Sequence[NamedHook]) -> Finding:
     return Finding(
         knob=local, kind=KIND, layers=layers or None, site=hook.name, reference_value=site, candidate_value=instead,
         evidence={"times the floor": ratio_of(worst.delta), "relative": worst.delta.rel, "promises": hook.promises},
-        confidence=0.99, departs_from_spec="candidate",
+        confidence=READ_OFF, departs_from_spec="candidate",
         message=f"{local} shows {instead}, where its name says {means}",
     )  # fmt: skip

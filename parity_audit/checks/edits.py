@@ -26,7 +26,7 @@ from parity_audit.checks.changes import MID, Change, Changes
 from parity_audit.checks.limits import chosen_probe
 from parity_audit.compare.floor import noise_ratio
 from parity_audit.compare.threads import one_thread
-from parity_audit.core.limits import limit_of
+from parity_audit.core.limits import TINY, limit_of
 from parity_audit.core.report import HookEdit
 from parity_audit.core.sites import LOGITS, RETURNED, layer_of, local_name, site_order
 from parity_audit.core.types import NotTested, Probe, SiteTap
@@ -168,7 +168,7 @@ class _Runs:
             if _rms(lost - made) <= rounding:
                 return "the edit reaches the norm after it, and not the residual stream"
         moved, meant = made - self.candidate, judge - self.judge
-        cosine = float((moved * meant).sum() / (moved.norm() * meant.norm()).clamp_min(1e-300))
+        cosine = float((moved * meant).sum() / (moved.norm() * meant.norm()).clamp_min(TINY))
         size = _rms(moved) / _rms(meant)
         return f"the logits move {size:.3g} times as far as they should, in a direction with cosine {cosine:.3g} to the right one"
 

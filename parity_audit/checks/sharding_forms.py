@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
+
+from parity_audit.core.limits import TINY
 
 Spans = Sequence[tuple[int, int, int]]
 DIRECTIONS = 1e-6
@@ -21,7 +24,7 @@ def size(value: Tensor) -> float:
 
 def far(a: Tensor, b: Tensor) -> float:
     """RMS of the difference over that of `b`."""
-    return size(a - b) / max(size(b), 1e-30)
+    return size(a - b) / max(size(b), TINY)
 
 
 def tokens_moved(found: Tensor, expected: Tensor, tolerance: float) -> str | None:
@@ -68,11 +71,11 @@ def rows_moved(
     held = {rank for rank, start, stop in spans for place in wrong if start <= ids[place] < stop}
     if len(held) != 1:
         return None
-    unit = table / table.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    unit = normalize(table, dim=1)
     votes: dict[int, int] = {}
     for place in wrong:
         length = found[place].norm()
-        cosine = unit @ (found[place] / length.clamp_min(1e-30))
+        cosine = unit @ normalize(found[place], dim=0)
         row = int(cosine.argmax())
         if float(length) > 0 and float(cosine[row]) > 1 - DIRECTIONS:
             votes[row - ids[place]] = votes.get(row - ids[place], 0) + 1

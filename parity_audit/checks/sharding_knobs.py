@@ -7,12 +7,13 @@ attention   z' is the softmax's weighted values at another scale, for the rank's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from parity_audit.checks.sharding_forms import far
+from parity_audit.compare.golden import lowest
 from parity_audit.core.types import KnobValue
 from parity_audit.formulas.attention import scores, softmax, weighted_values
 
@@ -23,10 +24,6 @@ BESIDE = ("attention.softcap", "attention.alibi", "attention.sinks", "attention.
 """With these the scale is left to be read by other means."""
 WIDEST = 16.0
 """How many times larger or smaller than the spec's a scale is looked for."""
-GOLDEN = (math.sqrt(5) - 1) / 2
-"""The share of a range that each step of a golden-section search keeps."""
-STEPS = 64
-"""Of the golden section: the scale is then known to 1e-12 of its span."""
 
 
 def eps_of(
@@ -59,22 +56,5 @@ def scale_of(
         pattern = softmax(scores(q, k, seen, scale=usual * math.exp(log)))
         return far(weighted_values(pattern, v)[0, :, heads], found[:, heads])
 
-    log = _lowest(distance, math.log(WIDEST))
+    log = lowest(distance, -math.log(WIDEST), math.log(WIDEST))
     return usual * math.exp(log) if distance(log) <= tolerance else None
-
-
-def _lowest(distance: Callable[[float], float], span: float) -> float:
-    """Where a function with one valley between `-span` and `span` is lowest, by golden section."""
-    low, high = -span, span
-    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_left, at_right = distance(left), distance(right)
-    for _ in range(STEPS):
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - GOLDEN * (high - low)
-            at_left = distance(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + GOLDEN * (high - low)
-            at_right = distance(right)
-    return (low + high) / 2

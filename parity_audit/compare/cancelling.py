@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.compare.source import TensorSource
+from parity_audit.core.limits import TINY
 from parity_audit.core.types import Probe
 
 TOLERANCE = 1e-3
@@ -77,7 +78,7 @@ def _whole(side: TensorSource, probe: Probe, site: str) -> Tensor:
 
 def _factor(own: Tensor, true: Tensor) -> float:
     """By how much the candidate's vectors are longer."""
-    return float(own.norm() / true.norm().clamp_min(1e-300))
+    return float(own.norm() / true.norm().clamp_min(TINY))
 
 
 def _scaled(factors: list[float]) -> str:
@@ -95,7 +96,7 @@ def _rows(real: Tensor, tensors: list[tuple[Tensor, Tensor]], factors: list[floa
     rows = []
     for number, keep in enumerate(real):
         query, key = (
-            (own[number][keep] / max(factor, 1e-300), true[number][keep])
+            (own[number][keep] / max(factor, TINY), true[number][keep])
             for (own, true), factor in zip(tensors, factors, strict=True)
         )
         rows.append(_Row(query=query, key=key))
@@ -103,7 +104,7 @@ def _rows(real: Tensor, tensors: list[tuple[Tensor, Tensor]], factors: list[floa
 
 
 def _relative(own: Tensor, true: Tensor) -> float:
-    return float((own - true).norm() / true.norm().clamp_min(1e-300))
+    return float((own - true).norm() / true.norm().clamp_min(TINY))
 
 
 def _shifts(rows: list[_Row], per_position: Tensor | None) -> str | None:
@@ -131,7 +132,7 @@ def _pairing(own: Tensor, true: Tensor) -> Pairing:
     a = torch.complex(true[..., :1].expand_as(true[..., 1:]), true[..., 1:]).flatten(0, 1)
     b = torch.complex(own[..., :1].expand_as(own[..., 1:]), own[..., 1:]).flatten(0, 1)
     turn = (a.conj() * b).sum(0)
-    left = (b - turn / turn.abs().clamp_min(1e-300) * a).norm(dim=0) / b.norm(dim=0).clamp_min(1e-300)
+    left = (b - turn / turn.abs().clamp_min(TINY) * a).norm(dim=0) / b.norm(dim=0).clamp_min(TINY)
     partner = int(left.argmin()) + 1
     if partner == 1:
         return Pairing(first=torch.arange(0, width, 2), second=torch.arange(1, width, 2))
@@ -145,7 +146,7 @@ def _turn(row: _Row, pairing: Pairing) -> Tensor | None:
     sides = [(pairing.complex(own), pairing.complex(true)) for own, true in (row.query, row.key)]
     total = sum((true.conj() * own).sum((0, 1)) for own, true in sides)
     assert isinstance(total, Tensor)
-    turn = total / total.abs().clamp_min(1e-300)
+    turn = total / total.abs().clamp_min(TINY)
     still = torch.ones(row.key[0].shape[-1], dtype=torch.bool)
     still[pairing.first], still[pairing.second] = False, False
     for (own, true), (plain_own, plain_true) in zip(sides, (row.query, row.key), strict=True):

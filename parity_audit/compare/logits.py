@@ -9,6 +9,7 @@ from torch import Tensor
 
 from parity_audit.compare.divergences import kl_per_position, top1_matches
 from parity_audit.compare.outputs import OUTPUTS, decide
+from parity_audit.core.limits import TINY
 from parity_audit.core.report import LogitsDelta, SiteDelta, TokenLogits
 from parity_audit.core.types import Probe
 
@@ -60,7 +61,7 @@ class LogitsSums:
             max_abs=max(delta.max_abs for delta in own),
             mean_abs=self.abs_sum / self.entries,
             rmse=math.sqrt(self.square_sum / self.entries),
-            rel=math.sqrt(self.square_sum / max(self.reference_square_sum, 1e-300)),
+            rel=math.sqrt(self.square_sum / max(self.reference_square_sum, TINY)),
             noise_ratio=max(ratios) if ratios else None,
             kl=self.kl / self.positions,
             top1_agreement=self.top1 / self.positions,

@@ -13,6 +13,8 @@ from parity_audit.core.sites import ENTERS_BLOCK, LEAVES_BLOCK
 PARITY_RATIO = 4.0
 INNER_RATIO = 16.0
 WARN_SHARE = 0.75
+TINY = 1e-300
+"""Stands for a size of zero that something is divided by, so that the quotient is finite: below every size that is none."""
 
 # By the ends of names: hooks (`hook_resid_pre`) count too, and a router's logits, whose error chooses other experts.
 OUTER = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import KnobFit
+from parity_audit.diagnose.thresholds import SAME_VALUE
 from parity_audit.formulas.activations import canonical
 
 SIGMAS = 6.0
@@ -112,7 +113,7 @@ def undecided(pair: Pair, like: Sequence[Pair]) -> bool:
 
 def alike(a: KnobFit, b: KnobFit) -> bool:
     """Whether two layers of one side hold the same value."""
-    return not differs(Pair(candidate=a, reference=b)) or same(a.value, b.value, 1e-4)
+    return not differs(Pair(candidate=a, reference=b)) or same(a.value, b.value, SAME_VALUE)
 
 
 def tied(fit: KnobFit, value: KnobValue) -> bool:

@@ -28,7 +28,7 @@ from parity_audit.diagnose.forms.kinds import SAME
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.sample import CLEAN, NOT_STORED
-from parity_audit.diagnose.thresholds import CLEAR
+from parity_audit.diagnose.thresholds import ALIKE, CLEAR
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 MEASURED = ("gain", "bias", "norm")
@@ -297,7 +297,7 @@ def _alike(a: Form, b: Form) -> bool:
 def _same_value(kind: str, a: KnobValue, b: KnobValue) -> bool:
     """Whether two descriptions of one kind say the same. Where the words of a kind give a measure, it may differ by layer."""
     if isinstance(a, float) and isinstance(b, float):
-        return abs(a - b) <= 1e-3 * max(abs(a), abs(b))
+        return abs(a - b) <= ALIKE * max(abs(a), abs(b))
     if kind.endswith(MEASURED):
         return NUMBER.sub("", str(a)) == NUMBER.sub("", str(b))
     return a == b

@@ -21,6 +21,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from parity_audit.core.limits import TINY
 from parity_audit.formulas.choices import FULL, LARGEST, LARGEST_ABSOLUTE, SMALLEST, STEPS
 from parity_audit.formulas.projections import project
 from parity_audit.formulas.rounding import refuse_narrow, steps_of
@@ -95,7 +96,7 @@ def router_weights(
     step = steps_of(arithmetic)
     kept = step("scores", SCORES[router](step("logits", logits) / temperature)) * chosen
     if norm_topk:
-        kept = kept / step("sums", kept.sum(-1, keepdim=True)).clamp_min(1e-300)
+        kept = kept / step("sums", kept.sum(-1, keepdim=True)).clamp_min(TINY)
     return step("weights", kept)
 
 

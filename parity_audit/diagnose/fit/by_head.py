@@ -15,12 +15,10 @@ from parity_audit.core.sites import local_name
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values
 from parity_audit.diagnose.fit.search import DIGITS, Difference, Fitted, at_value, together
+from parity_audit.diagnose.thresholds import ALIKE
 from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.choices import AT_DISTANCE
 from parity_audit.formulas.knobs import COUNT, Knob
-
-NO_BIAS = 1e-3
-"""Share of the largest bias below which a distance has none: what rounding leaves of a mean over the queries is far less."""
 
 
 def one_per_head(row: Knob, difference: Difference, start: Any, heads: int, kv_heads: int) -> Iterator[Fitted]:
@@ -79,5 +77,5 @@ def biases_by_distance(residuals: Residuals, parts: Sequence[Component], values:
         sums.index_add_(0, at, (seen - made)[shown])
         counts.index_add_(0, at, torch.ones_like(at, dtype=torch.float64))
     mean = sums / counts.clamp_min(1)
-    biased = (mean.abs() > NO_BIAS * mean.abs().max()).nonzero()[:, 0].tolist()
+    biased = (mean.abs() > ALIKE * mean.abs().max()).nonzero()[:, 0].tolist()
     return [{f"{AT_DISTANCE}{at}": float(f"{float(mean[at]):.{few}g}") for at in biased} for few in DIGITS if biased]

@@ -19,14 +19,13 @@ from torch import Tensor
 from parity_audit.diagnose.fit.residuals import IMPOSSIBLE
 from parity_audit.diagnose.fit.search import Difference, Path, free_paths, number_at, together, variants
 from parity_audit.diagnose.fit.settings import with_numbers
+from parity_audit.diagnose.thresholds import SAME_VALUE
 from parity_audit.formulas.choices import SCALINGS
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
 from parity_audit.formulas.rotary import LAYOUTS, READ_WRITTEN
 
 THETA, SCALING = "rope.theta", "rope.scaling"
 FACTOR = "attention_factor"
-SAME = 1e-4
-"""Relative difference of factors that are one: a factor is read to six digits in float32."""
 Table = dict[str, Any]
 """A scaling that says every frequency, `inv_freq` in radians per position, and the factor on cosines and sines."""
 PER_TURN = 2
@@ -121,7 +120,7 @@ def laws(table: Table, said: Mapping[str, Any], length: int) -> Iterator[dict[st
 def _with_factor(scaling: dict[str, Any] | None, factor: float) -> dict[str, Any] | None:
     """A scaling, with a factor on cosines and sines where it is not the one that the scaling implies."""
     try:
-        is_implied = math.isclose(attention_factor(scaling), factor, rel_tol=SAME)
+        is_implied = math.isclose(attention_factor(scaling), factor, rel_tol=SAME_VALUE)
     except IMPOSSIBLE:
         is_implied = True
     return scaling if is_implied else {**(scaling or {}), FACTOR: factor}

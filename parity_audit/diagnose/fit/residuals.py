@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parity_audit.compare.golden import GOLDEN
+from parity_audit.core.limits import TINY
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.formulas.decoder import Run
@@ -29,8 +31,6 @@ IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, KeyError)
 LAST_QUERIES, EARLIER_QUERIES = 8, 7
 """Queries of a long text whose attention is computed, the last and some before them: enough to tell values, and 300 times cheaper
 than all of 4160."""
-GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it, less whole numbers, are even between 0 and 1 and share no period with chunks of any size (Weyl 1916)."""
 SPREAD = 48
 """Tokens of a long text whose rotation is compared, ever further apart: neighbours tell fast pairs, the last ones slow pairs."""
 ROTATED = ("rot_q", "rot_k")
@@ -97,7 +97,7 @@ def _shown_of(site: str, seen: Tensor, real: Tensor) -> _Shown:
     values = (seen.transpose(1, 2) if by_query else seen)[real]
     finite = values.isfinite()
     return _Shown(
-        shape=seen.shape, real=real, values=values, size=values[finite].norm().clamp_min(1e-300), by_query=by_query,
+        shape=seen.shape, real=real, values=values, size=values[finite].norm().clamp_min(TINY), by_query=by_query,
         masked=site.endswith("attn_scores") or not bool(finite.all()),
     )  # fmt: skip
 
@@ -181,6 +181,7 @@ class Residuals:
             return None
         if local_name(component.site) not in ROTATED:
             last = range(max(length - LAST_QUERIES, 0), length)
+            # Multiples of the golden ratio, less whole numbers, are even and share no period with chunks (Weyl 1916).
             earlier = (int(length * (part * GOLDEN % 1)) for part in range(1, EARLIER_QUERIES + 1))
             return torch.tensor(sorted({*earlier, *last}))
         apart = torch.logspace(0, math.log10(length), min(SPREAD, length), dtype=torch.float64)

@@ -20,7 +20,7 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.forms.kinds import LEFT, NARROW
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.thresholds import FEWEST_TOKENS
+from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
 from parity_audit.formulas.rotary import BACK, LAYOUTS
 
 ROUNDING = 3e-7
@@ -126,7 +126,7 @@ def _turned(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, joined in LAYOUTS.items():
         before, after, v = (torch.complex(*rearrange(row[site], joined, two=2)) for site in ("k", "rot_k", "v"))
         turn = after / before
-        if float((turn.abs() - turn.abs().mean()).abs().max()) < 1e-3:
+        if float((turn.abs() - turn.abs().mean()).abs().max()) < ALIKE:
             made = torch.view_as_real(v * turn)
             found[f"v turned as keys are ({name})"] = rearrange(made.movedim(-1, 0), BACK[name])
     return found

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from parity_audit.core.limits import TINY
 from parity_audit.diagnose.forms.kinds import FREER, LEFT, PLAIN, SAME, Maker, hidden, ordered
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import CLEAR
@@ -65,7 +66,7 @@ def descriptions(pair: Pair) -> Iterator[Form]:
 
 def _with_rest(form: Form, part: Pair, pair: Pair) -> Form:
     """The form of a part, with what it leaves as a share of everything that the candidate has."""
-    return dataclasses.replace(form, rest=form.left * part.apart / max(float(pair.own.norm()), 1e-300))
+    return dataclasses.replace(form, rest=form.left * part.apart / max(float(pair.own.norm()), TINY))
 
 
 def _fitting(makers: Iterable[Maker], pair: Pair) -> Iterator[Form]:

@@ -9,9 +9,11 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from parity_audit.compare.golden import lowest
+from parity_audit.core.limits import TINY
 from parity_audit.diagnose.forms.order import order_of
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.thresholds import FEWEST_TOKENS
+from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
 from parity_audit.formulas.activations import NAMED
 
 LEFT = 0.02
@@ -27,10 +29,8 @@ near the middle of two may fall to either side."""
 RANK, MOST_OF = 1e-3, 0.75
 """Singular values of a difference that are less than the first share of its largest are rounding; a difference with more than the
 second share of all directions has no few directions, and one that moved tokens explains has to explain so many of them."""
-NEAR = 1e-3
-"""Relative distance within which a token is another one."""
-CAP_STEPS = 60
-"""Halvings of the range that a soft-cap is searched in, to the last bit of float64."""
+CAP_OCTAVES = 8.0
+"""A cap is searched up to so many doublings of the largest value that it lets through, where it does nothing."""
 MOSTLY = 0.5
 """Share of the numbers that are gone where the others are called the largest ones of their token."""
 NORMALISED = "normalised"
@@ -66,7 +66,7 @@ def hidden(pair: Pair) -> Form | None:
     kept = (~gone).sum(1)
     few, many = int(kept.min()), int(kept.max())
     count = str(few) if few == many else f"{few} to {many}"
-    left = float((pair.own - pair.true)[~gone].norm()) / max(float(pair.true.norm()), 1e-300)
+    left = float((pair.own - pair.true)[~gone].norm()) / max(float(pair.true.norm()), TINY)
     return Form(kind="hidden", value=f"{low:.4g} but at the {count} largest", usual="as computed", left=left)
 
 
@@ -107,7 +107,7 @@ def _late(pair: Pair) -> Form | None:
     """Tokens hold what one or two tokens before or after them should; the ends of sequences are left aside."""
     size = pair.own.norm(dim=1)
     for step in (1, -1, 2, -2):
-        near = (pair.own - pair.true.roll(step, 0)).norm(dim=1) <= NEAR * size
+        near = (pair.own - pair.true.roll(step, 0)).norm(dim=1) <= ALIKE * size
         if float(near.double().mean()) >= MOST_OF:
             words = f"those of {abs(step)} {'before' if step > 0 else 'after'}"
             return Form(kind="position", value=words, usual="each token's own", left=0.0)
@@ -128,7 +128,7 @@ def _rounded(pair: Pair) -> Form | None:
 
 
 def _scaled(pair: Pair) -> Form | None:
-    factor = float((pair.own * pair.true).sum() / pair.true.square().sum().clamp_min(1e-300))
+    factor = float((pair.own * pair.true).sum() / pair.true.square().sum().clamp_min(TINY))
     return Form(kind="scale", value=factor, usual=1.0, left=pair.left(factor * pair.true))
 
 
@@ -154,11 +154,7 @@ def _capped(pair: Pair) -> Form | None:
         cap = top * 2.0**log_cap
         return pair.left(cap * torch.tanh(pair.true / cap))
 
-    low, high, golden = 0.0, 8.0, 0.6180339887498949
-    for _ in range(CAP_STEPS):
-        a, b = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, b) if left(a) < left(b) else (a, high)
-    best = (low + high) / 2
+    best = lowest(left, 0.0, CAP_OCTAVES)
     return Form(kind="softcap", value=top * 2.0**best, usual=None, left=left(best))
 
 
@@ -175,7 +171,7 @@ def _one_added(pair: Pair) -> Form | None:
     whose factor is nearest to 1 or -1."""
     found = []
     for name, x in pair.others.items():
-        factor = float(((pair.own - pair.true) * x).sum() / x.square().sum().clamp_min(1e-300))
+        factor = float(((pair.own - pair.true) * x).sum() / x.square().sum().clamp_min(TINY))
         left = pair.left(pair.true + factor * x)
         if left < LEFT and factor != 0.0:
             found.append(
@@ -208,9 +204,9 @@ def _summed(pair: Pair) -> Form | None:
     if not others:
         return None
     x = torch.stack([column.flatten() for column in columns], 1)
-    sizes = x.norm(dim=0).clamp_min(1e-300)
+    sizes = x.norm(dim=0).clamp_min(TINY)
     weights = torch.linalg.lstsq(x / sizes, pair.own.flatten()[:, None], driver="gelsd").solution[:, 0]
-    keep = weights.abs() > 1e-3 * weights.abs().max()
+    keep = weights.abs() > ALIKE * weights.abs().max()
     again = torch.linalg.lstsq(x[:, keep], pair.own.flatten()[:, None], driver="gelsd").solution[:, 0]
     terms = [f"{float(b):.4g} {name}" for b, name in zip(again, _kept(names, keep), strict=True)]
     guess = (x[:, keep] @ again).view_as(pair.own)
@@ -222,15 +218,15 @@ def _kept(names: list[str], keep: Tensor) -> list[str]:
 
 
 def _gained(pair: Pair) -> Form | None:
-    if len(pair.own) < 4:
+    if len(pair.own) < FEWEST_TOKENS:
         return None
-    gain = (pair.own * pair.true).sum(0) / pair.true.square().sum(0).clamp_min(1e-300)
+    gain = (pair.own * pair.true).sum(0) / pair.true.square().sum(0).clamp_min(TINY)
     said = f"{float(gain.min()):.4g} to {float(gain.max()):.4g} per channel"
     return Form(kind="gain", value=said, usual=1.0, left=pair.left(pair.true * gain))
 
 
 def _biased(pair: Pair) -> Form | None:
-    if len(pair.own) < 4:
+    if len(pair.own) < FEWEST_TOKENS:
         return None
     bias = (pair.own - pair.true).mean(0)
     said = f"rms {float(bias.square().mean().sqrt()):.4g} per channel"
@@ -261,10 +257,10 @@ def _by_size(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
 
 
 def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
-    size = true.square().sum(1, keepdim=True).clamp_min(1e-300)
+    size = true.square().sum(1, keepdim=True).clamp_min(TINY)
     scale = (own * true).sum(1, keepdim=True) / size
     rms = (scale.squeeze(1) * (size.squeeze(1) / true.shape[1]).sqrt()).abs()
-    even = float(rms.std()) < 1e-3 * float(rms.mean()) if len(rms) > 1 else False
+    even = float(rms.std()) < ALIKE * float(rms.mean()) if len(rms) > 1 else False
     words = f"{who}{NORMALISED} to rms {float(rms.mean()):.4g}" if even else (
         f"{who}scaled by {float(scale.min()):.4g} to {float(scale.max()):.4g} per token"
     )  # fmt: skip

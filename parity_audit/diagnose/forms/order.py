@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
+
 PROJECTIONS = 8
 """Random directions over the tokens in which channels are compared: two that differ are alike in all of them by chance alone."""
-NEAR = 1e-3
-"""Of a channel's size: how near it has to be to the one that it holds."""
 MOST_CHANNELS = 16384
 """Channels that are compared with each other: more take gigabytes."""
 FEW = 8
@@ -23,7 +23,7 @@ FEW = 8
 def order_of(own: Tensor, true: Tensor, d_head: int) -> tuple[str, Tensor] | None:
     """Words, and which channel each one holds `[channel]`; None where they hold something else. Tensors are `[token, channel]`."""
     channels = own.shape[1]
-    if channels < 2 or channels > MOST_CHANNELS or len(own) < 4:
+    if channels < 2 or channels > MOST_CHANNELS or len(own) < FEWEST_TOKENS:
         return None
     matched = _matched(own, true)
     if matched is None or bool((matched == torch.arange(channels)).all()):
@@ -39,7 +39,7 @@ def _matched(own: Tensor, true: Tensor) -> Tensor | None:
     size = b.square().mean().sqrt()
     best = [torch.cdist(part, b).min(1) for part in torch.split(a, 1024)]
     distance, index = (torch.cat([getattr(item, name) for item in best]) for name in ("values", "indices"))
-    near = NEAR * size * PROJECTIONS**0.5
+    near = ALIKE * size * PROJECTIONS**0.5
     if bool((distance > near).any()):
         return None
     stays = (a - b).norm(dim=1) <= near  # channels that are alike are in their own places

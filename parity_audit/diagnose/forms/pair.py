@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from parity_audit.core.limits import TINY
 from parity_audit.core.types import KnobValue
 
 
@@ -50,7 +51,7 @@ class Pair:
     def left(self, guess: Tensor) -> float:
         """The share of the difference, or of `own` where that is less, that a guess at `own` leaves: beside a much larger `true`
         anything small would leave little of the difference."""
-        return float((self.own - guess).norm()) / max(min(self.apart, float(self.own.norm())), 1e-300)
+        return float((self.own - guess).norm()) / max(min(self.apart, float(self.own.norm())), TINY)
 
     def at(self, tokens: Tensor, channels: Tensor) -> Pair:
         """Only these tokens and channels."""

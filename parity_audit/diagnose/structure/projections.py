@@ -30,6 +30,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from parity_audit.core.limits import TINY
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, Evidence, KnobFit, Outcome, f64, relative_rms
 from parity_audit.diagnose.structure import inputs, weights
@@ -135,7 +136,7 @@ def _rounding(y: Tensor) -> float:
 
 def _different(sample: Sample, left: float) -> Answer:
     """No simple cause: how large the difference is, and in which outputs."""
-    share = sample.rest.norm(dim=0) / sample.y.norm(dim=0).clamp_min(1e-300)
+    share = sample.rest.norm(dim=0) / sample.y.norm(dim=0).clamp_min(TINY)
     wrong = (share > 10 * CLEAN).nonzero().flatten().tolist()
     where = "all outputs" if len(wrong) == len(share) else f"outputs {weights.ranges(wrong)}"
     return Answer(weight=NOT_STORED, left=left, facts={"differs": f"{left:.3g} of the output, in {where}"})

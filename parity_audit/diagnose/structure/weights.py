@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import torch
 from einops import rearrange, reduce
 from torch import Tensor
+from torch.nn.functional import normalize
 
+from parity_audit.core.limits import TINY
 from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
 from parity_audit.diagnose.fit.search import Fitted, shortened
 from parity_audit.diagnose.structure.sample import EXPLAINS, LOW, Answer, Projection, Sample
-from parity_audit.diagnose.thresholds import FEWEST_TOKENS
+from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
 from parity_audit.formulas.choices import MISSING, TIMES_OWN
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -19,15 +21,12 @@ INT8, INT4 = 127, 7
 """The largest whole number of each format, which the largest weight of a part becomes (symmetric, absolute maximum)."""
 BLOCKS = (32, 64, 128)
 """Inputs that share a scale in formats of 4 bits: those of llama.cpp, bitsandbytes and GPTQ."""
-SMALLEST = 1e-300
-"""Stands for the scale of a part that is all zeros."""
-SAME_FACTOR = 1e-3
-"""How far the factor of an output is from 1 (or from another) before it is called different: a thousand times what float32
-leaves of a product, and far below the scales of rows that programs lose or double."""
 PARTS = 8
 """Ranges of rows that are written out."""
 SURE = 0.999
 """Correlation of an output with the one that it is: of a hundred tokens, other outputs of random weights stay below 0.5."""
+SAME_BIAS = 0.01
+"""Of its size: how far a bias that is read off few tokens may be from a multiple of the checkpoint's, to be one."""
 SIBLINGS = (("attn.q", "attn.k", "attn.v", "attn.o"), ("mlp.gate", "mlp.up"))
 
 
@@ -42,9 +41,9 @@ def _bias_in_words(extra: Tensor, known: Tensor | None) -> str:
     if known is None or float(known.norm()) == 0.0:
         return "one that the checkpoint does not have"
     times = 1 + float(extra @ known) / float(known @ known)
-    if relative_rms(extra - (times - 1) * known, extra) > 0.01:
+    if relative_rms(extra - (times - 1) * known, extra) > SAME_BIAS:
         return "another one"
-    return MISSING if abs(times) < 0.01 else TIMES_OWN.format(f"{times:.4g}")
+    return MISSING if abs(times) < SAME_BIAS else TIMES_OWN.format(f"{times:.4g}")
 
 
 def scale(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
@@ -73,23 +72,19 @@ def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> A
     top = reduce(full * y, "token head d_head -> head", "sum")
     factors = top / reduce(full.square(), "token head d_head -> head", "sum")
     left = relative_rms(y - factors[None, :, None] * full, y)
-    odd = {
-        head: float(f"{float(factor):.5g}")
-        for head, factor in enumerate(factors)
-        if abs(float(factor) - 1) > SAME_FACTOR
-    }
+    odd = {head: float(f"{float(factor):.5g}") for head, factor in enumerate(factors) if abs(float(factor) - 1) > ALIKE}
     return Answer(weight=f"heads scaled: {odd}", left=left)
 
 
 def row_scales(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """A factor for each output: rows of the weight that are zero, or whose scale is missing."""
-    factors = (sample.p * sample.unbiased).sum(0) / sample.p.square().sum(0).clamp_min(SMALLEST)
-    odd = (factors - 1).abs() > SAME_FACTOR
+    factors = (sample.p * sample.unbiased).sum(0) / sample.p.square().sum(0).clamp_min(TINY)
+    odd = (factors - 1).abs() > ALIKE
     if len(sample.y) < FEWEST_TOKENS or not bool(odd.any()):
         return None
     left = relative_rms(sample.unbiased - torch.where(odd, factors, 1.0) * sample.p, sample.y)
     low, high = (float(f"{float(end):.4g}") for end in (factors[odd].min(), factors[odd].max()))
-    even = high - low <= SAME_FACTOR * max(abs(high), 1.0)
+    even = high - low <= ALIKE * max(abs(high), 1.0)
     words = f"times {high:g}" if even else f"times {low:g} to {high:g}"
     return Answer(weight=f"rows {ranges(odd.nonzero().flatten().tolist())} {words}", left=left)
 
@@ -109,7 +104,7 @@ def mixed_rows(sample: Sample, projection: Projection, evidence: Evidence) -> An
     made = {projection.role: sample.full, **dict(_siblings(sample, projection, evidence))}
     roles = [role for role, product in made.items() for _ in range(product.shape[1])]
     whole = torch.cat(list(made.values()), 1)
-    a, b = (value / value.norm(dim=0).clamp_min(1e-300) for value in (sample.y, whole))
+    a, b = (normalize(value, dim=0, eps=TINY) for value in (sample.y, whole))
     best, order = (a.T @ b).max(dim=1)
     if len(made) < 2 or float(best.min()) < SURE:
         return None
@@ -138,7 +133,7 @@ def transposed(sample: Sample, projection: Projection, evidence: Evidence) -> An
 def permuted(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
     """Outputs in another order, with the bias or without it."""
     for made, target in ((sample.p, sample.unbiased), (sample.full, sample.y)):
-        a, b = (value / value.norm(dim=0).clamp_min(1e-300) for value in (target, made))
+        a, b = (normalize(value, dim=0, eps=TINY) for value in (target, made))
         best, order = (a.T @ b).max(dim=1)
         if float(best.min()) >= SURE and len(set(order.tolist())) == len(order):
             left = relative_rms(target - made[:, order], sample.y)
@@ -205,7 +200,7 @@ def _formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     for size in BLOCKS:
         if weight.shape[1] % size == 0:
             parts = rearrange(weight, "out (block size) -> out block size", size=size)
-            step = reduce(parts.abs(), "out block size -> out block 1", "max").clamp_min(SMALLEST) / INT4
+            step = reduce(parts.abs(), "out block size -> out block 1", "max").clamp_min(TINY) / INT4
             yield f"int4 in blocks of {size}", ((parts / step).round() * step).flatten(1)
 
 
@@ -216,7 +211,7 @@ def _largest(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
         ("by row", "rows inputs -> rows 1"),
         ("by column", "rows inputs -> 1 inputs"),
     ):
-        yield name, reduce(weight.abs(), over, "max").clamp_min(SMALLEST)
+        yield name, reduce(weight.abs(), over, "max").clamp_min(TINY)
 
 
 def ranges(numbers: list[int]) -> str:
