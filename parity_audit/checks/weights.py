@@ -18,6 +18,8 @@ ROLES_OF = {
     "logits": ("unembed",), "embed": ("embed",), "qkv": ("attn.q", "attn.k", "attn.v"), "attn_proj": ("attn.o",),
     "mlp": ("mlp.",), "norm": ("norm.",), "final_norm": ("norm.final",), "qk_norm": ("qk_norm.",),
 }  # fmt: skip
+SOURCE = ".source"
+"""Ends the name of a finding that says what stands in place of a component's values: nothing new where its tensor is wrong."""
 PER_CHANNEL = (".out.gain", ".out.bias")
 """How the output of a norm is described whose weight or bias is another one."""
 READ_OFF = ("weights.", "norm.weight", "norm.bias", "qk_norm.weight", "qk_norm.bias")
@@ -145,13 +147,13 @@ def _follows(
 ) -> bool:
     if finding.kind == "unexplained" and finding.evidence.get("component") == "mlp_out":
         return _in_experts(finding, wrong)
-    if finding.kind == "unexplained" or finding.knob.endswith(PER_CHANNEL):
-        roles, known = (
-            ROLES_OF.get(str(finding.evidence.get("component")), ()),
-            wrong if finding.kind == "unexplained" else moved,
-        )
+    roles = ROLES_OF.get(str(finding.evidence.get("component")), ())
+    if finding.kind == "unexplained" or finding.knob.endswith(SOURCE):
+        known = wrong
+    elif finding.knob.endswith(PER_CHANNEL):
+        known = moved
     elif finding.knob.startswith(READ_OFF):
-        roles, known = roles_of_knob(finding.knob), wrong if finding.kind == "weights" else moved
+        roles, known = roles_of_knob(finding.knob), moved
     else:
         return False
     layers = finding.layers or _everywhere(roles, tensor_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from parity_audit.capture.scratch import DISK_BOUND
@@ -14,8 +15,9 @@ from parity_audit.compare.deltas import Comparison
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import RETURNED, layer_of, local_name
+from parity_audit.core.sites import BLOCK_ORDER, RETURNED, layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
+from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.decoding import (
     decoded_probes,
     identify_decoded,
@@ -28,6 +30,7 @@ from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import says_nothing, unexplained
+from parity_audit.diagnose.fit.sides import sites_in_block
 from parity_audit.diagnose.fitting import causes_at
 from parity_audit.diagnose.localise import component_of, origins, suspects
 from parity_audit.diagnose.misreported import misreported, without
@@ -122,21 +125,24 @@ def diagnose(case: Case) -> Diagnosis:
     plan = case.reference.plan
     layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan, case.dtype)
     reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan, case.dtype)
+    in_block = attempt("the sites of this architecture, by formula", partial(sites_in_block, reference_seen))
+    gaps += [in_block] if isinstance(in_block, NotTested) else []
+    wrong_sites = partial(origins, in_block=BLOCK_ORDER if isinstance(in_block, NotTested) else in_block)
     decoded = decoded_probes(case.probes)
     whole, steps = ({place: ratio for place, ratio in ratios.items() if (place[0] in decoded) is side}
                     for side in (False, True))  # fmt: skip
     everywhere = set(suspects(whole))
-    findings, missing = causes_at(run_whole(layers_seen), run_whole(reference_seen), origins(whole))
+    findings, missing = causes_at(run_whole(layers_seen), run_whole(reference_seen), wrong_sites(whole))
     asked = set(suspects(steps)) if case.thorough else only_decoded(found, everywhere)
-    wrong = [site for site in origins(steps) if component_of(site) in asked]
+    wrong = [site for site in wrong_sites(steps) if component_of(site) in asked]
     later, more = identify_decoded(
-        layers_seen, reference_seen, not_left_in_whole_runs(wrong, origins(whole), findings), findings
+        layers_seen, reference_seen, not_left_in_whole_runs(wrong, wrong_sites(whole), findings), findings
     )
     findings, gaps = [*findings, *not_in(findings, later)], [*gaps, *missing, *more]
     sides = Replayed(
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
     )  # fmt: skip
-    told, undescribed = with_descriptions([*findings, *unexplained(origins(ratios), findings)], sides)
+    told, undescribed = with_descriptions([*findings, *unexplained(wrong_sites(ratios), findings)], sides)
     placed, unplaced = with_extents(told, held, case.dtype)
     placed = [item for item in placed if not follows_from(narrow, item) and not says_nothing(item)]
     findings = [*([coarse] if coarse else []), *hooks, *placed]

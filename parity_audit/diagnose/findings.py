@@ -51,7 +51,8 @@ DEFAULTS: dict[str, KnobValue] = {
 ROUTER = ("weights.moe.router", "moe.router_bias")
 NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads", "cache.")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
-    "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": (*NORMS, "residual.parallel"), "final_norm": NORMS,
+    "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": NORMS, "final_norm": NORMS,
+    "ln2.out": ("residual.parallel",),
     "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted", "moe.dropped"),
     "residual": ("residual.", "pos_embed.", "norm.order", "laurel.scale", "altup.active", "per_layer.streams"),
     "altup": ("altup.", *NORMS), "laurel": ("laurel.", *NORMS),
@@ -318,7 +319,8 @@ def _explains(finding: Finding, site: str, origin: str) -> bool:
     if places & set(with_followed(origin)):
         return True
     of_component = row is not None and row.component == component
-    if not of_component and not finding.knob.startswith(EXPLAINED_BY.get(component, ("?",))):
+    causes = (*EXPLAINED_BY.get(component, ()), *EXPLAINED_BY.get(local_name(origin), ()))
+    if not of_component and not finding.knob.startswith(causes):
         return False
     if not (finding.layers is None or layer is None or layer in finding.layers):
         return False

@@ -12,7 +12,7 @@ than the reference's, the second RMSE counts as that many times as large.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from parity_audit.compare.deltas import rmse_to_forced
 from parity_audit.compare.floor import noise_ratio
@@ -106,11 +106,14 @@ def with_introduced(deltas: Iterable[SiteDelta], ratios: dict[tuple[str, str], f
     return tuple(dataclasses.replace(delta, introduced_ratio=worst.get(delta.site)) for delta in deltas)
 
 
-def origins(ratios: dict[tuple[str, str], float]) -> dict[str, tuple[str, ...]]:
+def origins(
+    ratios: dict[tuple[str, str], float], in_block: Collection[str] = BLOCK_ORDER
+) -> dict[str, tuple[str, ...]]:
     """Every site where more error is introduced than the floor explains, with the sites that the error may come from.
 
     These are the site itself and what stands before it in its block without being shown: where a probe shows attn_out and
     z, an error of the projection between them appears at attn_out. Of several probes the one that shows most counts.
+    `in_block`: the sites that a block of this architecture has, by their names in it.
     """
     shown: dict[str, set[str]] = {}
     for probe, site in ratios:
@@ -118,7 +121,7 @@ def origins(ratios: dict[tuple[str, str], float]) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for (probe, site), ratio in ratios.items():
         if ratio > limit_of(site):
-            own = (site, *_hidden_before(site, shown[probe]))
+            own = (site, *(one for one in _hidden_before(site, shown[probe]) if local_name(one) in in_block))
             found[site] = min(own, found.get(site, own), key=len)
     return found
 

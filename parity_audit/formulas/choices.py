@@ -55,6 +55,7 @@ BEFORE_ATTENTION, BEFORE_MLP = "before attention", "before the MLP"
 ORDERS = (IN_PLACE, POST, AFTER_SUM, ON_ATTENTION, ON_MLP, BEFORE_ATTENTION, BEFORE_MLP)
 """Where the norms of a block stand: before its sublayers (and behind them, where the checkpoint has such norms); behind them alone
 (OLMo 2); behind each sum of the stream and a sublayer (the first transformers); or one norm at the place of another."""
+OWN_NORM, FIRST_NORM = "its own norm", "the norm that attention reads"
 GATE_UP = ("gate activated", "up activated", "every other row of both", "halves of interleaved rows")
 """The last two: a fused tensor of gate and up is cut into every other row, or cut in halves though its rows alternate."""
 NO_TOKEN, SOME_SHARES = "no token", "one expert's share, or all, of some tokens"

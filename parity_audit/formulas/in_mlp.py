@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.formulas.activations import GELU_ROOT, is_tanh_gelu, slope_of_clamped
-from parity_audit.formulas.choices import AFTER_SUM, GATE_UP, SAMPLE
+from parity_audit.formulas.choices import AFTER_SUM, FIRST_NORM, GATE_UP, SAMPLE
 from parity_audit.formulas.in_norms import read_by_sublayers
 from parity_audit.formulas.mlp import gated, sparse
 from parity_audit.formulas.place import Place
@@ -29,7 +29,8 @@ def mlp_input(at: Place) -> Tensor:
         return at.site(
             "ln1.out" if at.knob("norm.order") == AFTER_SUM else "resid_pre" if is_parallel(at) else "resid_mid"
         )
-    return at.site("ln1.out" if is_parallel(at) and not at.has("norm.ln2") else "ln2.out")
+    reads_first = at.knob("mlp.input") == FIRST_NORM if at.has("norm.ln2") else is_parallel(at)
+    return at.site("ln1.out" if reads_first else "ln2.out")
 
 
 def inner(at: Place, role: str) -> Tensor:

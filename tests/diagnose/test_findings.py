@@ -155,3 +155,16 @@ def test_an_error_that_a_probe_shows_late_may_come_from_what_it_hides():
     assert unexplained(origins(late), [output]) == []
     both_shown = late | {("short", "blocks.0.attn_proj"): 99.0, ("short", "blocks.0.attn_out"): 99.0}
     assert [item.site for item in unexplained(origins(both_shown), [output])] == ["blocks.0.attn_out"]
+
+
+def test_an_error_does_not_come_from_a_site_that_the_architecture_does_not_have():
+    """Between a block's input and its first norm stand streams, where there are several; a stream's cause is not the norm's."""
+    parallel = Finding(
+        knob="residual.parallel", kind="variant", layers=(0,), site="blocks.0.resid_mid", reference_value=False,
+        candidate_value=True, evidence={"candidate": [{"layer": 0, "read_from": "resid_mid"}]},
+    )  # fmt: skip
+    norm = {("short", "blocks.0.resid_pre"): 1.0, ("short", "blocks.0.ln1.out"): 99.0}
+
+    assert unexplained(origins(norm), [parallel]) == []
+    (left,) = unexplained(origins(norm, {"resid_pre", "ln1.out", "resid_mid"}), [parallel])
+    assert (left.knob, left.site) == ("norm", "blocks.0.ln1.out")

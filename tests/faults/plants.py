@@ -480,6 +480,14 @@ def make_parallel(model: nn.Module, plant: Plant) -> None:
         norm.register_forward_pre_hook(lambda _, args, kept=kept: (kept["x"], *args[1:]))
 
 
+def share_norm(model: nn.Module, plant: Plant) -> None:
+    """The MLP reads the output of the norm that attention reads."""
+    for name in _names(model, plant["block"], plant.get("layers")):
+        block, kept = model.get_submodule(name), {}
+        block.get_submodule(plant["norm"]).register_forward_hook(lambda _, args, out, kept=kept: kept.update(x=out))
+        block.get_submodule(plant["mlp"]).register_forward_pre_hook(lambda _, args, kept=kept: (kept["x"], *args[1:]))
+
+
 def skip_module(model: nn.Module, plant: Plant) -> None:
     """Modules return their input."""
     for module in _modules(model, plant):
@@ -663,6 +671,7 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "positions": change_positions,
     "alibi": change_alibi,
     "parallel": make_parallel,
+    "share_norm": share_norm,
     "skip": skip_module,
     "bias": edit_bias,
     "norm_eps": set_norm_eps,

@@ -187,6 +187,10 @@ class Residuals:
         apart = torch.logspace(0, math.log10(length), min(SPREAD, length), dtype=torch.float64)
         return torch.tensor(sorted({int(place) - 1 for place in apart.tolist()}))
 
+    def sites(self, probe: Probe) -> list[str]:
+        """Every site that this decoder has, shown or not."""
+        return Run(decoder=self.decoder, batch=self._batch(probe)).sites()
+
     def made(self, component: Component, values: Values | None = None) -> Tensor | None:
         """What the formula makes, under the spec's values by default; None where a tensor that it needs is not there."""
         return self._made(component, self.decoder.values if values is None else values)[0]

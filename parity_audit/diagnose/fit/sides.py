@@ -89,13 +89,21 @@ def side_of(evidence: ByLayer) -> Side:
         return f64(found).masked_fill(_is_masked(f64(found)), -torch.inf)
 
     def weights(layer: int | None, role: str) -> Tensor | None:
-        found = evidence[layer].weight(role)
+        own = evidence.get(layer)
+        found = None if own is None else own.weight(role)
         return evidence[None].weight(role) if found is None and layer is not None and None in evidence else found
 
     layers = range(first.dims["n_layers"])
     values = {knob: [meant(knob, spec_value(first.knobs, knob, layer)) for layer in layers] for knob in first.knobs}
     decoder = Decoder(dims=first.dims, values=values, weights=weights, dtype=torch.float64)
     return Side(residuals=Residuals(decoder=decoder, captured=captured), probes=first.probes, evidence=evidence)
+
+
+def sites_in_block(evidence: ByLayer) -> frozenset[str]:
+    """The sites that some block of this architecture has, by their names in it, whether a capture shows them or not."""
+    side = side_of(evidence)
+    every = side.residuals.sites(side.probes[0])
+    return frozenset(local_name(site) for site in every if layer_of(site) is not None)
 
 
 def sites_with_formula(evidence: ByLayer) -> list[str]:

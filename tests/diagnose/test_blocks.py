@@ -1,4 +1,4 @@
-"""Blocks that a program does not run: nothing in them is seen, and the stream behind them says which."""
+"""Blocks that a program does not run (nothing in them is seen, and the stream behind them says which), or wires in another way."""
 
 import judged
 import pytest
@@ -7,6 +7,7 @@ from architectures import Architecture
 from parity_audit.diagnose.fit.explain import explanations
 from parity_audit.diagnose.fit.left import explains, left_by
 from parity_audit.diagnose.fit.residuals import Component, Residuals
+from parity_audit.formulas.choices import FIRST_NORM
 from parity_audit.formulas.decoder import Run
 from parity_audit.specs.resolve import resolve_model
 
@@ -48,6 +49,20 @@ def test_the_last_blocks_are_not_run(architecture, decoder, batch, dropped):
     captured = {f"blocks.{last - dropped}.resid_post": stream, "ln_final.out": final}
 
     assert said(decoder, architecture.probe, "ln_final.out", captured) == {"residual.blocks_dropped": dropped}
+
+
+@pytest.mark.parametrize("shows_second_norm", [False, True])
+def test_the_mlp_reads_the_norm_that_attention_reads(architecture, decoder, batch, shows_second_norm):
+    """As a block of one norm does (GPT-J): a program that calls the second norm and does not read it shows it all the same."""
+    run = Run(decoder=decoder, batch=batch)
+    first = run.computed("blocks.0.ln1.out")
+    captured = {"blocks.0.resid_mid": run.computed("blocks.0.resid_mid"), "blocks.0.ln1.out": first}
+    if shows_second_norm:
+        captured["blocks.0.ln2.out"] = run.computed("blocks.0.ln2.out")
+    wrong = Run(decoder=decoder, batch=batch, given={"blocks.0.ln2.out": first}.get)
+    captured["blocks.0.mlp.pre"] = wrong.computed("blocks.0.mlp.pre")
+
+    assert said(decoder, architecture.probe, "blocks.0.mlp.pre", captured) == {"mlp.input": FIRST_NORM}
 
 
 def test_an_eps_that_no_norm_has_explains_nothing(architecture, decoder, batch):
