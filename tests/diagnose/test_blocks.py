@@ -76,3 +76,15 @@ def test_an_eps_that_no_norm_has_explains_nothing(architecture, decoder, batch):
 
     assert huge.residual <= LIMIT
     assert not explains(residuals, part, huge, LIMIT)
+
+
+def test_heads_that_a_layer_does_not_have_are_impossible_and_stop_no_search(architecture, decoder, batch):
+    """In some models layers differ in how many heads of keys and values they have."""
+    run = Run(decoder=decoder, batch=batch)
+    captured = {f"blocks.0.{name}": run.computed(f"blocks.0.{name}") for name in ("rot_q", "rot_k", "attn_scores")}
+    residuals = Residuals(decoder=decoder, captured=lambda name, asked: captured.get(asked))
+    part = [Component(probe=architecture.probe, site="blocks.0.attn_scores")]
+    heads, kv_heads = decoder.dims["n_heads"], decoder.dims["n_kv_heads"]
+
+    assert left_by(residuals, part, {"n_kv_heads": [kv_heads] * heads}).residual == float("inf")
+    assert left_by(residuals, part, {}).residual <= LIMIT

@@ -26,7 +26,7 @@ from parity_audit.formulas.knobs import COUNT, KNOBS
 from parity_audit.formulas.place import Batch, Decoder
 from parity_audit.formulas.positions import counted
 
-IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, KeyError)
+IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)
 """What a formula raises for values that this decoder cannot have, and where a value that it reads is missing."""
 LAST_QUERIES, EARLIER_QUERIES = 8, 7
 """Queries of a long text whose attention is computed, the last and some before them: enough to tell values, and 300 times cheaper
