@@ -28,7 +28,7 @@ from parity_audit.core.limits import TINY, ratio_of, share_of_limit
 from parity_audit.core.report import Finding, SiteDelta
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested, Probe
-from parity_audit.diagnose.confidence import READ_OFF
+from parity_audit.diagnose.confidence import COMPARED
 from parity_audit.diagnose.evidence import f64, real, relative_rms
 from parity_audit.diagnose.thresholds import SAME_VALUE
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, VALUE, Hook, hooks
@@ -255,6 +255,6 @@ def _finding(local: str, instead: str, items: Sequence[NamedHook]) -> Finding:
     return Finding(
         knob=local, kind=KIND, layers=layers or None, site=hook.name, reference_value=site, candidate_value=instead,
         evidence={"times the floor": ratio_of(worst.delta), "relative": worst.delta.rel, "promises": hook.promises},
-        confidence=READ_OFF, departs_from_spec="candidate",
+        confidence=COMPARED, departs_from_spec="candidate",
         message=f"{local} shows {instead}, where its name says {means}",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose import numerics
-from parity_audit.diagnose.confidence import READ_OFF
+from parity_audit.diagnose.confidence import COMPARED
 from parity_audit.formulas.rounding import NARROW, representable
 
 DTYPE = "numerics.dtype"
@@ -74,7 +74,7 @@ def dtype_finding(candidate: TensorSource, reference: TensorSource, dtype: str) 
     what = "of its residual stream" if narrow.throughout else "that its projections return, as under autocast,"
     return Finding(
         knob=DTYPE, kind="settings", layers=None, site="blocks.0.resid_post", reference_value=dtype, candidate_value=value,
-        spec_value=dtype, confidence=READ_OFF, departs_from_spec="candidate",
+        spec_value=dtype, confidence=COMPARED, departs_from_spec="candidate",
         evidence={"dtype": narrow.dtype, "throughout": narrow.throughout},
         message=f"the candidate computes in {value} and not in {dtype}: every number {what} is one of {narrow.dtype}'s",
     )  # fmt: skip

@@ -89,8 +89,7 @@ def side_of(evidence: ByLayer) -> Side:
         return f64(found).masked_fill(_is_masked(f64(found)), -torch.inf)
 
     def weights(layer: int | None, role: str) -> Tensor | None:
-        own = evidence.get(layer)
-        found = None if own is None else own.weight(role)
+        found = evidence[layer].weight(role)
         return evidence[None].weight(role) if found is None and layer is not None and None in evidence else found
 
     layers = range(first.dims["n_layers"])
