@@ -166,7 +166,7 @@ ROWS: tuple[Knob, ...] = (
     Knob("norm.order", CHOICE, "norm",
          "Whether sublayers read normalised input (in its place), only their output is normalised (post), or the sum of both.",
          IN_PLACE, ORDERS, judged=True),
-    *_norm("qk_norm", "the norms of queries and keys, or of the latents that they are made of,"),
+    *_norm("qk_norm", "the norms of queries and keys (or of the latents that they are made of)"),
     Knob("qk_norm.axis", CHOICE, "qk_norm", "Queries and keys are normalised per head, or over the whole projection.", "head",
          ("head", "projection")),
     Knob("qk_norm.present", CHOICE, "qk_norm", "Whether queries and keys are normalised.", "present", ("present", MISSING),
