@@ -50,6 +50,7 @@ def scores(
     slopes: Tensor | None = None,
     key_positions: Tensor | None = None,
     heads: Sequence[int] | None = None,
+    arithmetic: str = FULL,
 ) -> Tensor:
     """What enters the softmax `[batch head query key]`, -inf where a key is hidden.
 
@@ -61,14 +62,17 @@ def scores(
         softcap: bound of the scores, None for no bound.
         slopes: of ALiBi `[head]`, with `key_positions [batch key]`.
         heads: the key-value head that each query head reads, see `shared_evenly`.
+        arithmetic: of the products, one of `choices.PLACES_IN_SCORES` behind a dtype.
     """
+    step = steps_of(arithmetic)
+    q, k = step("inputs", q), step("inputs", k)
     keys = shared_evenly(k, q.shape[2], heads)
     grouped = rearrange(q, "batch query (kv_head group) d -> batch query kv_head group d", kv_head=keys.shape[2])
     products = einsum(
         grouped, keys, "batch query kv_head group d, batch key kv_head d -> batch kv_head group query key"
     )
     products = rearrange(products, "batch kv_head group query key -> batch (kv_head group) query key")
-    products = products / of_heads(scale, q)[..., None]
+    products = step("products", products) / of_heads(scale, q)[..., None]
     if softcap is not None:
         products = softcap * torch.tanh(products / softcap)
     if slopes is not None and key_positions is not None:

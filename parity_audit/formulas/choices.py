@@ -36,6 +36,8 @@ BELOW_TOP = ", below the row's largest"
 PLACES_IN_A_SOFTMAX = ("pattern", "throughout", "scores", f"throughout{BELOW_TOP}", f"scores{BELOW_TOP}")
 """Where a softmax rounds: the pattern, the scores on their way in (as they are, or less each row's largest), or both: what says more
 comes first, since scores alone show no difference."""
+PLACES_IN_SCORES = ("products", "inputs", "throughout")
+"""Where scores round: the products of queries and keys, in front of scale and cap; queries and keys on their way in; or both."""
 LARGEST, SMALLEST, LARGEST_ABSOLUTE = "largest logits", "smallest logits", "largest absolute logits"
 STEPS = {f"the experts {step} after those of the largest logits": step for step in range(1, 8)}
 OTHERS = "not the largest logits"

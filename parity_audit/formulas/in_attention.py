@@ -33,7 +33,7 @@ from parity_audit.formulas.knobs import of_part
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.positions import growth, standing, visible
 from parity_audit.formulas.projections import heads, joined, project
-from parity_audit.formulas.rounding import refuse_narrow, steps_of
+from parity_audit.formulas.rounding import any_narrow, refuse_narrow, steps_of
 
 LATENTS = {"q": "q_latent", "k": "kv_latent", "v": "kv_latent"}
 """The latent that each is projected from, where a block has latents (DeepSeek)."""
@@ -244,10 +244,13 @@ def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None)
         kind=at.knob("attention.mask"),
     )
     seen = _never_blind(at, chosen, seen)
+    softcap, slopes, products = at.knob("attention.softcap"), _slopes(at), at.knob("attention.scores_dtype")
+    alone = softcap is None and slopes is None and bias is None
+    _refuse_products(products, q, by_shift=alone and _is_power_of_two(scale))
     made = attention.scores(
         q if rows is None else q[:, rows], k, seen,
-        scale=scale, softcap=at.knob("attention.softcap"),
-        slopes=_slopes(at), key_positions=at.batch.positions, heads=_read_by_heads(at, "k"),
+        scale=scale, softcap=softcap, slopes=slopes, key_positions=at.batch.positions, heads=_read_by_heads(at, "k"),
+        arithmetic=products,
     )  # fmt: skip
     made = made if bias is None else made + by_distance(bias, chosen, k.shape[1]).to(made)
     arithmetic = at.knob("attention.softmax_dtype")
@@ -255,6 +258,23 @@ def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None)
         return made  # behind this site
     refuse_narrow(arithmetic, q)
     return steps_of(arithmetic)("scores", made)
+
+
+def _is_power_of_two(scale: float | list[float]) -> bool:
+    exponents = torch.as_tensor(scale, dtype=torch.float64).log2()
+    return bool((exponents == exponents.round()).all())
+
+
+def _refuse_products(arithmetic: str, q: Tensor, *, by_shift: bool) -> None:
+    """Refuse a narrow dtype of the products that `attention.softmax_dtype` says of the scores, or that the queries are in anyway.
+
+    Args:
+        by_shift: nothing but a power of two stands between products and scores, so that both round alike.
+    """
+    if not arithmetic.endswith("products"):
+        refuse_narrow(arithmetic, q)
+    elif by_shift and not any_narrow(q):
+        raise ValueError("products divided by a power of two round as scores do")
 
 
 def _never_blind(at: Place, rows: Tensor, seen: Tensor) -> Tensor:

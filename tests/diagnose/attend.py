@@ -26,6 +26,7 @@ def attention(
     low: Callable[[Tensor], Tensor] = lambda x: x, low_scores: Callable[[Tensor], Tensor] = lambda x: x,
     absolute: bool = False, hide: tuple[str, ...] = (), heads: int = HEADS, kv: int = KV, seed: int = 0,
     probes: tuple = PROBES, q_times: float = 1.0, weights: dict[str, Tensor] | None = None, k_map: object = None,
+    low_inputs: Callable[[Tensor], Tensor] = lambda x: x, low_products: Callable[[Tensor], Tensor] = lambda x: x,
     before_scale: bool = False, gate: Tensor | None = None, **knobs: object,
 ):  # fmt: skip
     """One layer. `mask(n)` is over real tokens; `scale` one number, or one per head."""
@@ -37,7 +38,7 @@ def attention(
         repeat = list(k_map) if isinstance(k_map, tuple) else [h // (heads // kv) for h in range(heads)]
         grouped = [h // (heads // kv) for h in range(heads)]
         divisor = torch.as_tensor(scale, dtype=dtype).reshape(-1, 1, 1)
-        s = torch.einsum("bihd,bjhd->bhij", q, k[:, :, repeat])
+        s = low_products(torch.einsum("bihd,bjhd->bhij", low_inputs(q), low_inputs(k)[:, :, repeat]))
         if before_scale and cap is not None:
             s = cap * torch.tanh(s / cap) / divisor
         else:

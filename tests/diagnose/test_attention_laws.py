@@ -172,6 +172,37 @@ def test_scores_stored_in_a_narrow_dtype(dtype: torch.dtype):
         assert found["attention.softmax_dtype"].candidate_value == f"{name} {said}"
 
 
+@pytest.mark.parametrize("hide", SIGHTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_queries_and_keys_in_a_narrow_dtype(dtype: torch.dtype, hide: tuple[str, ...]):
+    def low(x: Tensor) -> Tensor:
+        return x.to(dtype).to(x.dtype)
+
+    name = str(dtype).removeprefix("torch.")
+    places: dict[str, dict[str, Callable[[Tensor], Tensor]]] = {
+        "products": {"low_products": low}, "inputs": {"low_inputs": low},
+        "throughout": {"low_products": low, "low_inputs": low},
+    }  # fmt: skip
+    for said, rounding in places.items():
+        shown = {"scale": 6.0, "hide": hide, "attention__scale": 6.0}
+        found = told(attention(**rounding, **shown), attention(torch.float64, **shown))
+        assert {knob: one.candidate_value for knob, one in found.items()} == {
+            "attention.scores_dtype": f"{name} {said}"
+        }
+
+
+def test_products_divided_by_a_power_of_two_round_as_scores():
+    def low(x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16).to(x.dtype)
+
+    found = told(attention(low_products=low), attention(torch.float64))
+    assert found.keys() == {"attention.softmax_dtype"}
+
+    capped = {"cap": 5.0, "attention__softcap": 5.0}
+    found = told(attention(low_products=low, **capped), attention(torch.float64, **capped))
+    assert found["attention.scores_dtype"].candidate_value == "bfloat16 products"
+
+
 def _with(evidence, tensor):
     import dataclasses
 

@@ -275,8 +275,23 @@ class _LowSoftmax(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _LowProducts(TorchFunctionMode):
+    """The first product of matrices, which is that of queries and keys, comes out in a low dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.done = dtype, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if self.done or func not in (torch.matmul, Tensor.matmul, Tensor.__matmul__):
+            return made
+        self.done = True
+        return made.to(self.dtype).to(made.dtype)
+
+
 def change_attention(model: nn.Module, plant: Plant) -> None:
-    """The additive mask `[b 1 query key]` is rewritten, or softmax runs in a low dtype, around the model's own code.
+    """The additive mask `[b 1 query key]` is rewritten, or softmax or scores run in a low dtype, around the model's own code.
 
     With `decoded`, only where queries go on from a cache.
     """
@@ -328,10 +343,12 @@ def _attend(
         query = query * plant["times"]
     if "repeat" in plant:  # groups dealt out the wrong way round
         key, value = key.roll(plant["repeat"], dims=1), value.roll(plant["repeat"], dims=1)
-    if "softmax" in plant:
-        with _LowSoftmax(DTYPES[plant["softmax"]]):
-            return attention(query, key, value, mask, *rest, **more)
-    return attention(query, key, value, mask, *rest, **more)
+    with contextlib.ExitStack() as low:
+        if "softmax" in plant:
+            low.enter_context(_LowSoftmax(DTYPES[plant["softmax"]]))
+        if "products" in plant:
+            low.enter_context(_LowProducts(DTYPES[plant["products"]]))
+        return attention(query, key, value, mask, *rest, **more)
 
 
 def _attend_all(forward: Callable[..., Any], plant: Plant, hidden: Tensor, *rest: Any, **more: Any) -> Any:
