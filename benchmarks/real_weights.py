@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trained import MODELS, directory
+
 import parity_audit
 from parity_audit.cache.root import cache_root
 from parity_audit.core.report import Verdict
@@ -34,15 +36,6 @@ from parity_audit.specs import miniature
 from parity_audit.specs.resolve import ResolvedModel, resolve_model
 from parity_audit.workers.live import lent
 
-MODELS = {
-    "gpt2": "gpt2",
-    "meta-llama/Llama-3.2-1B": "llama",
-    "gemma-2-2b-it": "gemma2",
-    "Qwen/Qwen2-0.5B": "qwen2",
-    "Qwen/Qwen3-0.6B": "qwen3",
-    "mistralai/Mixtral-8x7B-v0.1": "mixtral",
-}
-"""The directory that `trained.py` writes of each."""
 OTHER_KERNELS = [{"op": "einsum"}]
 SEEN = 4.0
 """Times what other kernels do to the logits: the limit of parity."""
@@ -73,7 +66,7 @@ def unseen(corpus: Corpus, folder: Path | None) -> list[str]:
     found = []
     for model, faults in corpus.by_model.items():
         known = resolve_model(model)
-        path = folder / MODELS[model] if folder else _real(known)
+        path = folder / directory(model) if folder else _real(known)
 
         def of(plant: list[dict[str, Any]], path: Path = path) -> torch.Tensor:
             made = plants.load(plant, str(path), "float32", "cpu")
@@ -94,7 +87,7 @@ def faults(asked: argparse.Namespace) -> int:
     """Run the corpus on one kind of weights and keep the answers."""
     corpus = chosen(asked.model, asked.at_most)
     corpus = corpus.only(asked.only) if asked.only else corpus
-    weights = {model: asked.trained / MODELS[model] for model in corpus.by_model} if asked.trained else {}
+    weights = {model: asked.trained / directory(model) for model in corpus.by_model} if asked.trained else {}
 
     def keep(result: Result, none: Sequence[str] = ()) -> None:
         content = {
@@ -168,7 +161,7 @@ def clean(asked: argparse.Namespace) -> int:
         for seed in SEEDS:
             with tempfile.TemporaryDirectory() as folder:
                 port = write_port(Path(folder) / "ports", "other_kernels", OTHER_KERNELS)
-                weights = asked.trained / MODELS[model] if asked.trained else None
+                weights = asked.trained / directory(model) if asked.trained else None
                 report = parity_audit.audit(
                     model, candidates=[port, *asked.candidate], miniature=None if weights else "real", weights=weights,
                     seed=seed, probes=PROBES, repair=False, out=Path(folder) / "out",
@@ -229,7 +222,7 @@ def main() -> int:
     parser.add_argument(
         "--trained", type=Path, help="a directory that trained.py wrote; without it, `--synthetic real`"
     )
-    parser.add_argument("--model", action="append", choices=list(MODELS))
+    parser.add_argument("--model", action="append", help="any of the corpus; six by default, `all` of them")
     parser.add_argument("--at-most", type=int, default=30, help="faults per model")
     parser.add_argument(
         "--no-repair", action="store_true", help="diagnose only, all models in this process: much cheaper"
@@ -238,7 +231,7 @@ def main() -> int:
     parser.add_argument("-c", "--candidate", action="append", default=[], help="a BACKEND beside the clean port")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    asked.model = asked.model or list(MODELS)
+    asked.model = list(load_corpus(()).by_model) if asked.model == ["all"] else asked.model or list(MODELS)
     if asked.what == "table":
         print(table(asked.files))
         return 0
