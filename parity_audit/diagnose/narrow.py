@@ -16,9 +16,11 @@ from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose import numerics
 from parity_audit.diagnose.confidence import COMPARED
+from parity_audit.formulas.choices import IN_ITS_TABLE
 from parity_audit.formulas.rounding import NARROW, representable
 
 DTYPE = "numerics.dtype"
+ROTATION = "rope.dtype"
 SETTINGS = (numerics.KNOB, DTYPE)
 """Findings that hold of a whole run and of no constant: nothing that a reference could be given."""
 STREAM = ("resid_post",)
@@ -58,10 +60,13 @@ def narrow_dtype(candidate: TensorSource, reference: TensorSource, dtype: str) -
 
 
 def follows_from(narrow: Narrow | None, finding: Finding) -> bool:
-    """Whether a finding says no more than that one component rounds to the dtype that the whole model computes in."""
+    """Whether a finding says no more than that one component rounds to the dtype that the whole model computes in: angles of a
+    rotation are made of no number of the run, and are right in a narrow dtype as well."""
     if narrow is None:
         return False
     value, rounds = str(finding.candidate_value), finding.knob.endswith(("dtype", ".rounded"))
+    if finding.knob == ROTATION and not value.endswith(IN_ITS_TABLE):
+        return False
     return (rounds and value.startswith(narrow.dtype)) or value.endswith(f"rounded to {narrow.dtype}")
 
 

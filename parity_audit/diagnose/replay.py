@@ -4,7 +4,8 @@ A tensor that rests on an assumption (`SiteTap.assumes`: rotated queries, scores
 other. Where the assumption does not hold, the judge is misled: given queries that were multiplied by the scale already, it
 multiplies them again, and everything behind them seems wrong. So where such a tensor seems wrong, the judge runs again
 without any of them, from what modules give the attention to what modules take from it. A block in which it then arrives
-at the candidate's own result has the right attention, whatever its tensors look like: they are left out there.
+at the candidate's own result has the right attention, whatever its tensors look like: they are left out there. In a narrow
+dtype another attention may arrive at that result too (see `attending`), which is asked of these tensors themselves.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from parity_audit.core.manifest import Entry
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
+from parity_audit.diagnose.attending import attends_otherwise
 from parity_audit.diagnose.localise import introduced_ratios
 from parity_audit.diagnose.routing import choices_of_replay
+from parity_audit.formulas.rounding import NARROW
 
 BEHIND_ATTENTION = ("z", "z_gated", "attn_proj", "attn_out", "resid_mid", "resid_post")
 """Sites that show the attention's result, nearest first."""
@@ -92,8 +95,13 @@ def introduced(
     if not doubtful:
         return Introduced(ratios=ratios, replayed=replayed, sides=sides)
     assumed = _assumed(sides.candidate)
-    whole, _ = _replay(judging, probes, sides.without(assumed), f"{name}-whole", choose)
-    right = {layer for layer in doubtful if _attention_is_right(whole, layer)}
+    whole, judged = _replay(judging, probes, sides.without(assumed), f"{name}-whole", choose)
+    right = {
+        layer
+        for layer in doubtful
+        if _attention_is_right(whole, layer)
+        and not (judging.dtype in NARROW and attends_otherwise(sides.candidate, judged, layer, judging.dtype))
+    }
     left_out = frozenset(site for site in assumed if layer_of(site) in right)
     kept = {place: ratio for place, ratio in ratios.items() if layer_of(place[1]) not in right}
     kept |= {place: ratio for place, ratio in whole.items() if layer_of(place[1]) in right}

@@ -25,8 +25,10 @@ PLACES_IN_A_NORM = (
 )  # fmt: skip
 """Where a norm rounds: its output, the normalised input, weight and bias, its input, every tensor but in sums over components,
 every step, or every step before the weight."""
-PLACES_IN_A_ROTATION = ("cos and sin", "angles", "frequencies", "positions", "throughout")
-"""Where a rotation rounds: its table, the angles that it is made of, their factors, or all of these."""
+IN_ITS_TABLE = "cos and sin"
+PLACES_IN_A_ROTATION = (IN_ITS_TABLE, "angles", "frequencies", "positions", "throughout")
+"""Where a rotation rounds: its table, the angles that it is made of, their factors, or all of these. A model in a narrow dtype
+rounds its table too; in another place its rounding turns by other angles."""
 PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout", "logits behind the cap")
 """Where the head rounds: the product, before a factor and a cap; the unembedding; the final norm's output; both; all of these; or
 the logits that come of factor and cap."""

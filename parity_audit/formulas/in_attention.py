@@ -17,6 +17,7 @@ from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.choices import (
     AT_DISTANCE,
     BELOW_TOP,
+    IN_ITS_TABLE,
     K_ONLY,
     MISSING,
     MOVES,
@@ -206,14 +207,16 @@ def _rotated(at: Place, part: str) -> Tensor:
         x = _grown(at, x)
     if theta is None or at.knob("rope.layers") == {"q": K_ONLY, "k": Q_ONLY}[part]:
         return x
-    refuse_narrow(at.knob("rope.dtype"), x)
+    arithmetic = at.knob("rope.dtype")
+    if arithmetic.endswith(IN_ITS_TABLE):
+        refuse_narrow(arithmetic, x)
     scaling, rounding = at.knob("rope.scaling"), at.knob("rope.table_dtype")
     positions = standing(at.batch, of_part(at.knob("rope.offset"), part))
     frequencies = inverse_frequencies(
         theta, scaling, int(of_part(at.knob("rope.partial"), part) or x.shape[-1]), int(positions.max()) + 1,
         torch.float64 if rounding == rotary.FULL else torch.float32,
     )  # fmt: skip
-    cos, sin = rotary.angles(positions, frequencies, x.dtype, rounding=rounding, arithmetic=at.knob("rope.dtype"))
+    cos, sin = rotary.angles(positions, frequencies, x.dtype, rounding=rounding, arithmetic=arithmetic)
     return rotary.rotate(
         x, cos, sin, pairing=of_part(at.knob("rope.pairing"), part), factor=attention_factor(scaling),
         first=at.knob("rope.first_dim"), direction=of_part(at.knob("rope.direction"), part),

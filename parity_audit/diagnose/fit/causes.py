@@ -25,7 +25,17 @@ from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
 from parity_audit.diagnose.fit.explain import HELPS, explanations
-from parity_audit.diagnose.fit.left import MORE_ON_ALL, asked, difference_of, explains, joined, left_by, residual, under
+from parity_audit.diagnose.fit.left import (
+    MORE_ON_ALL,
+    asked,
+    difference_of,
+    explains,
+    joined,
+    left_by,
+    most_left,
+    residual,
+    under,
+)
 from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import Component, Values
 from parity_audit.diagnose.fit.search import uncertainty
@@ -102,17 +112,19 @@ class Searched:
 
 @dataclass(frozen=True, kw_only=True)
 class _AtSite:
-    """One site on one side: its components, what the spec's values leave, what rounding may leave, and what an explanation may."""
+    """One site on one side: its components, what the spec's values leave of all and of the probe that has most left, what rounding
+    may leave, and what an explanation may."""
 
     searched: Searched
     parts: Sequence[Component]
     residual: float
+    most: float
     limit: float
     enough: float
 
     @property
     def is_right(self) -> bool:
-        return self.residual <= self.limit
+        return self.most <= self.limit
 
 
 def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
@@ -127,9 +139,12 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
     floor = max(left[1], step * ROUNDED_ONCE) if left[1] <= steps else steps / limit_of(site)
     enough = limit_of(site) if step <= FINE else CLEAR
     return [
-        _AtSite(searched=one, parts=own, residual=off, limit=limit_of(site) * floor, enough=enough * floor)
+        _AtSite(
+            searched=one, parts=own, residual=off, most=most_left(one.side.residuals, own),
+            limit=limit_of(site) * floor, enough=enough * floor,
+        )
         for one, own, off in zip(sides, parts, left, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:

@@ -54,6 +54,11 @@ def residual(residuals: Residuals, parts: Sequence[Component], values: Values | 
     return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
 
 
+def most_left(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
+    """What values leave of the probe of which they leave most: one that is long or padded shows what several others do not."""
+    return max(residual(residuals, [part], values) for part in parts)
+
+
 def left_by(residuals: Residuals, parts: Sequence[Component], setting: Setting) -> Explanation:
     """A setting, and what it leaves of these components."""
     return Explanation(values=setting, residual=residual(residuals, parts, under(residuals, setting, parts[0].layer)))
