@@ -6,7 +6,7 @@ blocks, differs by far more than rounding. Such a choice says nothing about a pr
 same experts at that place (see `diagnose.routing`).
 
 A choice is undecided where small changes of the judge's logits make another one. A side took the other one where its error behind
-the experts stands out from its own error at other tokens, which is rounding, or the effect of whatever is wrong with it.
+the router stands out from its own error at other tokens, which is rounding, or the effect of whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Route = Callable[[int, Tensor], Tensor]
 ROUTER_LOGITS, ROUTER_WEIGHTS = "mlp.router_logits", "mlp.router_weights"
 DTYPE = "float32"
 """In narrower dtypes so many choices are undecided that they are part of the floor: the reference makes as many others."""
-BEHIND_EXPERTS = ("mlp.routed", "mlp_proj", "mlp_out", "resid_post")
-"""Sites that show what the experts made, nearest first."""
+SHOW_CHOICES = (ROUTER_WEIGHTS, "mlp.routed", "mlp_proj", "mlp_out", "resid_post")
+"""Sites that show which experts were chosen, nearest first: what the experts made is no sign where their weights are replayed."""
 REACH = 16.0
 """How far logits are moved, in multiples of their usual rounding: the largest of thousands of roundings is five times the usual one,
 and another program's may be four times the reference's (`core.limits.PARITY_RATIO`)."""
@@ -73,19 +73,20 @@ class OtherChoice:
 
 
 def other_choices(
-    side: TensorSource, judge: TensorSource, rounding: Pair[Source], probe: Probe, route: Route
+    side: TensorSource, judge: TensorSource, rounding: Pair[Source], probe: Probe, route: Route, dtype: str = DTYPE
 ) -> Iterator[OtherChoice]:
     """The choices of one side on one probe that differ from the judge's within rounding, by layer from the first on.
 
     Of a run that was not replayed on the side's own inputs only the first one counts: what differs there makes later layers
-    differ. `rounding` shows how far logits of this probe are rounded.
+    differ. `rounding` shows how far logits of this probe are rounded; by no less than what storing them in `dtype` costs, the side's
+    own where that is narrower than what was asked for.
     """
     named = (site for site in judge.sites(probe.name) if local_name(site) == ROUTER_LOGITS)
     for layer in sorted(layer for site in named if (layer := layer_of(site)) is not None):
         logits = _whole(judge, probe, f"blocks.{layer}.{ROUTER_LOGITS}")
-        undecided, weights = _undecided(logits, _rounding(rounding, probe, layer), layer, route)
+        undecided, weights = _undecided(logits, _rounding(rounding, probe, layer, dtype), layer, route)
         undecided &= _real(probe)
-        taken = _stands_out(side, judge, probe, layer, undecided) if bool(undecided.any()) else undecided
+        taken = _stands_out(side, judge, probe, layer, undecided, dtype) if bool(undecided.any()) else undecided
         if bool(taken.any()):
             yield OtherChoice(layer=layer, taken=taken, weights=weights)
 
@@ -117,19 +118,21 @@ def _undecided(logits: Tensor, rounding: float, layer: int, route: Route) -> tup
     return undecided, weights
 
 
-def _rounding(pair: Pair[Source], probe: Probe, layer: int) -> float:
+def _rounding(pair: Pair[Source], probe: Probe, layer: int, dtype: str) -> float:
     """The usual error of a router's logits: the median over real tokens, at least what storing them costs."""
     site = f"blocks.{layer}.{ROUTER_LOGITS}"
     if not all(site in side.sites(probe.name) for side in (pair.judge, pair.floor)):
         return 0.0
     error = _errors(pair.floor, pair.judge, probe, site)
     own = 0.0 if error is None else _usual(error, _real(probe)[:, : error.shape[1]])
-    return max(own, guard(_rms(_whole(pair.judge, probe, site)), DTYPE))
+    return max(own, guard(_rms(_whole(pair.judge, probe, site)), dtype))
 
 
-def _stands_out(side: TensorSource, judge: TensorSource, probe: Probe, layer: int, undecided: Tensor) -> Tensor:
-    """The undecided tokens `[batch pos]` at which a side's error behind the experts is far above its usual one."""
-    for name in BEHIND_EXPERTS:
+def _stands_out(
+    side: TensorSource, judge: TensorSource, probe: Probe, layer: int, undecided: Tensor, dtype: str
+) -> Tensor:  # fmt: skip
+    """The undecided tokens `[batch pos]` at which a side's error behind the router is far above its usual one."""
+    for name in SHOW_CHOICES:
         site = f"blocks.{layer}.{name}"
         shown = all(site in one.sites(probe.name) for one in (side, judge))
         error = _errors(side, judge, probe, site) if shown else None
@@ -138,7 +141,7 @@ def _stands_out(side: TensorSource, judge: TensorSource, probe: Probe, layer: in
             undecided[:, error.shape[1] :] = False  # a port may run fewer positions
             here = undecided[:, : error.shape[1]]
             usual = _usual(error, _real(probe)[:, : error.shape[1]] & ~here)
-            here &= error > STANDS_OUT * max(usual, guard(_rms(_whole(judge, probe, site)), DTYPE))
+            here &= error > STANDS_OUT * max(usual, guard(_rms(_whole(judge, probe, site)), dtype))
             return undecided
     return torch.zeros_like(undecided)
 

@@ -6,7 +6,8 @@ outputs is the true value *for that capture's inputs* (see `core.wire.RunRequest
     introduced_ratio = RMSE(candidate, judge on candidate's inputs) / RMSE(reference, judge on reference's inputs)
 
 at a site is large only where the component in front of that site is itself wrong. Where the candidate's inputs make it larger
-than the reference's, the second RMSE counts as that many times as large.
+than the reference's, the second RMSE counts as that many times as large. Of n tokens, where these are few, it counts as
+sqrt(`FEW_TOKENS` / n) times as large: errors of one token share a factor, and a token may be one outlier, rounded once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import dataclasses
 from collections.abc import Collection, Iterable
 
 from parity_audit.compare.deltas import rmse_to_forced
-from parity_audit.compare.floor import noise_ratio
+from parity_audit.compare.floor import FEW_TOKENS, noise_ratio, real_tokens
 from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
@@ -84,11 +85,12 @@ def introduced_ratios(
     for probe in candidate_forced.probes:
         captures = (candidate, candidate_forced, reference, reference_forced)
         shared = set.intersection(*(set(capture.sites(probe.name)) for capture in captures))
+        spread = max(1.0, FEW_TOKENS / real_tokens(probe)) ** 0.5
         for site in sorted(shared, key=site_order):
             own, rms = rmse_to_forced(candidate, candidate_forced, probe, site)
             floor, usual = rmse_to_forced(reference, reference_forced, probe, site)
             if own == own and floor == floor:
-                ratios[probe.name, site] = noise_ratio(own, floor * _growth(rms, usual), rms, dtype)
+                ratios[probe.name, site] = noise_ratio(own, floor * _growth(rms, usual), rms, dtype) / spread
     return ratios
 
 

@@ -122,8 +122,9 @@ def _replay(judging: Judging, probes: Sequence[Probe], own: Sides, name: str, ch
             replay = partial(take_capture, judging.judge, precision=FLOAT64, forced_by=capture, choose=choose)
             made = replay(probes, out)
             choices = choices_of_replay(
-                capture, made, rounding, probes, judging.route, out.with_name(f"{out.name}-choices")
-            )
+                capture, made, rounding, probes, judging.route, out.with_name(f"{out.name}-choices"),
+                judging.dtype,
+            )  # fmt: skip
             if choices:
                 own = [probe for probe in probes if probe.name in choices]
                 again = replay(own, out.with_name(f"{out.name}-again"), imposed=choices)

@@ -109,18 +109,19 @@ def _first_choice(
 
 
 def choices_of_replay(
-    side: Capture, replay: Capture, rounding: Pair[Capture] | None, probes: Sequence[Probe], route: Route | None, out: Path
+    side: Capture, replay: Capture, rounding: Pair[Capture] | None, probes: Sequence[Probe], route: Route | None, out: Path,
+    dtype: str,
 ) -> Files:  # fmt: skip
     """What to impose on one more replay on a side's own inputs: the side's choices in every layer, as none inherits another's.
 
-    `rounding` shows how far logits are rounded; None where the side itself is the one that does.
+    `rounding` shows how far logits are rounded, None where the side itself is the one that does; `dtype` is what a side computes in.
     """
     if route is None:
         return {}
     found: dict[str, dict[str, str]] = {}
     for probe in probes:
         usual = rounding or Pair(judge=replay, floor=side)
-        for choice in other_choices(side, replay, usual, probe.as_captured(), route):
+        for choice in other_choices(side, replay, usual, probe.as_captured(), route, dtype):
             found.setdefault(probe.name, {})[choice.site] = _written(choice, probe, out)
     return found
 
