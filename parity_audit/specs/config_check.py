@@ -58,7 +58,7 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
         if key in (numbers := _number_keys(spec)) and isinstance(value, (str, list, dict)):
             raise refuse(f"`{key}` is {value!r:.60}, and no number ({numbers[key]} in a released config)")
     for key in LENGTHS:
-        if not (config.get(key) is None or _is_size(config[key], LONGEST)):
+        if not (config.get(key) is None or _is_unused_window(config, key) or _is_size(config[key], LONGEST)):
             raise refuse(f"`{key}` is {config[key]!r:.60}")
     for key in SECTIONS:
         inside = config.get(key) or {}
@@ -83,6 +83,11 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
     for knob, known in asked(knob_values).items():
         if not _is_constant(known):
             raise refuse(f"{knob} would be {known.value!r:.60}")
+
+
+def _is_unused_window(config: Mapping[str, Any], key: str) -> bool:
+    """Whether a key is a window of no tokens that the config switches off, as transformers saves a Qwen2-MoE."""
+    return key == "sliding_window" and config[key] == 0 and config.get("use_sliding_window") is False
 
 
 def _number_keys(spec: Spec) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from parity_audit.core.types import Checkpoint
 from parity_audit.core.wire import LoadRequest
 from parity_audit.specs.checkpoints import check_weights
 from parity_audit.specs.config_check import check_config
+from parity_audit.specs.installed import configuration_class
 from parity_audit.specs.load import list_specs, load_spec
 from parity_audit.specs.resolve import resolve_model
 
@@ -73,6 +74,28 @@ def test_every_released_config_is_accepted():
     for spec, config in models:
         check_config(spec, config, Path("config.json"))
     assert len(models) > 50
+
+
+def test_every_released_config_is_accepted_as_transformers_saves_it():
+    """Qwen1.5-MoE, whose window is switched off, is saved with a window of no tokens."""
+    windows = set()
+    released = [(known, entry.config) for known in list_specs() for entry in known.content.models.values()]
+    for spec, config in released:
+        of_kind = configuration_class(config)
+        if of_kind is None:
+            continue
+        saved = json.loads(
+            of_kind(**{key: value for key, value in config.items() if key != "model_type"}).to_json_string()
+        )
+        check_config(spec, saved, Path("config.json"))
+        windows.add(saved.get("sliding_window"))
+    assert 0 in windows
+
+
+def test_a_window_of_no_tokens_that_is_switched_on_is_refused():
+    model = resolve_model("Qwen/Qwen1.5-MoE-A2.7B")
+    with pytest.raises(UsageError, match="`sliding_window` is 0"):
+        check_config(model.spec, {**model.config, "sliding_window": 0, "use_sliding_window": True}, Path("config.json"))
 
 
 @pytest.mark.parametrize(
