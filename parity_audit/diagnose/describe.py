@@ -22,7 +22,7 @@ from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.confidence import DESCRIBED, confidence
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, f64, real
 from parity_audit.diagnose.findings import MADE_BY, shown
-from parity_audit.diagnose.forms.attended import attended, neighbours, rounded_values
+from parity_audit.diagnose.forms.attended import attended, averaged, neighbours
 from parity_audit.diagnose.forms.described import described, descriptions
 from parity_audit.diagnose.forms.kinds import SAME
 from parity_audit.diagnose.forms.pair import Form, Pair
@@ -175,7 +175,7 @@ def _every_form(site: str, sides: Replayed) -> Iterator[Form]:
     pair, values = _pairs(site, sides)
     yield from () if pair is None else descriptions(pair)
     yield from () if values is None else map(_of_values, descriptions(values))
-    yield from map(_of_values, filter(None, [_rounded_values(site, sides)]))
+    yield from map(_of_values, filter(None, [_averaged(site, sides)]))
 
 
 def _forms(sites: Iterable[str], layer: int | None, sides: Replayed) -> list[tuple[str, Form]]:
@@ -200,12 +200,12 @@ def _form(site: str, sides: Replayed) -> Form | None:
         return Form(kind="source", value=UNIFORM, usual="as computed", left=0.0)
     pair, values = _pairs(site, sides)
     form = None if pair is None else described(pair)
-    behind = (None if values is None else described(values)) or _rounded_values(site, sides)
+    behind = _averaged(site, sides) or (None if values is None else described(values))
     return form if behind is None else nearer(form, _of_values(behind))
 
 
-def _rounded_values(site: str, sides: Replayed) -> Form | None:
-    return rounded_values(site, sides.own, sides.true) if local_name(site) == "z" else None
+def _averaged(site: str, sides: Replayed) -> Form | None:
+    return averaged(site, sides.own, sides.true) if local_name(site) == "z" else None
 
 
 def _pairs(site: str, sides: Replayed) -> tuple[Pair | None, Pair | None]:

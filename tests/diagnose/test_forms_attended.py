@@ -9,7 +9,7 @@ import torch
 from tiny_port import probe
 
 from parity_audit.diagnose.describe import nearer
-from parity_audit.diagnose.forms.attended import attended, rounded_values, solved
+from parity_audit.diagnose.forms.attended import attended, averaged, solved
 from parity_audit.diagnose.forms.described import described
 from parity_audit.diagnose.forms.pair import Form
 
@@ -117,7 +117,7 @@ def with_a_sink(values: torch.Tensor, noise: float = 0.0) -> Held:
 def test_rounded_values_behind_an_attention_sink(dtype: torch.dtype):
     own, true = with_a_sink(V.to(dtype).float()), with_a_sink(V)
     values = attended("blocks.0.z", own, true, WIDTH)
-    found = rounded_values("blocks.0.z", own, true)
+    found = averaged("blocks.0.z", own, true)
 
     assert values is None or described(values) is None, (
         "the inverse of the pattern would do, and nothing else is needed"
@@ -125,6 +125,18 @@ def test_rounded_values_behind_an_attention_sink(dtype: torch.dtype):
     assert (found.kind, found.value, found.usual) == ("rounded", str(dtype).removeprefix("torch."), "full")
 
 
+@pytest.mark.parametrize("step", [1, -2])
+@pytest.mark.parametrize("first", [0.0, 3.0])
+def test_values_of_other_tokens_behind_an_attention_sink(step: int, first: float):
+    """A cache that is one token late holds anything in its first place."""
+    moved = V.roll(step, 1)
+    moved[:, slice(None, step) if step > 0 else slice(step, None)] = first
+
+    found = averaged("blocks.0.z", with_a_sink(moved), with_a_sink(V))
+
+    assert (found.kind, found.value) == ("position", "those of 1 before" if step == 1 else "those of 2 after")
+
+
 @pytest.mark.parametrize("own", [with_a_sink(V), with_a_sink(V, noise=1e-2), with_a_sink(1.02 * V)])
 def test_what_is_no_rounding_of_the_values_is_not_called_so(own: Held):
-    assert rounded_values("blocks.0.z", own, with_a_sink(V)) is None
+    assert averaged("blocks.0.z", own, with_a_sink(V)) is None

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
-from einops import rearrange
+from einops import einsum, rearrange
 from torch import Tensor
 
 from parity_audit.capture.store import Capture
+from parity_audit.core.limits import TINY
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
-from parity_audit.diagnose.forms.kinds import LEFT, NARROW
+from parity_audit.diagnose.forms.kinds import LEFT, NARROW, OWN_TOKENS, STEPS, late
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
 from parity_audit.formulas.rotary import BACK, LAYOUTS
@@ -43,27 +45,54 @@ def attended(site: str, own: Capture, true: Capture, d_head: int) -> Pair | None
     return Pair(own=parts.pop("attended"), true=parts.pop("v"), d_head=d_head, others=parts)
 
 
-def rounded_values(site: str, own: Capture, true: Capture) -> Form | None:
-    """The narrow dtype of the values that attention averaged, where the pattern times the rounded values of the `v` site is z.
+def averaged(site: str, own: Capture, true: Capture) -> Form | None:
+    """What the values that attention averaged are, where the pattern times values of another token, or in a narrow dtype, is z.
 
-    The inverse of a pattern magnifies float32's own rounding, which a narrow dtype's is then lost in; the product does not.
+    The inverse of a pattern magnifies float32's own rounding, in which a narrow dtype's is lost, and all of it where trained weights
+    attend to a few tokens; the product does not.
     """
     block = site.removesuffix("z")
     rows = [row for probe in true.probes for row in _tokens(probe, block, own, true)]
     if sum(len(pattern[0]) for pattern, _ in rows) < FEWEST_TOKENS:
         return None
 
-    def apart(cast: Callable[[Tensor], Tensor]) -> float:
-        averaged = ((pattern, row["z"], _for_heads(cast(row["v"]), len(pattern))) for pattern, row in rows)
-        return math.sqrt(sum(float((z - torch.einsum("hqk,khd->qhd", p, v)).square().sum()) for p, z, v in averaged))
+    def apart(left_by: Callable[[Tensor, Tensor, Tensor], Tensor]) -> float:
+        left = (left_by(pattern, row["z"], _for_heads(row["v"], len(pattern))) for pattern, row in rows)
+        return max(math.sqrt(sum(float(x.square().sum()) for x in left)), TINY)
 
-    whole, largest = apart(lambda v: v), max(float(row["v"].abs().max()) for _, row in rows)
+    largest = max(float(row["v"].abs().max()) for _, row in rows)
     fits = {name: dtype for name, dtype in NARROW.items() if largest <= torch.finfo(dtype).max}
-    tries = {name: apart(lambda v, dtype=dtype: v.to(dtype).to(v)) for name, dtype in fits.items()}  # type: ignore[misc]
-    best = min(tries, key=lambda name: tries[name])
-    return (
-        Form(kind="rounded", value=best, usual="full", left=tries[best] / whole) if tries[best] < LEFT * whole else None
-    )
+    whole = apart(_left)
+    tries = [
+        ("rounded", name, "full", apart(partial(_left_rounded, dtype=dtype)) / whole) for name, dtype in fits.items()
+    ]
+    for step in STEPS:
+        moved, own_tokens = (apart(partial(_left_moved, step=by, ends=step)) for by in (step, 0))
+        tries.append(("position", late(step), OWN_TOKENS, moved / own_tokens))
+    kind, value, usual, left = min(tries, key=lambda tried: tried[-1])
+    return Form(kind=kind, value=value, usual=usual, left=left) if left < LEFT else None
+
+
+def _left(pattern: Tensor, z: Tensor, v: Tensor) -> Tensor:
+    """z `[query head d_head]` less the average of values `[key head d_head]` by a pattern `[head query key]`."""
+    averages: Tensor = einsum(pattern, v, "head query key, key head d -> query head d")
+    return z - averages
+
+
+def _left_rounded(pattern: Tensor, z: Tensor, v: Tensor, *, dtype: torch.dtype) -> Tensor:
+    return _left(pattern, z, v.to(dtype).to(v))
+
+
+def _left_moved(pattern: Tensor, z: Tensor, v: Tensor, *, step: int, ends: int) -> Tensor:
+    """As `_left`, `[head query d_head]`, of the values of `step` tokens before. Those at one end of the row, of which a shift by
+    `ends` leaves no token, may be any: what they can explain is left out."""
+    free = torch.arange(len(v))[:ends] if ends > 0 else torch.arange(len(v))[ends:]
+    moved = v.roll(step, 0)
+    moved[free] = 0.0
+    left = rearrange(_left(pattern, z, moved), "query head d -> head query d")
+    weights = pattern[..., free]
+    explained: Tensor = weights @ (torch.linalg.pinv(weights) @ left)
+    return left - explained
 
 
 def _rows(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[dict[str, Tensor]]:

@@ -33,6 +33,9 @@ CAP_OCTAVES = 8.0
 """A cap is searched up to so many doublings of the largest value that it lets through, where it does nothing."""
 MOSTLY = 0.5
 """Share of the numbers that are gone where the others are called the largest ones of their token."""
+STEPS = (1, -1, 2, -2)
+"""Tokens between a value and the one that stands in its place: a cache or a shift by one, or by both of two."""
+OWN_TOKENS = "each token's own"
 NORMALISED = "normalised"
 CURVES = {
     **{name: curve for name, curve in NAMED.items() if name not in ("linear", "none")},
@@ -106,12 +109,16 @@ def _projected(pair: Pair) -> Form | None:
 def _late(pair: Pair) -> Form | None:
     """Tokens hold what one or two tokens before or after them should; the ends of sequences are left aside."""
     size = pair.own.norm(dim=1)
-    for step in (1, -1, 2, -2):
+    for step in STEPS:
         near = (pair.own - pair.true.roll(step, 0)).norm(dim=1) <= ALIKE * size
         if float(near.double().mean()) >= MOST_OF:
-            words = f"those of {abs(step)} {'before' if step > 0 else 'after'}"
-            return Form(kind="position", value=words, usual="each token's own", left=0.0)
+            return Form(kind="position", value=late(step), usual=OWN_TOKENS, left=0.0)
     return None
+
+
+def late(step: int) -> str:
+    """The tokens whose values stand in the place of each token's own: `step` before it, or after it where that is negative."""
+    return f"those of {abs(step)} {'before' if step > 0 else 'after'}"
 
 
 def _rounded(pair: Pair) -> Form | None:
