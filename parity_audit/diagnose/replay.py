@@ -5,7 +5,7 @@ other. Where the assumption does not hold, the judge is misled: given queries th
 multiplies them again, and everything behind them seems wrong. So where such a tensor seems wrong, the judge runs again
 without any of them, from what modules give the attention to what modules take from it. A block in which it then arrives
 at the candidate's own result has the right attention, whatever its tensors look like: they are left out there. In a narrow
-dtype another attention may arrive at that result too (see `attending`), which is asked of these tensors themselves.
+dtype another attention may arrive at that result too (see `compare.attending`), which is asked of these tensors themselves.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture, with_newer
 from parity_audit.capture.take import take_capture, wanted
+from parity_audit.compare.attending import attends_otherwise
 from parity_audit.compare.choices import Pair, Route
 from parity_audit.core.limits import limit_of
 from parity_audit.core.manifest import Entry
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
-from parity_audit.diagnose.attending import attends_otherwise
 from parity_audit.diagnose.localise import introduced_ratios
 from parity_audit.diagnose.routing import choices_of_replay
 from parity_audit.formulas.rounding import NARROW

@@ -9,7 +9,7 @@ from parity_audit.compare.floor import dtype_eps
 
 TOKENS, EXPERTS, CHOSEN = 64, 8, 2
 ROUNDING = 1e-6
-LOGITS, OUT = "blocks.0.mlp.router_logits", "blocks.0.mlp_out"
+LOGITS, WEIGHTS, OUT = "blocks.0.mlp.router_logits", "blocks.0.mlp.router_weights", "blocks.0.mlp_out"
 LAST, NEXT = CHOSEN - 1, CHOSEN
 """The experts between which the choice is made: logits fall with the number of the expert."""
 
@@ -68,3 +68,22 @@ def test_a_side_that_is_wrong_everywhere_took_no_other_choice():
     _, choices = found(8.0, 1e6)
 
     assert choices == []
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [("float32", False), ("bfloat16", True)])
+def test_weights_show_a_choice_that_a_narrower_dtype_leaves_open(dtype: str, taken: bool):
+    """What the experts made is no sign where their weights are replayed; the weights themselves are."""
+    own, few = probe(length=TOKENS), torch.zeros(1, TOKENS, dtype=torch.bool)
+    few[:, FEW] = True
+    exact = torch.arange(EXPERTS, 0, -1).double().repeat(1, TOKENS, 1)
+    exact[few, NEXT] = exact[few, LAST] - dtype_eps("bfloat16")
+    other = exact.clone()
+    other[few] = exact[few][:, [0, NEXT, LAST, *range(NEXT + 1, EXPERTS)]]
+    right, weights = (route(0, logits) for logits in (exact, exact.bfloat16().double()))
+    weights[few] = route(0, other)[few]
+    judge = Held(own, {LOGITS: exact, WEIGHTS: right, OUT: torch.ones(1, TOKENS, 16)})
+    side = Held(own, {WEIGHTS: weights, OUT: torch.ones(1, TOKENS, 16)})
+
+    choices = list(other_choices(side, judge, Pair(judge=judge, floor=judge), own, route, dtype))
+
+    assert [torch.equal(choice.taken, few) for choice in choices] == ([True] if taken else [])

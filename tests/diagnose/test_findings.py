@@ -3,12 +3,14 @@
 import dataclasses
 
 import pytest
+import torch
+from held import Held, probe
 from tiny_port import Knob
 
 from parity_audit.core.report import Finding
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.findings import merge, unexplained
-from parity_audit.diagnose.localise import origins
+from parity_audit.diagnose.localise import introduced_ratios, origins
 
 SPEC = {"attention.scale": Knob(value=16.0), "mlp.activation": Knob(value="silu"),
         "attention.window": Knob(value=4096, layers=(0,))}  # fmt: skip
@@ -168,3 +170,14 @@ def test_an_error_does_not_come_from_a_site_that_the_architecture_does_not_have(
     assert unexplained(origins(norm), [parallel]) == []
     (left,) = unexplained(origins(norm, {"resid_pre", "ln1.out", "resid_mid"}), [parallel])
     assert (left.knob, left.site) == ("norm", "blocks.0.ln1.out")
+
+
+@pytest.mark.parametrize(("tokens", "ratio"), [(1, 10 / 8**0.5), (2, 10 / 4**0.5), (8, 10.0), (64, 10.0)])
+def test_of_few_tokens_more_counts_as_rounding(tokens: int, ratio: float):
+    own, site = probe(length=tokens), "blocks.0.ln1.out"
+    true = torch.ones(1, tokens, 16, dtype=torch.float64)
+    judge, reference, candidate = (Held(own, {site: true + off}) for off in (0.0, 1e-6, 1e-5))
+
+    found = introduced_ratios(candidate, judge, reference, judge, dtype="float32")
+
+    assert found == {(own.name, site): pytest.approx(ratio, rel=1e-6)}

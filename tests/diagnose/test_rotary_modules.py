@@ -22,6 +22,8 @@ from transformers import (
     StableLmConfig,
 )
 
+from parity_audit.diagnose.evidence import Evidence
+
 HEADS, KV = 4, 2
 PROBES = (probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2), probe("left", (40, 23, 9), pad="left", seed=3))
 LONG = (*PROBES, probe("long", (700,), sites="residual", seed=4))
@@ -289,6 +291,38 @@ def test_tables_in_a_narrow_dtype(dtype: torch.dtype, what: str):
 
     assert found.keys() == {"rope.dtype"}
     assert found["rope.dtype"].candidate_value == f"{str(dtype).removeprefix('torch.')} {what}"
+
+
+@pytest.mark.parametrize("what", ["frequencies", "angles"])
+def test_angles_made_in_bfloat16_are_told_in_a_model_that_is_in_bfloat16(what: str):
+    """As the buffers of a model are that is cast to bfloat16: a table of cos and sin is in that dtype anyway."""
+
+    def low(x: Tensor) -> Tensor:
+        return x.bfloat16().double()
+
+    table = 20000.0 ** (-torch.arange(0, 32, 2).double() / 32)
+    clean = side("llama", probes=(probe("short", (900,)),))[0]
+    where = torch.arange(900).double()[:, None]
+
+    def turned(angle: Tensor) -> Evidence:
+        cos, sin = low(angle.cos())[:, None], low(angle.sin())[:, None]
+
+        def tensor(name: str, site: str) -> Tensor | None:
+            x = clean.tensor(name, site.removeprefix("rot_"))
+            x = None if x is None else low(x)
+            if x is None or not site.startswith("rot_"):
+                return x
+            a, b = x.chunk(2, -1)
+            return low(torch.cat([a * cos - b * sin, b * cos + a * sin], -1))
+
+        return dataclasses.replace(clean, tensor=tensor, dtype="bfloat16")
+
+    own = turned(where * low(table) if what == "frequencies" else low(where * table))
+    found = told({0: own}, {0: clean})
+
+    assert found.keys() == {"rope.dtype"}
+    assert found["rope.dtype"].candidate_value == f"bfloat16 {what}"
+    assert told({0: turned(where * table)}, {0: clean}) == {}
 
 
 def test_two_bases_of_gemma3():
