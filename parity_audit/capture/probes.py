@@ -9,6 +9,9 @@ from typing import Any
 from parity_audit.core.types import Probe
 
 PAST_THRESHOLD = 64
+EXACT_IN_BFLOAT16 = 256
+"""bfloat16 holds every whole number up to here and every second one beyond: positions, or distances, kept in it are right in a
+shorter text, whatever the architecture."""
 FIRST_ORDINARY_ID = 8
 SHORT, REPEATED = 48, 32
 PROMPT, DECODED = 20, 8
@@ -27,9 +30,10 @@ FIRST, AGAIN, BATCH = "short", "again", "batch"
 def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[int] = ()) -> tuple[Probe, ...]:
     """The probes for one config; `special` are token ids with a meaning of their own.
 
-    The long one goes past every length that the architecture knows (window, original context) as far as its
-    positions reach. It and the small ones after it capture the residual stream and the outputs only: attention matrices
-    would not fit, or would say nothing that `short` does not. `again` comes last: a model must not remember.
+    The long one goes past every length that the architecture knows (window, original context), and past the positions that
+    bfloat16 holds exactly, as far as its positions reach. It and the small ones after it capture the residual stream and
+    the outputs only: attention matrices would not fit, or would say nothing that `short` does not. `again` comes last: a model
+    must not remember.
     """
     draw = random.Random(seed)
     rows = {"vocab": int(config["vocab_size"]), "bos": config.get("bos_token_id")}
@@ -44,7 +48,7 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[i
     length = long_length(config)
     first = list(probes[0].token_ids[0])
     if length > SHORT:
-        what = f"past the window or original context of {length - PAST_THRESHOLD} tokens"
+        what = f"past {_threshold(length - PAST_THRESHOLD)}"
         probes.append(padded("long", what, [_tokens(draw, length, **rows)], sites="residual"))
     others = [_tokens(draw, ROW_LENGTH, **rows) for _ in range(ROWS - 1)]
     probes += [
@@ -73,13 +77,22 @@ def long_length(config: Mapping[str, Any]) -> int:
 
 
 def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The windows, chunks and original contexts that a text within the model's positions can cross."""
+    """The windows, chunks, original contexts and ends of exact numbers that a text within the model's positions can cross.
+
+    A config that gives no limit to its positions (ALiBi) has none.
+    """
     scaling = config.get("rope_scaling") or {}
     key = "original_max_position_embeddings"
     own = (config.get(name) for name in ("sliding_window", "window_size", "attention_chunk_size", "floor_scale", key))
-    known = (*own, scaling.get(key))
-    limit = int(config.get("max_position_embeddings") or 0)
+    known = (*own, scaling.get(key), EXACT_IN_BFLOAT16)
+    limit = float(config.get("max_position_embeddings") or "inf")
     return tuple(sorted({int(value) for value in known if value and int(value) + PAST_THRESHOLD <= limit}))
+
+
+def _threshold(length: int) -> str:
+    if length == EXACT_IN_BFLOAT16:
+        return f"position {length}, up to which bfloat16 holds every position"
+    return f"the window or original context of {length} tokens"
 
 
 def _tokens(draw: random.Random, length: int, *, vocab: int, bos: int | None) -> list[int]:

@@ -47,8 +47,7 @@ def scores(
     *,
     scale: float | Sequence[float],
     softcap: float | None = None,
-    slopes: Tensor | None = None,
-    key_positions: Tensor | None = None,
+    penalties: Tensor | None = None,
     heads: Sequence[int] | None = None,
     arithmetic: str = FULL,
 ) -> Tensor:
@@ -60,7 +59,7 @@ def scores(
         seen: which keys a query may attend to, `[batch 1 query key]`.
         scale: divisor of q.k, of all heads or of each.
         softcap: bound of the scores, None for no bound.
-        slopes: of ALiBi `[head]`, with `key_positions [batch key]`.
+        penalties: of ALiBi `[batch head query key]`, or one for all queries (see `alibi`).
         heads: the key-value head that each query head reads, see `shared_evenly`.
         arithmetic: of the products, one of `choices.PLACES_IN_SCORES` behind a dtype.
     """
@@ -75,9 +74,8 @@ def scores(
     products = step("products", products) / of_heads(scale, q)[..., None]
     if softcap is not None:
         products = softcap * torch.tanh(products / softcap)
-    if slopes is not None and key_positions is not None:
-        bias = einsum(slopes.to(products), key_positions.to(products), "head, batch key -> batch head key")
-        products = products + rearrange(bias, "batch head key -> batch head 1 key")
+    if penalties is not None:
+        products = products + penalties.to(products)
     return products.masked_fill(~seen, -torch.inf)
 
 

@@ -29,6 +29,9 @@ IN_ITS_TABLE = "cos and sin"
 PLACES_IN_A_ROTATION = (IN_ITS_TABLE, "angles", "frequencies", "positions", "throughout")
 """Where a rotation rounds: its table, the angles that it is made of, their factors, or all of these. A model in a narrow dtype
 rounds its table too; in another place its rounding turns by other angles."""
+PLACES_IN_A_PENALTY = ("positions", "distances", "penalties", "penalties of distances")
+"""Where ALiBi rounds: the positions of keys, or their distances from the query, that slopes are multiplied by; or the products. What
+is the same in exact numbers, since a softmax doesn't see a constant, rounds otherwise."""
 PLACES_IN_A_HEAD = ("logits", "weights", "inputs", "inputs and weights", "throughout", "logits behind the cap")
 """Where the head rounds: the product, before a factor and a cap; the unembedding; the final norm's output; both; all of these; or
 the logits that come of factor and cap."""
@@ -152,10 +155,19 @@ STOP_AT, START_AGAIN, JUMP, STAND_STILL = (
 )  # fmt: skip
 """Where tokens of a whole run stand instead: up to a last position, which all others have too; from 0 again behind one; so many
 positions further, or all at one position, from a token on."""
+ROUNDED_TO = {f"rounded to {name}": name for name in NARROW}
+"""Rows of a table of positions that are counted in a narrow dtype: bfloat16 holds every number up to 256, float16 up to 2048."""
+AND_MORE = " + "
+"""Before the number that a model adds to positions anyway (OPT adds 2), behind the words that say where tokens stand."""
 TOKEN = "token "
 """Before the number of a token, as parts of positions that are said one by one are called."""
 STEPS_ASIDE = (1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 4.0, -4.0, 5.0, -5.0, 6.0, -6.0, 7.0, -7.0, 8.0, -8.0)
 """Offsets of positions that are tried one by one: a rotation that is several radians off has no slope towards the right one."""
+
+
+def and_more(words: str, number: Any) -> str:
+    """Words that say where tokens stand in a model that adds this number to positions anyway."""
+    return f"{words}{AND_MORE}{number}" if number else words
 
 
 def numbers_in(words: str, template: str) -> list[int] | list[None]:

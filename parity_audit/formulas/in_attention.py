@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parity_audit.formulas import attention, cache, latents, norms, rotary
 from parity_audit.formulas.activations import activation
-from parity_audit.formulas.alibi import standard_slopes
+from parity_audit.formulas.alibi import penalties, standard_slopes
 from parity_audit.formulas.choices import (
     AT_DISTANCE,
     BELOW_TOP,
@@ -247,19 +247,19 @@ def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None)
         kind=at.knob("attention.mask"),
     )
     seen = _never_blind(at, chosen, seen)
-    softcap, slopes, products = at.knob("attention.softcap"), _slopes(at), at.knob("attention.scores_dtype")
-    alone = softcap is None and slopes is None and bias is None
+    softcap, penalty, products = at.knob("attention.softcap"), _penalties(at, chosen), at.knob("attention.scores_dtype")
+    alone = softcap is None and penalty is None and bias is None
     _refuse_products(products, q, by_shift=alone and _is_power_of_two(scale))
     made = attention.scores(
         q if rows is None else q[:, rows], k, seen,
-        scale=scale, softcap=softcap, slopes=slopes, key_positions=at.batch.positions, heads=_read_by_heads(at, "k"),
-        arithmetic=products,
+        scale=scale, softcap=softcap, penalties=penalty, heads=_read_by_heads(at, "k"), arithmetic=products,
     )  # fmt: skip
     made = made if bias is None else made + by_distance(bias, chosen, k.shape[1]).to(made)
     arithmetic = at.knob("attention.softmax_dtype")
     if arithmetic.endswith(BELOW_TOP):
         return made  # behind this site
-    refuse_narrow(arithmetic, q)
+    if penalty is None:
+        refuse_narrow(arithmetic, q)
     return steps_of(arithmetic)("scores", made)
 
 
@@ -303,6 +303,16 @@ def by_distance(bias: Mapping[str, float], rows: Tensor, keys: int) -> Tensor:
     return torch.where(apart >= 0, table.to(rows.device)[apart.clamp_min(0)], 0.0)
 
 
+def _penalties(at: Place, rows: Tensor) -> Tensor | None:
+    """ALiBi's penalties for the queries at these places, None where a model has none."""
+    slopes, places = _slopes(at), at.batch.positions
+    if slopes is None:
+        return None
+    return penalties(
+        slopes.to(places.device), places[:, rows], places, arithmetic=at.knob("attention.alibi_dtype")
+    )  # fmt: skip
+
+
 def _slopes(at: Place) -> Tensor | None:
     """ALiBi's slope per head: given, or the usual ones times a number."""
     said = at.knob("attention.alibi")
@@ -316,7 +326,7 @@ def _slopes(at: Place) -> Tensor | None:
 def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
     s = at.site("attn_scores") if scores is None else scores
     law, arithmetic = at.knob("attention.weights"), at.knob("attention.softmax_dtype")
-    if scores is not None or not at.is_given("attn_scores"):
+    if (scores is not None or not at.is_given("attn_scores")) and _slopes(at) is None:
         refuse_narrow(
             arithmetic, _multiplied(at, "q")
         )  # scores made of narrow queries are as coarse, and show it no more

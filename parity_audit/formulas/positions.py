@@ -15,12 +15,14 @@ from torch import Tensor
 
 from parity_audit.formulas.choices import (
     AGAIN,
+    AND_MORE,
     AT_END,
     AT_ZERO,
     FROM_PADDING,
     HIDDEN_START,
     JUMP,
     MASKS,
+    ROUNDED_TO,
     SHOW_PADDING,
     STAND_STILL,
     START_AGAIN,
@@ -30,6 +32,7 @@ from parity_audit.formulas.choices import (
     numbers_in,
 )
 from parity_audit.formulas.place import Batch
+from parity_audit.formulas.rounding import NARROW, rounded
 
 
 def counted(mask: Tensor) -> Tensor:
@@ -38,18 +41,24 @@ def counted(mask: Tensor) -> Tensor:
 
 
 def standing(batch: Batch, said: float | str | Mapping[str, int]) -> Tensor:
-    """Where tokens stand `[batch pos]`: at their positions and a number more, one of `choices.STANDS` or of `ELSEWHERE`, or where it
-    is said token by token. Of a run that decodes from a cache that is said of the decoded tokens.
+    """Where tokens stand `[batch pos]`: at their positions and a number more, at one of `choices.STANDS`, of
+    `choices.ROUNDED_TO` or of `ELSEWHERE` (see `choices.and_more`), or where it is said token by token. Of a run that decodes from
+    a cache that is said of the decoded tokens.
 
     Raises:
         ValueError: no position is called so in this run.
     """
     places = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.positions)
     first = batch.decoded_from
+    if isinstance(said, str) and AND_MORE in said:
+        words, more = said.split(AND_MORE)
+        return standing(batch, words) + int(more)
     if isinstance(said, Mapping):
         moved = _one_by_one(batch.positions, said)
     elif not isinstance(said, str):
         moved = batch.positions.double() + said if isinstance(said, float) else batch.positions + said
+    elif said in ROUNDED_TO:
+        moved = rounded(batch.positions.double(), NARROW[ROUNDED_TO[said]]).long()
     elif said == FROM_PADDING:
         moved = places
     elif first is None:

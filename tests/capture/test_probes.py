@@ -5,8 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from parity_audit.capture.probes import AGAIN, BATCH, EDGE_IDS, FIRST, MOST_SPECIAL, TWIN, edge_ids, plan_probes
+from parity_audit.capture.probes import (
+    AGAIN,
+    BATCH,
+    EDGE_IDS,
+    EXACT_IN_BFLOAT16,
+    FIRST,
+    MOST_SPECIAL,
+    PAST_THRESHOLD,
+    TWIN,
+    edge_ids,
+    plan_probes,
+)
 from parity_audit.specs.special_tokens import special_ids
 
 CONFIG = {"vocab_size": 515, "bos_token_id": 2, "sliding_window": 64, "max_position_embeddings": 4096}
@@ -68,6 +80,33 @@ def test_special_ids_are_those_of_the_config_and_the_tokenizer(tmp_path):
     config = {"bos_token_id": 2, "eos_token_id": [1, 106], "pad_token_id": None, "vocab_size": 515}
 
     assert special_ids(tmp_path, config) == (1, 2, 7, 106, 300)
+
+
+@pytest.mark.parametrize(
+    ("limits", "length"),
+    [
+        ({"max_position_embeddings": 1024}, 320),
+        ({"max_position_embeddings": 320}, 320),
+        ({"max_position_embeddings": 319}, 0),
+        ({}, 320),  # ALiBi has no limit
+        ({"max_position_embeddings": 1024, "sliding_window": 64}, 320),
+        ({"max_position_embeddings": 8192, "sliding_window": 4096}, 4160),
+        ({"max_position_embeddings": 8192, "sliding_window": 8192}, 320),
+    ],
+)
+def test_a_long_text_passes_every_threshold_within_the_positions_of_the_model(limits, length):
+    probes = {probe.name: probe for probe in plan_probes({"vocab_size": 515, "bos_token_id": 2, **limits})}
+
+    assert ("long" in probes) == (length > 0)
+    if length:
+        assert probes["long"].shape == (1, length)
+        assert str(length - PAST_THRESHOLD) in probes["long"].purpose
+
+
+def test_a_narrow_dtype_holds_every_position_up_to_there_and_no_further():
+    positions = torch.arange(EXACT_IN_BFLOAT16 + 2)
+
+    assert (positions.bfloat16().long() != positions).nonzero().flatten().tolist() == [EXACT_IN_BFLOAT16 + 1]
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"added_tokens": 3}'])

@@ -408,8 +408,13 @@ def narrow_hooked(model: nn.Module, plant: Plant) -> None:
 
 
 def change_rotary(model: nn.Module, plant: Plant) -> None:
-    """The (cos, sin) that the rotary module returns: factor, dtype; or how they are applied: pairing, partial, keys only."""
+    """The (cos, sin) that the rotary module returns: factor, dtype, of other positions; or how they are applied: pairing, partial,
+    keys only."""
     module = model.get_submodule(plant.get("module", "model.rotary_emb"))
+
+    def places(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        x, ids = (*args, *kwargs.values())
+        return (x, _elsewhere(ids, plant)), {}
 
     def tables(_: nn.Module, args: Any, out: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         cos, sin = out
@@ -421,6 +426,7 @@ def change_rotary(model: nn.Module, plant: Plant) -> None:
             sin = -sin
         return cos, sin
 
+    module.register_forward_pre_hook(places, with_kwargs=True)
     module.register_forward_hook(tables)
     if "pairing" in plant or "partial" in plant or "only" in plant:
         source = sys.modules[type(model).__module__]
@@ -456,21 +462,30 @@ def _every_two(x: Tensor) -> Tensor:
 
 
 def change_alibi(model: nn.Module, plant: Plant) -> None:
-    """The bias that BLOOM's blocks are handed: multiplied, its heads rolled; with `decoded`, only beside a cache."""
+    """The bias that BLOOM's blocks are handed: multiplied, its heads rolled, in a narrow dtype (`round`); with `decoded`, only
+    beside a cache."""
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
         if plant.get("decoded") and args[0].shape[1] > 1:
             return None
         bias = kwargs["alibi"].unflatten(0, (args[0].shape[0], -1))  # [b head 1 key]
         bias = bias.roll(plant.get("roll", 0), 1) * plant.get("times", 1.0)
+        bias = bias.to(DTYPES[plant["round"]]).to(bias.dtype) if "round" in plant else bias
         return args, {**kwargs, "alibi": bias.flatten(0, 1)}
 
     for module in _modules(model, plant):
         module.register_forward_pre_hook(before, with_kwargs=True)
 
 
+def _elsewhere(ids: Tensor, plant: Plant) -> Tensor:
+    """Positions, at most `most`, and as a narrow dtype holds them (`round`)."""
+    ids = ids.clamp_max(plant.get("most", sys.maxsize))
+    return ids.to(DTYPES[plant["round"]]).long() if "round" in plant else ids
+
+
 def change_positions(model: nn.Module, plant: Plant) -> None:
-    """Position ids shifted, or counted from the padding; with `decoded`, only those of tokens decoded from the cache."""
+    """Position ids shifted, counted from the padding, at most a number, or in a narrow dtype (`round`); with `decoded`, only those
+    of tokens decoded from the cache."""
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
         tokens = kwargs.get("input_ids", args[0] if args else None)
@@ -483,7 +498,7 @@ def change_positions(model: nn.Module, plant: Plant) -> None:
         if "value" in plant:
             return args, {**kwargs, "position_ids": torch.full_like(usual, plant["value"])}
         ids = usual if own is None or plant.get("from_padding") else own
-        return args, {**kwargs, "position_ids": ids + plant.get("shift", 0)}
+        return args, {**kwargs, "position_ids": _elsewhere(ids + plant.get("shift", 0), plant)}
 
     model.register_forward_pre_hook(before, with_kwargs=True)
 

@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.fit.search import Difference
-from parity_audit.formulas.choices import JUMP, STAND_STILL, START_AGAIN, STOP_AT, TOKEN
+from parity_audit.formulas.choices import JUMP, STAND_STILL, START_AGAIN, STOP_AT, TOKEN, and_more
 
 BEYOND = 2
 """Positions are searched up to so many times the length of a text."""
 
 
-def positions_one_by_one(difference: Difference, places: Tensor) -> Iterator[Any]:
+def positions_one_by_one(difference: Difference, places: Tensor, more: int = 0) -> Iterator[Any]:
     """Where tokens stand, in words and one by one; nothing where rows differ.
 
     Args:
         difference: formula minus capture for a value of the knob.
         places: the positions that the tokens should have `[token]`.
+        more: what the model adds to them.
     """
     tried = {at: difference(STAND_STILL.format(at, 0)) for at in range(BEYOND * int(places.max() + 1))}
     left = {at: off.reshape(len(places), -1).square().sum(-1) for at, off in tried.items() if off is not None}
@@ -34,10 +35,12 @@ def positions_one_by_one(difference: Difference, places: Tensor) -> Iterator[Any
     own = torch.tensor(list(left))[torch.stack(list(left.values())).argmin(0)]
     if len({*zip(places.tolist(), own.tolist(), strict=True)}) > len({*places.tolist()}):
         return
-    words = where_they_stand(places, own)
+    words = where_they_stand(places, own - more)
     if words is not None:
-        yield words
+        yield and_more(words, more)
     moved = own != places
+    if more or not bool(moved.any()):
+        return
     yield {f"{TOKEN}{token}": at for token, at in zip(places[moved].tolist(), own[moved].tolist(), strict=True)}
 
 

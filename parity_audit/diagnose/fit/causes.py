@@ -124,7 +124,7 @@ class _AtSite:
 
     @property
     def is_right(self) -> bool:
-        return self.most <= self.limit
+        return self.most <= self.enough
 
 
 def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from parity_audit.core.sites import local_name
+from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.by_pair import SCALING, THETA, Layout, laws, read_off, sharpened
 from parity_audit.diagnose.fit.by_token import positions_one_by_one, where_it_differs
@@ -29,7 +30,7 @@ from parity_audit.diagnose.fit.left import (
     residual,
     under,
 )
-from parity_audit.diagnose.fit.residuals import ROTATED, Component, Residuals, Values, largest
+from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Residuals, Values, largest
 from parity_audit.diagnose.fit.search import (
     EQUALLY,
     Difference,
@@ -79,8 +80,7 @@ HELPS = 0.9
 
 GROWTH = "attention.temperature_by_position"
 POSITIONS = ("rope.offset", "pos_embed.offset")
-OF_EACH_TOKEN = (*ROTATED, "pos_embed")
-"""The knobs whose value may be said token by token, and the sites of which each token depends on its own position alone."""
+"""The knobs whose value may be said token by token."""
 LAYOUT = ("rope.first_dim", "rope.partial", "rope.pairing")
 """Knobs that say which components of a head turn together."""
 
@@ -240,7 +240,8 @@ class _Search:
         if knob in POSITIONS and is_alone:
             # Moved all at once and read token by token: what a short text says of the first of them says nothing of the others.
             each = difference_of(self.residuals, [self.small], knob, {})
-            own = positions_one_by_one(each, self.residuals.places(self.small))
+            more = self.residuals.decoder.knob(knob, self.small.layer)
+            own = positions_one_by_one(each, self.residuals.places(self.small), int(more) if is_number(more) else 0)
             return [at_value(difference, value) for value in own]
         if row.per_head:
             return list(one_per_head(row, difference, best.value, dims["n_heads"], dims["n_kv_heads"]))

@@ -32,8 +32,9 @@ LAST_QUERIES, EARLIER_QUERIES = 8, 7
 """Queries of a long text whose attention is computed, the last and some before them: enough to tell values, and 300 times cheaper
 than all of 4160."""
 SPREAD = 48
-"""Tokens of a long text whose rotation is compared, ever further apart: neighbours tell fast pairs, the last ones slow pairs."""
-ROTATED = ("rot_q", "rot_k")
+"""Tokens of a long text that are compared, ever further apart, and its last ones, where each depends on its position alone:
+neighbours tell fast pairs, and positions that were rounded, the last ones slow pairs."""
+OF_EACH_TOKEN = ("rot_q", "rot_k", "pos_embed")
 """Sites of which each token depends on nothing but itself and its position."""
 KEPT = ("rot_q", "rot_k", "v")
 """What the attention of a long text is computed from: a search for a window does not make them again."""
@@ -179,13 +180,13 @@ class Residuals:
         length = component.probe.shape[1]
         if component.probe.sites == "all":
             return None
-        if local_name(component.site) not in ROTATED:
-            last = range(max(length - LAST_QUERIES, 0), length)
+        last = range(max(length - LAST_QUERIES, 0), length)
+        if local_name(component.site) not in OF_EACH_TOKEN:
             # Multiples of the golden ratio, less whole numbers, are even and share no period with chunks (Weyl 1916).
             earlier = (int(length * (part * GOLDEN % 1)) for part in range(1, EARLIER_QUERIES + 1))
             return torch.tensor(sorted({*earlier, *last}))
         apart = torch.logspace(0, math.log10(length), min(SPREAD, length), dtype=torch.float64)
-        return torch.tensor(sorted({int(place) - 1 for place in apart.tolist()}))
+        return torch.tensor(sorted({*(round(place) - 1 for place in apart.tolist()), *last}))
 
     def sites(self, probe: Probe) -> list[str]:
         """Every site that this decoder has, shown or not."""
@@ -211,7 +212,7 @@ class Residuals:
         run = Run(
             decoder=decoder, batch=self._batch(probe), given=lambda site: self._given(component, site), queries=rows
         )
-        if rows is not None and local_name(component.site) in ROTATED:
+        if rows is not None and local_name(component.site) in OF_EACH_TOKEN:
             own = {name: getattr(run.batch, name)[:, rows] for name in ("tokens", "mask", "positions")}
             run = Run(decoder=decoder, batch=Batch(**own), given=lambda site: self._at(probe.name, site, rows))
         elif rows is not None:

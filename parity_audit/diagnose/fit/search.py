@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
-from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS, number_in, with_number_in
+from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS, and_more, number_in, with_number_in
 from parity_audit.formulas.knobs import COUNT, STRUCTURE, Knob
 
 ROUNDING = 1e-10
@@ -117,7 +117,8 @@ def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None
 
 def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
     if row.choices:
-        yield from (choice for choice in row.choices if choice != start)
+        more = start if row.kind == COUNT and is_number(start) else None
+        yield from (and_more(choice, more) if more else choice for choice in row.choices if choice != start)
     for words in row.counted if limit <= FEW else ():
         yield from (words.format(count) for count in range(1, limit))
     if row.optional and start is not None:
