@@ -23,7 +23,9 @@ from parity_audit.core.types import Checkpoint, NotTested, NotVisible, Probe, Si
 from parity_audit.core.wire import NATIVE, RunRequest
 from parity_audit.specs.view import dims, not_visible, taps
 
-RESIDUAL_SITES = (*ENTERS_BLOCK, "altup.active", "resid_mid", *LEAVES_BLOCK, "attn_out", "mlp_out", "mlp.router_logits")
+RESIDUAL_SITES = (
+    *ENTERS_BLOCK, "altup.active", "resid_mid", *LEAVES_BLOCK, "attn_out", "mlp_out", "mlp.router_logits", "mlp.router_weights",
+)  # fmt: skip
 """The residual stream, what is added to it, and what chooses experts: where that is undecided, the rest follows from the choice."""
 Files = Mapping[str, Mapping[str, str]]
 """Tensor files by probe and site."""

@@ -5,8 +5,9 @@ rounding, two correct programs may choose differently, and from there on everyth
 blocks, differs by far more than rounding. Such a choice says nothing about a program: what it is held against has to take the
 same experts at that place (see `diagnose.routing`).
 
-A choice is undecided where small changes of the judge's logits make another one. A side took the other one where its error behind
-the router stands out from its own error at other tokens, which is rounding, or the effect of whatever is wrong with it.
+A choice is undecided where small changes of the judge's logits make another one. A side took the other one where its router's
+weights say so; where it does not show them, where its error behind the router stands out from its own error at other tokens,
+which is rounding, or the effect of whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ Route = Callable[[int, Tensor], Tensor]
 ROUTER_LOGITS, ROUTER_WEIGHTS = "mlp.router_logits", "mlp.router_weights"
 DTYPE = "float32"
 """In narrower dtypes so many choices are undecided that they are part of the floor: the reference makes as many others."""
-SHOW_CHOICES = (ROUTER_WEIGHTS, "mlp.routed", "mlp_proj", "mlp_out", "resid_post")
+SHOW_CHOICES = ("mlp.routed", "mlp_proj", "mlp_out", "resid_post")
 """Sites that show which experts were chosen, nearest first: what the experts made is no sign where their weights are replayed."""
 REACH = 16.0
 """How far logits are moved, in multiples of their usual rounding: the largest of thousands of roundings is five times the usual one,
 and another program's may be four times the reference's (`core.limits.PARITY_RATIO`)."""
+APART = 1e-3
+"""How far logits that were moved to their middle are kept apart, in multiples of that rounding: they have an order, and no more."""
 DRAWS = 16
 """Random changes of that size that are tried: of two logits within rounding of each other each exchanges them with a chance of
 almost a half, so that one in fifty thousand is missed."""
@@ -84,9 +87,14 @@ def other_choices(
     named = (site for site in judge.sites(probe.name) if local_name(site) == ROUTER_LOGITS)
     for layer in sorted(layer for site in named if (layer := layer_of(site)) is not None):
         logits = _whole(judge, probe, f"blocks.{layer}.{ROUTER_LOGITS}")
-        undecided, weights = _undecided(logits, _rounding(rounding, probe, layer, dtype), layer, route)
-        undecided &= _real(probe)
-        taken = _stands_out(side, judge, probe, layer, undecided, dtype) if bool(undecided.any()) else undecided
+        rounding_here = _rounding(rounding, probe, layer, dtype)
+        own, judged = (_experts(one, probe, layer, logits) for one in (side, judge))
+        if own is None or judged is None:
+            undecided, weights = _undecided(logits, rounding_here, layer, route)
+            taken = _stands_out(side, judge, probe, layer, undecided & _real(probe), dtype)
+        else:
+            taken, weights = _exchanged(own, logits, rounding_here, layer, route)
+            taken &= (own != judged).any(-1) & _real(probe)  # a choice that was imposed before is the same by now
         if bool(taken.any()):
             yield OtherChoice(layer=layer, taken=taken, weights=weights)
 
@@ -126,6 +134,43 @@ def _rounding(pair: Pair[Source], probe: Probe, layer: int, dtype: str) -> float
     error = _errors(pair.floor, pair.judge, probe, site)
     own = 0.0 if error is None else _usual(error, _real(probe)[:, : error.shape[1]])
     return max(own, guard(_rms(_whole(pair.judge, probe, site)), dtype))
+
+
+def _experts(side: TensorSource, probe: Probe, layer: int, logits: Tensor) -> Tensor | None:
+    """The experts `[batch pos expert]` that a side's router weighs, for the tokens of these logits; None where it shows none."""
+    site = f"blocks.{layer}.{ROUTER_WEIGHTS}"
+    if site not in side.sites(probe.name) or side.shape(probe.name, site) != tuple(logits.shape):
+        return None
+    return _whole(side, probe, site) != 0
+
+
+def _exchanged(own: Tensor, logits: Tensor, rounding: float, layer: int, route: Route) -> tuple[Tensor, Tensor]:
+    """The tokens `[batch pos]` that are sent to `own` experts where rounding alone can have chosen them, and the weights of that
+    choice.
+
+    Logits on the wrong side of the middle between the smallest of these experts and the largest of the others are moved there.
+    Where the router still chooses otherwise, it doesn't go by the size of logits, and other choices near by are looked for.
+    """
+    weights = route(layer, logits)
+    usual = weights != 0
+    other = (own != usual).any(-1) & (own.sum(-1) == usual.sum(-1))
+    if not bool(other.any()):
+        return other, weights
+    least, most = (
+        logits.masked_fill(~own, torch.inf).amin(-1, keepdim=True),
+        logits.masked_fill(own, -torch.inf).amax(-1, keepdim=True),
+    )
+    middle, apart = (least + most) / 2, APART * rounding
+    moved = torch.where(own, logits.clamp_min(middle + apart), logits.clamp_max(middle - apart))
+    made = route(layer, moved)
+    reached = ((made != 0) == own).all(-1)
+    taken = other & reached & ((moved - logits).abs().amax(-1) <= REACH * rounding)
+    weights = torch.where(taken[..., None], made, weights)
+    if bool((other & ~reached).any()):
+        undecided, near = _undecided(logits, rounding, layer, route)
+        more = other & ~reached & undecided & ((near != 0) == own).all(-1)
+        taken, weights = taken | more, torch.where(more[..., None], near, weights)
+    return taken, weights
 
 
 def _stands_out(

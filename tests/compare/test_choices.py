@@ -87,3 +87,75 @@ def test_weights_show_a_choice_that_a_narrower_dtype_leaves_open(dtype: str, tak
     choices = list(other_choices(side, judge, Pair(judge=judge, floor=judge), own, route, dtype))
 
     assert [torch.equal(choice.taken, few) for choice in choices] == ([True] if taken else [])
+
+
+@pytest.mark.parametrize(
+    ("margin", "more", "taken"),
+    [(8.0, 0, True), (160.0, 0, False), (8.0, 1, False)],
+    ids=["within rounding", "decided", "one expert more"],
+)
+def test_weights_that_are_shown_say_which_experts_were_chosen(margin: float, more: int, taken: bool):
+    """Of several experts within rounding the ones that the side chose are imposed, however little they weigh."""
+    own, few = probe(length=TOKENS), torch.zeros(1, TOKENS, dtype=torch.bool)
+    few[:, FEW] = True
+    exact = torch.arange(EXPERTS, 0, -1).double().repeat(1, TOKENS, 1)
+    exact[few, LAST:] = exact[few, LAST][:, None] - margin * ROUNDING * torch.arange(EXPERTS - LAST)
+    third = exact.clone()
+    third[few, LAST], third[few, NEXT + 1] = exact[few, NEXT + 1], exact[few, LAST]
+    weights = torch.where(few[..., None], route(0, third), route(0, exact))
+    weights[few, EXPERTS - 1] = 0.1 * more
+    judge, floor = (Held(own, {LOGITS: logits, WEIGHTS: route(0, exact)}) for logits in (exact, exact + ROUNDING))
+
+    choices = list(other_choices(Held(own, {WEIGHTS: weights}), judge, Pair(judge=judge, floor=floor), own, route))
+
+    assert [torch.equal(choice.taken, few) for choice in choices] == ([True] if taken else [])
+    for choice in choices:
+        assert torch.allclose(choice.weights, weights, rtol=0, atol=16 * ROUNDING)
+        assert torch.equal(choice.weights != 0, weights != 0)
+
+
+def test_logits_that_tie_are_moved_by_a_thousandth_of_their_rounding():
+    own = probe(length=TOKENS)
+    exact = torch.tensor([3.0, 1.0, 1.0, *[0.0] * (EXPERTS - 3)], dtype=torch.float64).repeat(1, TOKENS, 1)
+    other = exact.clone()
+    other[..., NEXT] += 1.0
+    judge, floor = (Held(own, {LOGITS: logits, WEIGHTS: route(0, exact)}) for logits in (exact, exact + ROUNDING))
+
+    (choice,) = other_choices(
+        Held(own, {WEIGHTS: route(0, other)}), judge, Pair(judge=judge, floor=floor), own, route
+    )  # fmt: skip
+
+    moved = 2.0 - (choice.weights[..., 0] / choice.weights[..., NEXT]).log()
+    assert moved.flatten().tolist() == pytest.approx([1e-3 * ROUNDING] * TOKENS, rel=0.1)
+
+
+def test_a_choice_that_was_imposed_is_no_other_one():
+    own = probe(length=TOKENS)
+    exact = torch.tensor([3.0, 1.0, 1.0, *[0.0] * (EXPERTS - 3)], dtype=torch.float64).repeat(1, TOKENS, 1)
+    weights = torch.zeros_like(exact)
+    weights[..., [0, NEXT]] = 0.5
+    judge = Held(own, {LOGITS: exact, WEIGHTS: weights})
+
+    assert list(other_choices(judge, judge, Pair(judge=judge, floor=judge), own, route)) == []
+
+
+def test_a_router_that_does_not_go_by_size_is_followed_too():
+    """Experts of the largest absolute logits."""
+    own = probe(length=TOKENS)
+    exact = torch.tensor([3.0, -2.0, 2.0 - ROUNDING, *[0.1] * (EXPERTS - 3)], dtype=torch.float64).repeat(1, TOKENS, 1)
+    other = exact.clone()
+    other[..., LAST] += 2 * ROUNDING
+
+    def by_magnitude(layer: int, logits: torch.Tensor) -> torch.Tensor:
+        best = logits.abs().topk(CHOSEN, -1).indices
+        return torch.zeros_like(logits).scatter(-1, best, 0.5)
+
+    judge, floor = (
+        Held(own, {LOGITS: logits, WEIGHTS: by_magnitude(0, exact)}) for logits in (exact, exact + ROUNDING)
+    )
+    side = Held(own, {WEIGHTS: by_magnitude(0, other)})
+
+    (choice,) = other_choices(side, judge, Pair(judge=judge, floor=floor), own, by_magnitude)
+
+    assert bool(choice.taken.all())
+    assert torch.equal(choice.weights, by_magnitude(0, other))
