@@ -21,6 +21,8 @@ BLOCK_ORDER = (
     "mlp.router_weights", "ln2_experts.out", "mlp.routed", "mlp.routed_post.out", "mlp_proj", "ln2_post.out", "mlp_out",
     "altup.activated", "altup.corrected", "per_layer.out", "altup.post", "resid_post",
 )  # fmt: skip
+DELTA_SITES = tuple(site for site in BLOCK_ORDER if site.startswith("delta."))
+"""Those of a linear attention."""
 
 NORMS: dict[str, tuple[tuple[str, ...], str]] = {
     "embed_ln.out": (("embed",), "norm.embed_ln"),

@@ -15,7 +15,7 @@ from parity_audit.compare.deltas import Comparison
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import BLOCK_ORDER, RETURNED, layer_of, local_name
+from parity_audit.core.sites import BLOCK_ORDER, DELTA_SITES, RETURNED, layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.decoding import (
@@ -40,7 +40,10 @@ from parity_audit.diagnose.replay import Introduced, Judging, Replays, Sides, in
 from parity_audit.diagnose.routing import route_of
 from parity_audit.specs.view import dims
 
-DETAIL_SITES = ("q", "k", "v", "rot_q", "rot_k", "z")
+DETAIL_SITES = (
+    "q", "k", "v", "rot_q", "rot_k", "z", "z_gated", *DELTA_SITES,
+)  # fmt: skip
+"""Of a block in which a long text departs: what attention is made of, and its result, but for the matrices between them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,9 @@ def kept_share(a: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
     return torch.exp(-log_rate.exp() * F.softplus(a + bias))
 
 
-def read_states(q: Tensor, k: Tensor, v: Tensor, kept: Tensor, corrected: Tensor, *, rule: str = DELTA) -> Tensor:
+def read_states(
+    q: Tensor, k: Tensor, v: Tensor, kept: Tensor, corrected: Tensor, *, rule: str = DELTA, chunk: int | None = None
+) -> Tensor:  # fmt: skip
     """What every token reads of the state of each head, `[batch pos head d_value]`.
 
     Args:
@@ -60,12 +62,15 @@ def read_states(q: Tensor, k: Tensor, v: Tensor, kept: Tensor, corrected: Tensor
         kept: the share of the state that is kept, `[batch pos head]`.
         corrected: the share of what the state gets wrong that is corrected, of that shape.
         rule: one of `choices.RULES`.
+        chunk: after how many tokens the state starts again, None for never.
     """
     batch, length, heads, width = k.shape
     state = k.new_zeros(batch, heads, width, v.shape[-1])
     kept = torch.ones_like(kept) if rule == UNDECAYED else kept
     read = []
     for at in range(length):
+        if chunk is not None and at % chunk == 0:
+            state = torch.zeros_like(state)
         state = state * kept[:, at, :, None, None]
         new = v[:, at]
         if rule != DECAYED:

@@ -37,7 +37,7 @@ def read(at: Place) -> Tensor:
     corrected = torch.sigmoid(at.site("delta.b")) * at.knob("delta.correction")
     made = delta.read_states(
         delta.shared(q, count), delta.shared(delta.of_unit_length(k, eps), count), v, kept, corrected,
-        rule=at.knob("delta.rule"),
+        rule=at.knob("delta.rule"), chunk=at.knob("delta.chunk"),
     )  # fmt: skip
     return made if at.queries is None else made[:, at.queries]
 

@@ -263,6 +263,8 @@ ROWS: tuple[Knob, ...] = (
     Knob("delta.scale", REAL, "delta", "Divisor of the queries of a linear attention; sqrt(d_key) where a spec is silent.",
          span=FACTOR),
     Knob("delta.rule", CHOICE, "delta", "What becomes of the state at each token.", DELTA, RULES, judged=True),
+    Knob("delta.chunk", COUNT, "delta", "After how many tokens the state of a linear attention starts again; never where absent.",
+         span=(1, 1e6), optional=True, judged=True),
     Knob("delta.correction", REAL, "delta", "Factor on the share of its error that a state corrects.", 1.0, span=FACTOR,
          judged=True),
     Knob("delta.norm_eps", REAL, "delta_norm", "The eps of the norm of what a linear attention reads.", 1e-6, span=EPS),

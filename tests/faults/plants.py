@@ -661,13 +661,19 @@ def _convolve(original: Callable[..., Any], plant: Plant, x: Tensor, weight: Ten
 def _read_states(
     original: Callable[..., Any], plant: Plant, query: Tensor, key: Tensor, value: Tensor, **more: Any
 ) -> Any:
-    """length_eps, times (of queries), correction (of its share), decay (none), correct (false: the state is only added to)."""
+    """length_eps, times (of queries), correction (of its share), decay (none), correct (false: the state is only added to), chunk
+    (of so many tokens, each from a state of zeros)."""
     squares = plant.get("length_eps", 1e-6)
     query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + squares) for x in (query, key))
     more["g"] = more["g"] * 0 if plant.get("decay") is False else more["g"]
     more["beta"] = more["beta"] * plant.get("correction", 1.0)
     more["use_qk_l2norm_in_kernel"] = False
     query = query * plant.get("times", 1.0)
+    if "chunk" in plant:
+        gates = {name: more.pop(name).split(plant["chunk"], 1) for name in ("g", "beta")}
+        parts = [x.split(plant["chunk"], 1) for x in (query, key, value)]
+        made = [original(*part, g=g, beta=beta, **more) for *part, g, beta in zip(*parts, *gates.values(), strict=True)]
+        return torch.cat([read for read, _ in made], 1), made[-1][1]
     if plant.get("correct", True):
         return original(query, key, value, **more)
     state = torch.zeros(*key.shape[:1], *key.shape[2:], value.shape[-1])

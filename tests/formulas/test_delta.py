@@ -90,3 +90,13 @@ def test_the_gate_stands_behind_the_norm_or_in_front_of_it():
 
     assert behind[0].tolist() == pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5])
     assert before[0].tolist() == pytest.approx([3 / 36.5**0.5, 4 / 36.5**0.5])
+
+
+def test_a_state_that_starts_again_is_that_of_texts_of_their_own():
+    made = delta.read_states(Q, K, V, KEPT, CORRECTED, chunk=3)
+    parts = zip(*(x.split(3, 1) for x in (Q, K, V, KEPT, CORRECTED)), strict=True)
+    right = torch.cat([delta.read_states(*part) for part in parts], 1)
+
+    assert Q.shape[1] > 3
+    assert torch.equal(made, right)
+    assert not torch.allclose(made, delta.read_states(Q, K, V, KEPT, CORRECTED))

@@ -44,6 +44,19 @@ def positions_one_by_one(difference: Difference, places: Tensor, more: int = 0) 
     yield {f"{TOKEN}{token}": at for token, at in zip(places[moved].tolist(), own[moved].tolist(), strict=True)}
 
 
+def first_wrong(off: Tensor, places: Tensor, enough: float) -> int | None:
+    """The first position whose difference is more than its share of what rounding leaves; None where there is none behind the first.
+
+    Args:
+        off: formula minus capture, flat.
+        places: the positions of the tokens that are compared `[token]`.
+        enough: the norm that rounding leaves of all of them.
+    """
+    by_token = off.reshape(len(places), -1).norm(dim=-1)
+    wrong = places[by_token > enough / len(places) ** 0.5]
+    return int(wrong.min()) if len(wrong) and int(wrong.min()) > 0 else None
+
+
 def where_it_differs(difference: Difference, places: Tensor) -> Difference:
     """The difference under a growth by position, None where that is one factor for all tokens: it says nothing of their positions.
 

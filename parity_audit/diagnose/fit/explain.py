@@ -18,7 +18,7 @@ from parity_audit.core.sites import local_name
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.by_pair import SCALING, THETA, Layout, laws, read_off, sharpened
-from parity_audit.diagnose.fit.by_token import positions_one_by_one, where_it_differs
+from parity_audit.diagnose.fit.by_token import first_wrong, positions_one_by_one, where_it_differs
 from parity_audit.diagnose.fit.left import (
     COARSE,
     MORE_ON_ALL,
@@ -78,7 +78,7 @@ AFTER = {"rot_q": "q", "rot_k": "k"}
 HELPS = 0.9
 """A value is held while another is searched where it leaves at most this share of what is left without it."""
 
-GROWTH = "attention.temperature_by_position"
+GROWTH, STATE = "attention.temperature_by_position", "delta.chunk"
 POSITIONS = ("rope.offset", "pos_embed.offset")
 """The knobs whose value may be said token by token."""
 LAYOUT = ("rope.first_dim", "rope.partial", "rope.pairing")
@@ -243,6 +243,12 @@ class _Search:
             more = self.residuals.decoder.knob(knob, self.small.layer)
             own = positions_one_by_one(each, self.residuals.places(self.small), int(more) if is_number(more) else 0)
             return [at_value(difference, value) for value in own]
+        if knob == STATE:
+            off = difference(self.residuals.decoder.knob(knob, self.small.layer))
+            place = (
+                None if off is None else first_wrong(off, self.residuals.places(self.small), MORE_ON_ALL * self.limit)
+            )
+            return [] if place is None else [at_value(difference, place)]
         if row.per_head:
             return list(one_per_head(row, difference, best.value, dims["n_heads"], dims["n_kv_heads"]))
         if knob != BIAS:

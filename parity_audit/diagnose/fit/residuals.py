@@ -36,8 +36,12 @@ SPREAD = 48
 neighbours tell fast pairs, and positions that were rounded, the last ones slow pairs."""
 OF_EACH_TOKEN = ("rot_q", "rot_k", "pos_embed")
 """Sites of which each token depends on nothing but itself and its position."""
+OF_ALL_BEFORE = "delta.out"
+"""The site of which each token is made of a state that all tokens before it made: it is compared in every token."""
 KEPT = ("rot_q", "rot_k", "v")
 """What the attention of a long text is computed from: a search for a window does not make them again."""
+OF_TOKENS = ("attention.window", "attention.chunk", "attention.mask", "cache.keys", "delta.chunk")
+"""Knobs that count tokens: no more than a text has."""
 UNDEFINED = 0.25
 """Share of the tokens that a formula may leave undefined: a value that is compared nowhere would explain everything."""
 HELD = 256
@@ -178,7 +182,7 @@ class Residuals:
     def _rows(self, component: Component) -> Tensor | None:
         """The places of the tokens of a long text that are compared; None for all tokens of a short one."""
         length = component.probe.shape[1]
-        if component.probe.sites == "all":
+        if component.probe.sites == "all" or local_name(component.site) == OF_ALL_BEFORE:
             return None
         last = range(max(length - LAST_QUERIES, 0), length)
         if local_name(component.site) not in OF_EACH_TOKEN:
@@ -296,7 +300,7 @@ def largest(residuals: Residuals, component: Component, knob: str) -> int:
         "attention.shared_layers": dims["n_layers"] - 1, "attention.shared_source": dims["n_layers"] - 1,
         "altup.active": dims.get("n_streams", 1) - 1, "residual.blocks_dropped": dims["n_layers"] - 1,
         **dict.fromkeys(("moe.top_k", "moe.groups", "moe.top_groups"), dims.get("n_experts", 1)),
-        **dict.fromkeys(("attention.window", "attention.chunk", "attention.mask", "cache.keys"), component.probe.shape[1]),
+        **dict.fromkeys(OF_TOKENS, component.probe.shape[1]),
     }  # fmt: skip
     row = KNOBS[knob]
     return own.get(knob, int(row.span[1]) if row.kind == COUNT and row.span else 0)

@@ -19,8 +19,8 @@ from parity_audit.formulas.place import Decoder
 
 MASKED_BELOW, FAR_BELOW = -1e30, 5000.0
 """Scores below the first are masks; and those that are by the second less than the largest of their row: float64 ends at e^-745."""
-OF_THE_LENGTH = ("pos_embed", "rot_q", "rot_k", "z")
-"""Sites at which a long text shows what a short one cannot: windows, and scalings of the rotation."""
+OF_THE_LENGTH = ("pos_embed", "rot_q", "rot_k", "z", "delta.out")
+"""Sites at which a long text shows what a short one cannot: windows, positions and states that a program loses."""
 MATRICES = ("attn_scores", "pattern")
 ByLayer = Mapping["int | None", Evidence]
 
