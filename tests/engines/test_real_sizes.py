@@ -66,7 +66,7 @@ def test_within_a_bound_a_wrong_window_still_shows_and_the_report_says_what_was_
     long = next(probe for probe in report.probes if probe["name"] == "long")
 
     assert (right.verdict in (Verdict.EXACT, Verdict.PARITY), wrong.verdict) == (True, Verdict.MISMATCH)
-    assert (long["shape"], len(long["positions"])) == ([1, 4160], 78)
+    assert (long["shape"], len(long["positions"])) == ([1, 4160], 94)
     assert "positions of probe long" in [gap.what for gap in report.not_tested]
     assert "causes that probe long alone shows" in [gap.what for gap in wrong.not_tested]
     assert {one.position for one in wrong.worst_tokens} <= set(long["positions"]) | set(range(48))
