@@ -413,8 +413,8 @@ def change_rotary(model: nn.Module, plant: Plant) -> None:
     module = model.get_submodule(plant.get("module", "model.rotary_emb"))
 
     def places(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        x, ids = (*args, *kwargs.values())
-        return (x, _elsewhere(ids, plant)), {}
+        x, ids, *others = (*args, *kwargs.values())
+        return (x, _elsewhere(ids, plant), *others), {}
 
     def tables(_: nn.Module, args: Any, out: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         cos, sin = out
@@ -426,7 +426,8 @@ def change_rotary(model: nn.Module, plant: Plant) -> None:
             sin = -sin
         return cos, sin
 
-    module.register_forward_pre_hook(places, with_kwargs=True)
+    if "most" in plant or "round" in plant:
+        module.register_forward_pre_hook(places, with_kwargs=True)
     module.register_forward_hook(tables)
     if "pairing" in plant or "partial" in plant or "only" in plant:
         source = sys.modules[type(model).__module__]
