@@ -91,7 +91,8 @@ def other_choices(
         own, judged = (_experts(one, probe, layer, logits) for one in (side, judge))
         if own is None or judged is None:
             undecided, weights = _undecided(logits, rounding_here, layer, route)
-            taken = _stands_out(side, judge, probe, layer, undecided & _real(probe), dtype)
+            taken = undecided & _real(probe)
+            taken = _stands_out(side, judge, probe, layer, taken, dtype) if bool(taken.any()) else taken
         else:
             taken, weights = _exchanged(own, logits, rounding_here, layer, route)
             taken &= (own != judged).any(-1) & _real(probe)  # a choice that was imposed before is the same by now

@@ -118,7 +118,7 @@ def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None
 def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
     if row.choices:
         more = start if row.kind == COUNT and is_number(start) else None
-        yield from (and_more(choice, more) if more else choice for choice in row.choices if choice != start)
+        yield from (and_more(choice, more) for choice in row.choices if choice != start)
     for words in row.counted if limit <= FEW else ():
         yield from (words.format(count) for count in range(1, limit))
     if row.optional and start is not None:
