@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import json
 import os
@@ -88,8 +89,9 @@ class VllmConfigs:
 
 
 def _parsed(auto: Any, config: dict[str, Any]) -> Any:
-    """A config.json as the class of its model type."""
-    return auto.for_model(config["model_type"], **{key: value for key, value in config.items() if key != "model_type"})
+    """A config.json as the class of its model type, which keeps and changes a copy of what it is given."""
+    rest = copy.deepcopy({key: value for key, value in config.items() if key != "model_type"})
+    return auto.for_model(config["model_type"], **rest)
 
 
 def _reply(package: str, names: Iterable[str], ask: Callable[[str], dict[str, Any]]) -> ConfigsReply:

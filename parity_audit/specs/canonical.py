@@ -86,7 +86,7 @@ def _translated(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
     for name, older in OLDER_NAMES.items():
         if found.get(name) is None and found.get(older) is not None:
             found[name] = found[older]
-    found |= _rotary(config.get("rope_parameters"))
+    found |= _rotary(found.get("rope_scaling")) | _rotary(config.get("rope_parameters"))
     merged = {**usual, **found}
     found["rope_scaling"] = _scaling(found.get("rope_scaling"), merged)
     layers, every = merged.get("num_hidden_layers"), found.get("sliding_window_pattern")
@@ -101,7 +101,10 @@ def _translated(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
 
 
 def _rotary(given: Any) -> dict[str, Any]:
-    """`rope_parameters` in the names of transformers 4: of full attention, and the base of the local layers beside it."""
+    """`rope_parameters` in the names of transformers 4: of full attention, and the base of the local layers beside it.
+
+    transformers 5 reads `rope_scaling` in the same way: a base inside it holds, whatever `rope_theta` says beside it.
+    """
     if not isinstance(given, dict):
         return {}
     local = given.get(SLIDING)

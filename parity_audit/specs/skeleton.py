@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -19,7 +20,8 @@ def skeleton(config: Mapping[str, Any]) -> nn.Module:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    values = {key: value for key, value in config.items() if key != "model_type"}
+    # A copy: transformers writes into the dictionaries that it is given.
+    values = copy.deepcopy({key: value for key, value in config.items() if key != "model_type"})
     try:
         made = AutoConfig.for_model(str(config.get("model_type")), **values)
         with torch.device("meta"):

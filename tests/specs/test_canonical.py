@@ -14,6 +14,7 @@ from parity_audit.specs import miniature
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
+from parity_audit.specs.skeleton import skeleton
 from parity_audit.specs.view import dims, knob_values
 
 MODELS = [(spec.architecture, spec.first_model) for spec in list_specs()]
@@ -94,6 +95,28 @@ def test_the_base_of_the_local_layers_is_read():
     assert [known["rope.theta"].at(layer) for layer in range(6)] == [3e4] * 5 + [2e6]
     assert known["rope.scaling"].at(5) == {"rope_type": "linear", "factor": 8.0}
     assert known["rope.scaling"].at(0) is None
+
+
+@pytest.mark.parametrize("beside", [{"rope_theta": 5e5}, {}])
+def test_a_base_inside_the_scaling_holds_as_it_does_for_transformers(beside):
+    model = resolve_model("Llama-3.2-1B")
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    config = {key: value for key, value in model.config.items() if not key.startswith("rope_")}
+    config |= {"rope_scaling": {**scaling, "rope_theta": 777.0}, **beside}
+    known = knob_values(model.spec, config)
+    theirs = transformers.AutoConfig.for_model(**copy.deepcopy(config)).rope_parameters
+
+    assert theirs == {**scaling, "rope_theta": 777.0}
+    assert known["rope.theta"].value == 777.0
+    assert known["rope.scaling"].value == scaling
+
+
+def test_a_config_is_left_as_it_is_where_transformers_builds_its_modules():
+    config = resolve_model("Llama-3.2-1B").config
+    before = copy.deepcopy(config)
+    skeleton(config)
+
+    assert config == before
 
 
 def test_layer_types_of_a_config_are_followed():
