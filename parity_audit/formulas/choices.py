@@ -122,9 +122,37 @@ SCALINGS: tuple[dict[str, Any], ...] = (
 """Scalings of released models, from which the law behind a table of frequencies is searched. Only quotients of the original context
 and the thresholds can be seen, so that it stays at that of Llama 3.1 or of the paper on YaRN;
 where YaRN's thresholds are rounded to whole pairs, several betas make one table."""
+NOT_REPEATED = "none"
+OF_SECOND, OF_FIRST, OF_SECOND_WITHIN = (
+    "this block, whose second run is shown", "this block, whose first run is shown",
+    "this block, of whose second run all but the input is shown",
+)  # fmt: skip
+BLOCK_BEFORE = "the block before"
+REPEATED = {OF_SECOND: 0, BLOCK_BEFORE: 1}
+"""The block that is run once more between two blocks: how many places before the second one it stands.
+
+What hooks keep of a block that is run twice is the first call or the second, and a hook around both runs shows the input of the
+first beside the output of the second."""
 FORWARD, INVERSE, EXCHANGED = "forward", "inverse", "cosines and sines exchanged"
 NO_MINUS, BOTH_MINUS = "a minus sign on neither sine", "a minus sign on both sines"
-"""The sense of a rotation, a table whose two halves have changed places, or sines with signs that make no rotation."""
+NO_SINES, NO_COSINES = "without its sines", "without its cosines"
+NO_SINE_OF_FIRST, NO_SINE_OF_SECOND = (
+    "without the sine in the first of each pair",
+    "without the sine in the second of each pair",
+)
+DIRECTIONS = (
+    FORWARD,
+    INVERSE,
+    EXCHANGED,
+    NO_MINUS,
+    BOTH_MINUS,
+    NO_SINES,
+    NO_COSINES,
+    NO_SINE_OF_FIRST,
+    NO_SINE_OF_SECOND,
+)
+"""The sense of a rotation, a table whose two halves have changed places, or sines with signs that make no rotation; or one of which
+terms are left out."""
 ON_SCORES, ON_QUERIES = "on scores", "on queries"
 """Where q.k is divided: behind the product, or on the queries before it."""
 PLACES = "places"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.formulas import embedding, in_altup, in_delta, in_mixture, in_mlp, per_layer
-from parity_audit.formulas.choices import AFTER_SUM, FLOAT32, POST
+from parity_audit.formulas.choices import AFTER_SUM, FLOAT32, OF_FIRST, POST, REPEATED
 from parity_audit.formulas.in_altup import has_laurel, has_streams
 from parity_audit.formulas.in_attention import (
     LATENTS,
@@ -60,6 +60,13 @@ def _pos_embed(at: Place) -> Tensor:
 def _resid_pre(at: Place) -> Tensor:
     if has_streams(at):
         return in_altup.shown_of(at, at.site("altup.pre"))
+    layer, stream = at.layer or 0, _between_blocks(at)
+    once_more = REPEATED.get(at.knob("residual.repeated"))
+    return stream if once_more is None or layer < once_more else at.block(layer - once_more, stream)
+
+
+def _between_blocks(at: Place) -> Tensor:
+    """The stream in front of a block: that behind the block before it, or of the embeddings."""
     if at.layer:
         return at.site(f"blocks.{at.layer - 1}.resid_post")
     stream = at.site("embed_ln.out" if at.has("norm.embed_ln") else "embed")
@@ -118,17 +125,22 @@ def _resid_mid(at: Place) -> Tensor:
     if has_laurel(at):
         return in_altup.middle(at, _of_attention(at))
     if is_parallel(at) and at.has("norm.ln2"):
-        return at.site("resid_pre")
+        return at.entering()
     return added(_stream(at, "resid_pre"), _of_attention(at))
 
 
 def _stream(at: Place, site: str) -> Tensor:
     """The stream that a sublayer's output is added to; times what a program multiplies it by, where it is shown."""
-    x = at.site(site)
+    x = at.entering() if site == "resid_pre" else at.site(site)
     return x * float(at.knob("residual.stream")) if at.is_given(site) else x
 
 
 def _resid_post(at: Place) -> Tensor:
+    made = _behind_block(at)
+    return at.block(at.layer or 0, made) if at.knob("residual.repeated") == OF_FIRST else made
+
+
+def _behind_block(at: Place) -> Tensor:
     if at.is_given("resid_post") and at.knob("residual.skipped"):
         return at.site("resid_pre")
     if has_streams(at):

@@ -8,7 +8,7 @@ Which knobs a component asks for is recorded while it runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -102,8 +102,17 @@ class Run:
         return Place(
             layer=layer, decoder=self.decoder, batch=self.batch, site=partial(self._site, layer),
             is_given=partial(self._is_given, layer), asked=self.asked, undefined=self.undefined,
-            queries=self.queries,
+            block=self._block, queries=self.queries,
         )  # fmt: skip
+
+    def _block(self, layer: int, stream: Tensor) -> Tensor:
+        """What a block makes of another stream than its own, all of it computed."""
+        block = f"blocks.{layer}."
+        once = {name: value for name, value in self.decoder.values.items() if name != "residual.repeated"}
+        again = Run(
+            decoder=replace(self.decoder, values=once), batch=self.batch, given={f"{block}resid_pre": stream}.get
+        )
+        return again.computed(f"{block}resid_post")
 
     def _site(self, layer: int | None, site: str) -> Tensor:
         return self.tensor(_whole_name(layer, site))

@@ -44,7 +44,7 @@ QUERY_ROWS = 256
 
 def attention_input(at: Place) -> Tensor:
     """What attention reads of the stream."""
-    return at.site("resid_pre" if read_by_sublayers(at) else "ln1.out")
+    return at.entering() if read_by_sublayers(at) else at.site("ln1.out")
 
 
 def _projected_from(at: Place, part: str) -> Tensor:

@@ -31,7 +31,7 @@ ELSEWHERE = {
 def read_by_norm(at: Place, site: str, usual: str) -> Tensor:
     """What the norm of a site reads, `[batch pos d_model]`."""
     sites = ELSEWHERE.get(site, {}).get(at.knob("norm.order"), (usual,))
-    first, *rest = (at.site(name) for name in sites)
+    first, *rest = (at.entering() if name == "resid_pre" else at.site(name) for name in sites)
     return sum(rest, start=first)
 
 

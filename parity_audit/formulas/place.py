@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity_audit.formulas.choices import MISSING, TIMES_OWN, number_in
+from parity_audit.formulas.choices import MISSING, OF_SECOND_WITHIN, TIMES_OWN, number_in
 from parity_audit.formulas.knobs import default, said_by
 
 Weights = Callable[[int | None, str], Tensor | None]
@@ -66,6 +66,8 @@ class Place:
     """The knobs that were asked for."""
     undefined: list[Tensor]
     """Tokens `[batch pos]` for which a formula says what programs do not agree on."""
+    block: Callable[[int, Tensor], Tensor]
+    """What a block, by its number, makes of a stream `[batch pos d_model]`."""
     queries: Tensor | None = None
     """The places of the queries whose attention is computed, None for all of them."""
 
@@ -73,6 +75,11 @@ class Place:
         """A knob's value here."""
         self.asked.add(name)
         return self.decoder.knob(name, self.layer)
+
+    def entering(self) -> Tensor:
+        """The stream that this block works on, `[batch pos d_model]`."""
+        stream = self.site("resid_pre")
+        return self.block(self.layer or 0, stream) if self.knob("residual.repeated") == OF_SECOND_WITHIN else stream
 
     def dim(self, name: str) -> int:
         """A size of the decoder: d_model, n_heads, d_head, n_layers ..."""

@@ -17,7 +17,11 @@ from parity_audit.formulas.choices import (
     EXCHANGED,
     FORWARD,
     INVERSE,
+    NO_COSINES,
     NO_MINUS,
+    NO_SINE_OF_FIRST,
+    NO_SINE_OF_SECOND,
+    NO_SINES,
     OTHER_ANGLES,
     PAIRINGS,
 )
@@ -36,7 +40,10 @@ ANGLES_OF = dict(zip(OTHER_ANGLES, (ADJACENT, HALF), strict=True))
 """For which convention the table is laid out where it is not the one that joins components."""
 FREQUENCIES_32, TABLE_32, FULL = "float32 frequencies", "float32 table", "full"
 """What is rounded to float32: the frequencies, or also the cosines and sines of a table (GPT-J); or nothing."""
-SIGNS = {FORWARD: (-1.0, 1.0), INVERSE: (1.0, -1.0), NO_MINUS: (1.0, 1.0), BOTH_MINUS: (-1.0, -1.0)}
+SIGNS = {
+    FORWARD: (-1.0, 1.0), INVERSE: (1.0, -1.0), NO_MINUS: (1.0, 1.0), BOTH_MINUS: (-1.0, -1.0),
+    NO_SINES: (0.0, 0.0), NO_SINE_OF_FIRST: (0.0, 1.0), NO_SINE_OF_SECOND: (-1.0, 0.0),
+}  # fmt: skip
 """The signs of the sines that b and a are multiplied by; a rotation has one minus."""
 LAYOUTS = {HALF: "... (two pair) -> two ... pair", ADJACENT: "... (pair two) -> two ... pair"}
 BACK = {HALF: "two ... pair -> ... (two pair)", ADJACENT: "two ... pair -> ... (pair two)"}
@@ -67,7 +74,7 @@ def rotate(
         pairing: a key of `READ_WRITTEN`.
         factor: on cos and sin.
         first: the first component that turns.
-        direction: a key of `SIGNS`, or cosines and sines exchanged.
+        direction: one of `choices.DIRECTIONS`.
 
     Raises:
         ValueError: a head has no such components.
@@ -78,6 +85,7 @@ def rotate(
     read, written = READ_WRITTEN[pairing]
     a, b = rearrange(x[..., first:end], LAYOUTS[read], two=2)
     cos, sin = (sin, cos) if direction == EXCHANGED else (cos, sin)
+    cos = torch.zeros_like(cos) if direction == NO_COSINES else cos
     of_b, of_a = SIGNS.get(direction, SIGNS[FORWARD])
     (cos_a, cos_b), (sin_a, sin_b) = (
         rearrange(_for_pairs(t * factor, pairing), "two batch pos pair -> two batch pos 1 pair") for t in (cos, sin)

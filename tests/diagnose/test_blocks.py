@@ -7,7 +7,7 @@ from architectures import Architecture
 from parity_audit.diagnose.fit.explain import explanations
 from parity_audit.diagnose.fit.left import explains, left_by
 from parity_audit.diagnose.fit.residuals import Component, Residuals
-from parity_audit.formulas.choices import FIRST_NORM
+from parity_audit.formulas.choices import BLOCK_BEFORE, FIRST_NORM, OF_FIRST, OF_SECOND, OF_SECOND_WITHIN
 from parity_audit.formulas.decoder import Run
 from parity_audit.specs.resolve import resolve_model
 
@@ -88,3 +88,42 @@ def test_heads_that_a_layer_does_not_have_are_impossible_and_stop_no_search(arch
 
     assert left_by(residuals, part, {"n_kv_heads": [kv_heads] * heads}).residual == float("inf")
     assert left_by(residuals, part, {}).residual <= LIMIT
+
+
+@pytest.mark.parametrize(("layer", "value", "block"), [(1, OF_SECOND, 1), (0, OF_SECOND, 0), (2, BLOCK_BEFORE, 1)])
+def test_a_block_that_is_run_twice_as_the_stream_before_a_block_shows(
+    architecture, decoder, batch, layer, value, block
+):
+    stream = Run(decoder=decoder, batch=batch).computed(f"blocks.{layer}.resid_pre")
+    captured = {
+        f"blocks.{layer}.resid_pre": made_of(decoder, batch, block, stream).computed(f"blocks.{block}.resid_post")
+    }
+    captured["embed" if layer == 0 else f"blocks.{layer - 1}.resid_post"] = stream
+
+    assert said(decoder, architecture.probe, f"blocks.{layer}.resid_pre", captured) == {"residual.repeated": value}
+
+
+@pytest.mark.parametrize("site", ["ln1.out", "resid_mid"])
+def test_a_block_that_is_run_twice_within_a_hook(architecture, decoder, batch, site):
+    stream = Run(decoder=decoder, batch=batch).computed("blocks.1.resid_pre")
+    once = made_of(decoder, batch, 1, stream).computed("blocks.1.resid_post")
+    captured = {"blocks.1.resid_pre": stream}
+    captured |= {
+        f"blocks.1.{name}": made_of(decoder, batch, 1, once).computed(f"blocks.1.{name}") for name in ("attn_out", site)
+    }
+
+    assert said(decoder, architecture.probe, f"blocks.1.{site}", captured) == {"residual.repeated": OF_SECOND_WITHIN}
+
+
+def test_a_block_that_is_run_twice_and_shows_its_first_run(architecture, decoder, batch):
+    run = Run(decoder=decoder, batch=batch)
+    captured = {f"blocks.1.{name}": run.computed(f"blocks.1.{name}") for name in ("resid_mid", "mlp_out")}
+    twice = made_of(decoder, batch, 1, run.computed("blocks.1.resid_post"))
+    captured["blocks.1.resid_post"] = twice.computed("blocks.1.resid_post")
+
+    assert said(decoder, architecture.probe, "blocks.1.resid_post", captured) == {"residual.repeated": OF_FIRST}
+
+
+def made_of(decoder, batch, block, stream):
+    """What a block makes of another stream."""
+    return Run(decoder=decoder, batch=batch, given={f"blocks.{block}.resid_pre": stream}.get)

@@ -32,11 +32,12 @@ def exchanged(x: Tensor) -> Tensor:
     return torch.cat([a * angle.sin() - b * angle.cos(), b * angle.sin() + a * angle.cos()], -1).float()
 
 
-def with_signs(x: Tensor, of_b: float, of_a: float) -> Tensor:
-    """Halves of a head turned with these signs of the sines."""
+def with_signs(x: Tensor, of_b: float, of_a: float, cosines: float = 1.0) -> Tensor:
+    """Halves of a head turned with these signs of the sines, and this factor on the cosines."""
     angle = (torch.arange(LENGTH, dtype=torch.float64)[:, None] * FREQUENCIES)[:, None]
     a, b = x.double().chunk(2, -1)
-    return torch.cat([a * angle.cos() + of_b * b * angle.sin(), b * angle.cos() + of_a * a * angle.sin()], -1).float()
+    cos, sin = cosines * angle.cos(), angle.sin()
+    return torch.cat([a * cos + of_b * b * sin, b * cos + of_a * a * sin], -1).float()
 
 
 def side(rot_q: Tensor, rot_k: Tensor):
@@ -60,6 +61,10 @@ def test_a_right_rotation_is_not_accused():
         (side(exchanged(Q), exchanged(K)), "rope.direction", "cosines and sines exchanged"),
         (side(with_signs(Q, 1, 1), with_signs(K, 1, 1)), "rope.direction", "a minus sign on neither sine"),
         (side(with_signs(Q, -1, -1), with_signs(K, -1, -1)), "rope.direction", "a minus sign on both sines"),
+        (side(with_signs(Q, 0, 0), with_signs(K, 0, 0)), "rope.direction", "without its sines"),
+        (side(with_signs(Q, -1, 1, 0), with_signs(K, -1, 1, 0)), "rope.direction", "without its cosines"),
+        (side(with_signs(Q, 0, 1), with_signs(K, 0, 1)), "rope.direction", "without the sine in the first of each pair"),
+        (side(with_signs(Q, -1, 0), with_signs(K, -1, 0)), "rope.direction", "without the sine in the second of each pair"),
         *(
             (side(*(turned(x, lambda t, dtype=dtype: t.to(dtype).double()) for x in (Q, K))), "rope.dtype", f"{name} cos and sin")
             for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16))
@@ -70,3 +75,4 @@ def test_one_cause_is_one_finding(made, knob, value):
     found = explained(made, RIGHT)
 
     assert {name: finding.candidate_value for name, finding in found.items()} == {knob: value}
+    assert "tied_with" not in found[knob].evidence, "what queries alone could have, keys have too"

@@ -424,7 +424,7 @@ def change_rotary(model: nn.Module, plant: Plant) -> None:
             cos, sin = (x.to(DTYPES[plant["dtype"]]).to(x.dtype) for x in (cos, sin))
         if plant.get("inverse"):
             sin = -sin
-        return cos, sin
+        return cos * (plant.get("without") != "cos"), sin * (plant.get("without") != "sin")
 
     if "most" in plant or "round" in plant:
         module.register_forward_pre_hook(places, with_kwargs=True)
@@ -525,6 +525,17 @@ def skip_module(model: nn.Module, plant: Plant) -> None:
     """Modules return their input."""
     for module in _modules(model, plant):
         module.forward = lambda x, *_, **__: x  # type: ignore[method-assign]
+
+
+def run_twice(model: nn.Module, plant: Plant) -> None:
+    """Blocks work on what they made of the stream, inside one call."""
+
+    def forward(x: Tensor, *rest: Any, once: Callable[..., Any], **more: Any) -> Any:
+        made = once(x, *rest, **more)
+        return once(made[0] if isinstance(made, tuple) else made, *rest, **more)
+
+    for module in _modules(model, plant):
+        module.forward = functools.partial(forward, once=module.forward)  # type: ignore[method-assign]
 
 
 def edit_bias(model: nn.Module, plant: Plant) -> None:
@@ -712,6 +723,7 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "parallel": make_parallel,
     "share_norm": share_norm,
     "skip": skip_module,
+    "twice": run_twice,
     "bias": edit_bias,
     "norm_eps": set_norm_eps,
     "embedding": change_embedding,

@@ -192,7 +192,10 @@ def _explanation(at: _AtSite) -> Explanation | None:
     as_well = [
         one for one in tried if one.values.keys() == chosen.values.keys() and one.residual <= TIED * chosen.residual
     ]
-    chosen = replace(chosen, tied=tuple(one.values for one in as_well if one is not chosen and _holds(at, one)))
+    others = (
+        one for one in as_well if one is not chosen and _holds(at, one) and not _is_worse_elsewhere(at, one, chosen)
+    )
+    chosen = replace(chosen, tied=tuple(one.values for one in others))
     at.searched.found.append(chosen)
     return chosen
 
@@ -248,6 +251,18 @@ def _holds(at: _AtSite, one: Explanation) -> bool:
         if knob in ORDER_OF_A_BLOCK or not knob.startswith(OWN_AT_EACH_SITE)
         for other in _siblings(at, knob)
         if KNOBS[knob].kind != ROUNDING or site_order(other[0].site) > site_order(at.parts[0].site)
+    )
+
+
+def _is_worse_elsewhere(at: _AtSite, one: Explanation, chosen: Explanation) -> bool:
+    """Whether values that explain this site as well leave more than rounding of another site of the layer, and more than the chosen
+    ones: what queries alone have is not tied with what keys have too, where keys have it."""
+    residuals = at.searched.side.residuals
+    mine, theirs = (under(residuals, each.values, at.parts[0].layer) for each in (one, chosen))
+    return any(
+        residual(residuals, other, mine) > max(at.limit, TIED * residual(residuals, other, theirs))
+        for knob in one.values
+        for other in _siblings(at, knob)
     )
 
 

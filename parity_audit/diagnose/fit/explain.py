@@ -211,7 +211,9 @@ class _Search:
             others = named(row, difference, own, 0 if start.values and row.counted else most)
             if self.small.probe.decode_from is not None:  # what whole runs have is there in decoded tokens too
                 others = [other for other in others if other.value is not None]
-            best = fitted(row, difference, own, most, tried=others, enough=self.limit, near=beside_numbers)
+            best = fitted(
+                row, difference, own, most, tried=others, enough=self.limit, near=beside_numbers, alone=not start.values
+            )
             more = [] if start.values else self._with_parts(knob, difference, [best, *others])
             for one in (best, *(other for other in others if other.value != best.value), *more):
                 yield Explanation(values={**start.values, knob: one.value}, residual=one.left)

@@ -24,6 +24,10 @@ STILL_WRONG = 0.1
 """Of the numbers that are wrong without a narrow dtype, the share that the right place of one leaves wrong: those near the middle of
 two of its numbers. A wrong place leaves most of them wrong."""
 
+ROUNDINGS_OF_A_BLOCK = 16.0
+"""What a block that is run once more may leave, over what the sum behind it may: it rounds in a dozen places, and in long sums."""
+OF_A_BLOCK = "residual.repeated"
+
 
 def under(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
     """The spec's values with those of a setting instead, where a component of this layer reads them."""
@@ -65,8 +69,8 @@ def left_by(residuals: Residuals, parts: Sequence[Component], setting: Setting) 
 
 
 def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation, limit: float) -> bool:
-    """Whether values explain these components, of which they leave `one.residual`: no more than rounding, which is `limit`.
-    Numbers that their knobs cannot have explain nothing.
+    """Whether values explain these components, of which they leave `one.residual`: no more than rounding, which is `limit`,
+    or that of a whole block. Numbers that their knobs cannot have explain nothing.
 
     A narrow dtype inside a component is not computed again to the last bit everywhere, since a number near the middle of two falls
     to either side, and a token's size with it. It explains a component where, beside the same setting without it and beside the
@@ -74,6 +78,7 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
     """
     if not all(starmap(_is_in_span, one.values.items())):
         return False
+    limit *= ROUNDINGS_OF_A_BLOCK if OF_A_BLOCK in one.values else 1.0
     exact = {knob: value for knob, value in one.values.items() if KNOBS[knob].kind != ROUNDING}
     if one.residual <= limit or len(exact) == len(one.values) or one.residual > COARSE:
         return one.residual <= limit

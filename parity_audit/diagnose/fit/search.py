@@ -65,6 +65,7 @@ def fitted(
     enough: float = ROUNDING,
     tried: Sequence[Fitted] | None = None,
     near: bool = False,
+    alone: bool = True,
 ) -> Fitted:
     """The value of a knob that leaves least.
 
@@ -76,6 +77,7 @@ def fitted(
         enough: what rounding leaves; a search that comes to it ends.
         tried: what `named` gives, where it is known.
         near: a real number is only searched from where it is.
+        alone: no other knob is wrong as well; of a hundred numbers of a list one is only searched then.
     """
     by_name = named(row, difference, start, limit) if tried is None else tried
     tried = list(by_name)
@@ -86,7 +88,7 @@ def fitted(
         if said:
             tried.append(at_value(difference, {key: part for key, part in start.items() if key not in said}))
         tried += [at_value(difference, one) for one in variants(start)[1:]]
-        tried += [found for one in begun for found in _by_part(difference, one)]
+        tried += [found for one in begun for found in _by_part(difference, one, lists=alone)]
     elif row.kind == COUNT and limit > FEW:
         tried += [at_value(difference, count) for count in _usual(start, limit)]
         tried.append(_narrowed(difference, int, limit, enough))
@@ -225,6 +227,8 @@ def together(
         if not bool(squares.isfinite().all() & products.isfinite().all()):
             break  # a value beside which the formula makes infinite numbers has no slope
         step = torch.linalg.lstsq(squares, products, driver="gelsd").solution
+        if float(step @ products) <= STEP**2 * float(off.square().sum()):
+            break  # what a step gains is less than is known of the slopes; where no number has an effect it is nothing
         for _ in range(HALVINGS):
             trial = at(u - step)
             if trial is not None and trial.shape == off.shape and float(trial.norm()) < float(off.norm()):
@@ -279,9 +283,10 @@ def variants(start: Any) -> list[dict[str, Any]]:
     return [start, *flipped, *lists]
 
 
-def _by_part(difference: Difference, start: dict[str, Any]) -> list[Fitted]:
-    """A dictionary with each of its numbers searched, the others as they are; itself where none of them can be searched."""
-    paths = [path for path in number_paths(start) if path[0] not in FIXED]
+def _by_part(difference: Difference, start: dict[str, Any], *, lists: bool) -> list[Fitted]:
+    """A dictionary with each of its numbers searched, those of lists too if so asked, the others as they are; itself where none of
+    them can be searched."""
+    paths = [path for path in number_paths(start) if path[0] not in FIXED and (lists or len(path) == 1)]
     return [_part(difference, start, path) for path in paths] or [at_value(difference, start)]
 
 
