@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -37,7 +38,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def load(plants: list[Plant], model_path: str, dtype: str, device: str) -> nn.Module:
     """A transformers model with every plant in it."""
-    import transformers
 
     config = transformers.AutoConfig.from_pretrained(model_path)
     for plant in plants:
@@ -528,14 +528,20 @@ def skip_module(model: nn.Module, plant: Plant) -> None:
 
 
 def run_twice(model: nn.Module, plant: Plant) -> None:
-    """Blocks work on what they made of the stream, inside one call."""
+    """Blocks work on what they made of the stream, inside one call; the first of the two runs keeps nothing in a cache."""
 
     def forward(x: Tensor, *rest: Any, once: Callable[..., Any], **more: Any) -> Any:
-        made = once(x, *rest, **more)
+        made = once(
+            x, *(_without_cache(arg) for arg in rest), **{key: _without_cache(arg) for key, arg in more.items()}
+        )
         return once(made[0] if isinstance(made, tuple) else made, *rest, **more)
 
     for module in _modules(model, plant):
         module.forward = functools.partial(forward, once=module.forward)  # type: ignore[method-assign]
+
+
+def _without_cache(argument: Any) -> Any:
+    return None if isinstance(argument, transformers.Cache) else argument
 
 
 def edit_bias(model: nn.Module, plant: Plant) -> None:
