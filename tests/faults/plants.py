@@ -38,7 +38,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def load(plants: list[Plant], model_path: str, dtype: str, device: str) -> nn.Module:
     """A transformers model with every plant in it."""
-
     config = transformers.AutoConfig.from_pretrained(model_path)
     for plant in plants:
         if plant["op"] in FROM_CONFIG:
