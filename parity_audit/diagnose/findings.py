@@ -301,11 +301,13 @@ def shown(value: KnobValue) -> str:
 def unexplained(sites: Mapping[str, Sequence[str]], findings: Sequence[Finding]) -> list[Finding]:
     """One finding per component that introduces error at sites that no finding explains, named by the first of them.
 
-    `sites`: for each site, where its error may come from (`localise.origins`).
+    `sites`: for each site, where its error may come from (`localise.origins`). What may come from a site that is listed itself, as
+    in a long text that does not show that one, is not listed once more.
     """
     left: dict[str, list[str]] = {}
     listed = {site for item in findings if item.kind == "unexplained" for site in item.evidence.get("sites", [])}
-    for site in sorted(sites.keys() - listed, key=site_order):
+    seen_before = {site for site, origins in sites.items() if not sites.keys().isdisjoint(set(origins) - {site})}
+    for site in sorted(sites.keys() - listed - seen_before, key=site_order):
         if not any(_explains(cause, site, origin) for origin in sites[site] for cause in findings):
             left.setdefault(component_of(site), []).append(site)
     return [_unexplained(component, own) for component, own in left.items()]

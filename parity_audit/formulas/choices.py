@@ -103,7 +103,7 @@ PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written 
 read a table that is laid out for the other, so that the two components of a pair turn by different angles."""
 BY_PART = ("q", "k")
 """The parts of a value that queries and keys have each for themselves."""
-BOTH, Q_ONLY, K_ONLY = "q and k", "q only", "k only"
+BOTH, Q_ONLY, K_ONLY, VALUES_TOO = "q and k", "q only", "k only", "q, k and v"
 """What is rotated."""
 FACTORS = "factors"
 AT_EVERY_LENGTH = ("short at every length", "long at every length")

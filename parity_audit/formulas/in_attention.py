@@ -25,6 +25,7 @@ from parity_audit.formulas.choices import (
     PLACES,
     Q_ONLY,
     TIMES_OWN,
+    VALUES_TOO,
     ZERO_SINKS,
     number_in,
 )
@@ -202,10 +203,16 @@ def _scale(at: Place) -> float | list[float]:
 
 
 def _rotated(at: Place, part: str) -> Tensor:
-    x, theta = _before_rotation(at, part), of_part(at.knob("rope.theta"), part)
+    x = _before_rotation(at, part)
     if part == "q":
         x = _grown(at, x)
-    if theta is None or at.knob("rope.layers") == {"q": K_ONLY, "k": Q_ONLY}[part]:
+    return x if at.knob("rope.layers") == {"q": K_ONLY, "k": Q_ONLY}[part] else _turned(at, x, part)
+
+
+def _turned(at: Place, x: Tensor, part: str) -> Tensor:
+    """x `[batch pos head d_head]` rotated as queries or keys are."""
+    theta = of_part(at.knob("rope.theta"), part)
+    if theta is None:
         return x
     arithmetic = at.knob("rope.dtype")
     if arithmetic.endswith(IN_ITS_TABLE):
@@ -346,7 +353,8 @@ def _sinks(at: Place) -> Tensor | None:
 
 
 def z_of(at: Place) -> Tensor:
-    made = _attended(at, at.site(reads_of(at, "v")))
+    v = at.site(reads_of(at, "v"))
+    made = _attended(at, _turned(at, v, "k") if at.knob("rope.layers") == VALUES_TOO else v)
     return made * attention.of_heads(at.knob("attention.heads"), made)
 
 

@@ -125,6 +125,19 @@ def test_what_no_finding_covers_is_unexplained():
     assert {item.kind for item in left} == {"unexplained"}
 
 
+def test_what_may_come_from_a_site_that_is_listed_is_not_listed_again():
+    """A long text does not show the MLP's hidden layer, so that its error is seen at the output there."""
+    shown = {
+        ("short", "blocks.1.mlp.post"): 99.0,
+        ("short", "blocks.1.mlp_out"): 1.0,
+        ("long", "blocks.1.mlp_out"): 99.0,
+    }
+    both = shown | {("short", "blocks.1.mlp_out"): 99.0}
+
+    assert [item.site for item in unexplained(origins(shown), [])] == ["blocks.1.mlp.post"]
+    assert [item.site for item in unexplained(origins(both), [])] == ["blocks.1.mlp.post", "blocks.1.mlp_out"]
+
+
 def test_a_projection_explains_its_own_output_and_no_other_of_the_block():
     q = Finding(
         knob="weights.attn.q.scale", kind="weights", layers=(1,), site="blocks.1.q", reference_value=1.0,

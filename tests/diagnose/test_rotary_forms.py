@@ -76,3 +76,19 @@ def test_one_cause_is_one_finding(made, knob, value):
 
     assert {name: finding.candidate_value for name, finding in found.items()} == {knob: value}
     assert "tied_with" not in found[knob].evidence, "what queries alone could have, keys have too"
+
+
+def test_values_that_are_rotated_with_their_keys():
+    v = torch.randn(1, LENGTH, HEADS, D, generator=torch.Generator().manual_seed(2))
+    scores = torch.randn(1, HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))
+    pattern = scores.masked_fill(~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
+
+    def attended(values: Tensor):
+        z = torch.einsum("bhqk,bkhd->bqhd", pattern.double(), values.double()).float()
+        sites = {"q": Q, "k": K, "rot_q": turned(Q), "rot_k": turned(K), "v": v, "pattern": pattern, "z": z}
+        return loose(sites, probes=SHORT[:1], rope__theta=THETA)
+
+    found = explained(attended(turned(v)), attended(v))
+
+    assert {name: finding.candidate_value for name, finding in found.items()} == {"rope.layers": "q, k and v"}
+    assert explained(attended(v), attended(v)) == {}
