@@ -26,9 +26,9 @@ def is_parallel(at: Place) -> bool:
 def mlp_input(at: Place) -> Tensor:
     """What the MLP reads, `[batch pos d_model]`: the stream, or its norm."""
     if read_by_sublayers(at):
-        if at.knob("norm.order") != AFTER_SUM and is_parallel(at):
-            return at.entering()
-        return at.site("ln1.out" if at.knob("norm.order") == AFTER_SUM else "resid_mid")
+        if at.knob("norm.order") == AFTER_SUM:
+            return at.site("ln1.out")
+        return at.entering() if is_parallel(at) else at.site("resid_mid")
     reads_first = at.knob("mlp.input") == FIRST_NORM if at.has("norm.ln2") else is_parallel(at)
     return at.site("ln1.out" if reads_first else "ln2.out")
 
