@@ -33,6 +33,9 @@ class Held:
     def assumes(self, probe: str, site: str) -> str:
         return "a local of its code" if site in self.assumed else ""
 
+    def raised(self, probe: str) -> str:
+        return ""
+
     def digest(self, probe: str, site: str) -> str:
         return f"{self.shape(probe, site)} {hashlib.sha256(self.tensors[site].double().numpy().tobytes()).hexdigest()}"
 

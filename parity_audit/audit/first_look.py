@@ -27,6 +27,11 @@ from parity_audit.specs.wrapped import WRAPPED_IN
 
 TEXT_ALONE = NotTested(what="images, sound and video", why="the text model inside is given text, and nothing else")
 
+RAISED = (
+    "nothing is claimed of a program that raises an error in a probe which the reference runs; where such inputs do not matter, "
+    "name the probes that do with --probe"
+)
+
 
 def first_look(
     session: Session, capture: Capture, comparison: Comparison, verdict: Verdict, why: str, reference: Reference,
@@ -51,6 +56,7 @@ def first_look(
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     warnings += config_warnings(spec_values(plan.spec, plan.config), live, session.label)
     warnings += hook_warnings(capture, session.label, dtype, stored_factors(plan))
+    warnings += [RAISED] if comparison.broke_off else []
     first = first_divergence(comparison)
     return Candidate(
         backend=plan.ref.name, package=about.package, version=about.version, settings=about.settings,

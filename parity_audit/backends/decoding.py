@@ -75,7 +75,10 @@ def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> Run
 
 
 def stepped(request: RunRequest, run: Callable[[Recorder, Tensor], Any], device: str) -> RunReply:
-    """Run a probe in steps with a program that shows each step to the recorder by means of its own, as `decode` does."""
+    """Run a probe in steps with a program that shows each step to the recorder by means of its own, as `decode` does.
+
+    A program without a cache says so with NotImplementedError; any other error is one of its decoding.
+    """
     recorder = StepRecorder(request)
     try:
         with torch.no_grad():
@@ -84,11 +87,24 @@ def stepped(request: RunRequest, run: Callable[[Recorder, Tensor], Any], device:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        first_line = str(error).strip().partition("\n")[0]
-        return not_decoded(request.probe, f"{type(error).__name__}: {first_line[:200]}")
+        first_line, raised = str(error).strip().partition("\n")[0], not isinstance(error, NotImplementedError)
+        return not_decoded(request.probe, f"{type(error).__name__}: {first_line[:200]}", raised=raised)
     return recorder.reply()
 
 
-def not_decoded(probe: Probe, why: str) -> RunReply:
-    """The reply of a program that did not decode the probe."""
-    return RunReply(entries=(), not_tested=(NotTested(what=f"cached decoding (probe {probe.name})", why=why),))
+def cache_of(returned: Any) -> Any:
+    """The cache that a model of transformers returned beside its logits.
+
+    Raises:
+        NotImplementedError: it returned none.
+    """
+    cache = getattr(returned, "past_key_values", None)
+    if cache is None:
+        raise NotImplementedError("asked for its cache, the model returned none")
+    return cache
+
+
+def not_decoded(probe: Probe, why: str, raised: bool = False) -> RunReply:
+    """The reply of a program that did not decode the probe, which has no cache or `raised` an error."""
+    gap = NotTested(what=f"cached decoding (probe {probe.name})", why=why, raised_in=probe.name if raised else "")
+    return RunReply(entries=(), not_tested=(gap,))

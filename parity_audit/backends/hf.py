@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from parity_audit.backends import hf_scores, positions
 from parity_audit.backends.attention import watched
 from parity_audit.backends.base import Tell
-from parity_audit.backends.decoding import Step, decode
+from parity_audit.backends.decoding import Step, cache_of, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.float64 import promoted
@@ -153,8 +153,9 @@ class HfBackend:
 
         def step(tokens: Tensor) -> Any:
             nonlocal cache
-            returned = self.model(input_ids=tokens, past_key_values=cache, use_cache=True)
-            cache = returned.past_key_values
+            before = {} if cache is None else {"past_key_values": cache}
+            returned = self.model(input_ids=tokens, use_cache=True, **before)
+            cache = cache_of(returned)
             return returned
 
         return step

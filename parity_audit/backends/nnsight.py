@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
-from parity_audit.backends.decoding import Step, stepped
+from parity_audit.backends.decoding import Step, cache_of, stepped
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.generation import greedy
@@ -156,5 +156,5 @@ class _Cached:
         """A step that is shown to the recorder."""
         before = {} if self.cache is None else {"past_key_values": self.cache}
         returned = self.backend.trace(recorder, use_cache=True, input_ids=tokens, **before)
-        self.cache = returned.past_key_values
+        self.cache = cache_of(returned)
         return returned

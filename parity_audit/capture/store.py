@@ -89,6 +89,11 @@ class Capture:
         """What has to hold of the program's code for a tensor to be this site; empty where a module of it shows the site."""
         return self._entry(probe, site).assumes
 
+    def raised(self, probe: str) -> str:
+        """What of a probe the program broke off in, and its error; empty where it ran it or has no such thing."""
+        found = (gap for gap in self.manifest.not_tested if gap.raised_in == probe)
+        return next((f"{gap.what}: {gap.why}" for gap in found), "")
+
     def digest(self, probe: str, site: str) -> str:
         """The hash of one tensor's file, from the manifest."""
         return self._entry(probe, site).sha256

@@ -43,6 +43,10 @@ class Values:
         """Nothing: a hook is what its users see."""
         return ""
 
+    def raised(self, probe: str) -> str:
+        """Nothing: what is read here was run."""
+        return ""
+
     def digest(self, probe: str, site: str) -> str:
         """Not known."""
         return ""

@@ -40,6 +40,7 @@ class Comparison:
     `no_signal` says why agreement with this reference would say nothing; empty where it says something.
     `assumed` says, by (probe, site), what has to hold of the candidate's code for a delta to be of that site: such
     deltas may explain and decide nothing, and those in `not_comparable` say nothing at all (see `compare.assumed`).
+    `broke_off` says what the candidate raised in probes that the reference ran.
     `batches` names the probes of several rows; `variation` is how far the candidate's own runs of other shapes are apart."""
 
     sites: tuple[SiteDelta, ...]
@@ -57,6 +58,7 @@ class Comparison:
     assumed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     not_comparable: tuple[NotVisible, ...] = ()
     batches: tuple[str, ...] = ()
+    broke_off: tuple[str, ...] = ()
     variation: Variation = field(default_factory=Variation)
 
     def is_beyond(self, delta: SiteDelta) -> bool:
@@ -165,11 +167,18 @@ def compare(
         sites=worst_per_site(kept), by_probe=tuple(kept), logits=logits.result(kept), worst_tokens=logits.worst_tokens(),
         not_tested=(*gaps, *(item.gap() for item in misfits)), non_finite=tuple(bad), misshapen=tuple(misfits),
         mask_mismatch=tuple(where for where in masks if where not in put_aside),
+        broke_off=_broke_off(candidate, reference),
         decoded=tuple(probe.name for probe in reference.probes if probe.decode_from is not None),
         batches=tuple(probe.name for probe in reference.probes if probe.shape[0] > 1),
         no_signal=no_signal(definition or reference, judge, dtype=dtype), assumed=assumed,
         not_comparable=(*unlike, *not_comparable(aside, assumed)),
     )  # fmt: skip
+
+
+def _broke_off(candidate: TensorSource, reference: TensorSource) -> tuple[str, ...]:
+    """What the candidate raised in probes that the reference ran."""
+    ran = (probe.name for probe in reference.probes if reference.sites(probe.name))
+    return tuple(error for name in ran if (error := candidate.raised(name)))
 
 
 def _assumption(

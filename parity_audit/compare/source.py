@@ -34,6 +34,9 @@ class TensorSource(Protocol):
     def assumes(self, probe: str, site: str) -> str:
         """What has to hold of the program's code for the tensor to be this site; empty where a module of it shows the site."""
 
+    def raised(self, probe: str) -> str:
+        """What of a probe the program broke off in, and its error; empty where it ran it or has no such thing."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -65,6 +68,10 @@ class View:
     def assumes(self, probe: str, site: str) -> str:
         """What has to hold of the program's code for the tensor to be this site."""
         return self.source.assumes(probe, site)
+
+    def raised(self, probe: str) -> str:
+        """What the program broke off in, and its error."""
+        return self.source.raised(probe)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,18 @@ from parity_audit.core.sites import LOGITS, RETURNED
 
 
 def judge_comparison(comparison: Comparison) -> tuple[Verdict, str]:
-    """The verdict and, in one line, why. Agreement with a reference that says nothing about its input claims nothing."""
+    """The verdict and, in one line, why.
+
+    Agreement with a reference that says nothing about its input claims nothing, and neither does agreement where the candidate
+    ran to the end, when it raised an error in another probe that the reference ran.
+    """
     verdict, why = _judged(comparison)
-    if verdict in (Verdict.EXACT, Verdict.PARITY) and comparison.no_signal:
+    if verdict not in (Verdict.EXACT, Verdict.PARITY):
+        return verdict, why
+    if comparison.no_signal:
         return Verdict.INCONCLUSIVE, comparison.no_signal
+    if comparison.broke_off:
+        return Verdict.INCONCLUSIVE, f"{comparison.broke_off[0]}; elsewhere {why}"
     return verdict, why
 
 

@@ -23,10 +23,14 @@ TAKEN_FOR_GRANTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class NotTested:
-    """Something this run did not look at, and why."""
+    """Something this run did not look at, and why.
+
+    `raised_in` is the probe that the program broke off in with an error of its own: it has what was asked for, and fails at it.
+    """
 
     what: str
     why: str
+    raised_in: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

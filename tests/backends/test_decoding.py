@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from parity_audit.capture.probes import plan_probes
-from parity_audit.core.types import SiteTap
+from parity_audit.core.types import NotTested, SiteTap
 from parity_audit.core.wire import RunRequest
 
 PROBE = next(probe for probe in plan_probes({"vocab_size": 515, "bos_token_id": 2}) if probe.decode_from)
@@ -46,18 +46,20 @@ def test_steps_joined_are_one_run(backend, tmp_path):
         torch.testing.assert_close(steps[site], whole[site], rtol=1e-4, atol=1e-5)
 
 
-def test_a_program_that_cannot_go_on_is_not_tested_and_says_why(backend, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("error", "raised_in"), [(NotImplementedError, ""), (IndexError, "decode")])
+def test_a_program_that_cannot_go_on_says_why_and_an_error_is_told_from_having_no_cache(
+    error, raised_in, backend, tmp_path, monkeypatch
+):
     inner = backend.model.forward
 
     def forward(*args, past_key_values=None, **kwargs):
         if past_key_values is not None:
-            raise NotImplementedError("no cache in this port")
+            raise error("no keys in this port")
         return inner(*args, **kwargs)
 
     monkeypatch.setattr(backend.model, "forward", forward)
     reply, seen = run(backend, tmp_path, cached=True)
 
     assert seen == {}
-    assert [(item.what, item.why) for item in reply.not_tested] == [
-        ("cached decoding (probe decode)", "NotImplementedError: no cache in this port")
-    ]
+    why = f"{error.__name__}: no keys in this port"
+    assert reply.not_tested == (NotTested(what="cached decoding (probe decode)", why=why, raised_in=raised_in),)

@@ -3,8 +3,10 @@
 import dataclasses
 
 import pytest
+import torch
+from held import Held, probe
 
-from parity_audit.compare.deltas import Comparison
+from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.variation import Variation
 from parity_audit.compare.verdict import first_divergence, judge_comparison
 from parity_audit.core.report import LogitsDelta, SiteDelta, Verdict
@@ -51,6 +53,28 @@ def test_the_words_say_which_part_is_bit_identical():
     assert said == "bit-identical in whole runs; cached decoding at parity, 1.1x (at logits)"
     assert "bit-identical" not in judge_comparison(comparison(delta(), step, decoded=("decode",)))[1]
     assert "bit-identical" not in judge_comparison(comparison(step, decoded=("decode",)))[1]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(1.0, Verdict.INCONCLUSIVE), (4.1, Verdict.MISMATCH), (None, Verdict.INCONCLUSIVE)]
+)
+def test_an_error_that_the_candidate_raised_is_no_parity_and_hides_no_mismatch(ratio, verdict):
+    said = judge_comparison(comparison(delta(ratio=ratio), broke_off=("decoding: IndexError",)))
+
+    assert said[0] is verdict
+    assert ("decoding: IndexError; elsewhere at most 1x" in said[1]) == (ratio == 1.0)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "told"), [(True, False, True), (True, True, False), (False, True, False)])
+def test_an_error_counts_where_the_reference_ran_the_probe(ours, theirs, told):
+    def side(fails):
+        held = Held(probe(length=3), {} if fails else {"logits": torch.ones(1, 3, 5)})
+        held.raised = lambda name: f"{name}: IndexError" if fails else ""
+        return held
+
+    found = compare(side(ours), side(theirs), None, dtype="float32")
+
+    assert found.broke_off == (("short: IndexError",) if told else ())
 
 
 @pytest.mark.parametrize("ratio", [17.0, 1e30, None])

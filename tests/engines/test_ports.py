@@ -81,6 +81,24 @@ def wrong_hooks(candidate):
     return {edit.site: edit.says for edit in candidate.hook_edits if not edit.same}
 
 
+def test_an_error_in_cached_decoding_is_no_parity_and_a_port_without_cache_is_not_accused(tmp_path):
+    ports = [f"python:{PORTS}/caches.py:{name}" for name in ("one_index_twice", "keeps_none")]
+    report = parity_audit.audit(
+        LLAMA, candidates=ports, miniature="mini", repair=False, out=tmp_path / "out", probes=("short", "decode")
+    )
+    fails, keeps_none = report.candidates
+
+    assert fails.verdict is Verdict.INCONCLUSIVE
+    assert fails.why.startswith("cached decoding (probe decode): RuntimeError: The size of tensor")
+    assert "; elsewhere bit-identical at " in fails.why
+    assert any("name the probes that do with --probe" in said for said in fails.warnings)
+    assert keeps_none.verdict is Verdict.EXACT
+    assert [gap.why for gap in keeps_none.not_tested if "cached decoding" in gap.what] == [
+        "NotImplementedError: asked for its cache, the model returned none"
+    ]
+    assert report.exit_code == 3
+
+
 @pytest.mark.parametrize(
     ("number", "says"),
     [(2, "needs a site map"), (3, "the port returned None")],
