@@ -106,5 +106,5 @@ def cache_of(returned: Any) -> Any:
 
 def not_decoded(probe: Probe, why: str, raised: bool = False) -> RunReply:
     """The reply of a program that did not decode the probe, which has no cache or `raised` an error."""
-    gap = NotTested(what=f"cached decoding (probe {probe.name})", why=why, raised_in=probe.name if raised else "")
-    return RunReply(entries=(), not_tested=(gap,))
+    gap = NotTested(what=f"cached decoding (probe {probe.name})", why=why)
+    return RunReply(entries=(), not_tested=(gap,), raised=f"{gap.what}: {why}" if raised else "")

@@ -91,8 +91,7 @@ class Capture:
 
     def raised(self, probe: str) -> str:
         """What of a probe the program broke off in, and its error; empty where it ran it or has no such thing."""
-        found = (gap for gap in self.manifest.not_tested if gap.raised_in == probe)
-        return next((f"{gap.what}: {gap.why}" for gap in found), "")
+        return self.manifest.raised.get(probe, "")
 
     def digest(self, probe: str, site: str) -> str:
         """The hash of one tensor's file, from the manifest."""

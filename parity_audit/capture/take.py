@@ -68,6 +68,7 @@ def take_capture(
     promised = not_visible(plan.spec, plan.backend_key, plan.config, description.version)
     hidden: dict[str, Sequence[NotVisible]] = {}
     gaps: list[NotTested] = []
+    raised: dict[str, str] = {}
     ran: list[Probe] = []
     shares: list[RankShare] = []
     seconds: dict[str, float] = {}
@@ -91,6 +92,7 @@ def take_capture(
         entries += reply.entries
         hidden[probe.name] = reply.not_visible
         gaps += reply.not_tested
+        raised |= {probe.name: reply.raised} if reply.raised else {}
         shares += reply.shares
     shown = {entry.site for entry in entries}
     never = {item.site: item for items in (promised, *hidden.values()) for item in items if item.site not in shown}
@@ -101,7 +103,7 @@ def take_capture(
         backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,
         checkpoint=_lasting(plan.checkpoint), precision=precision, architecture=plan.spec.architecture,
         spec=Path(plan.spec.file).name, description=description, probes=tuple(ran), entries=tuple(entries),
-        not_visible=tuple(never.values()), not_tested=tuple(gaps),
+        not_visible=tuple(never.values()), not_tested=tuple(gaps), raised=raised,
         weights=session.weights() if with_weights else (), seconds=seconds, shares=tuple(shares),
     )  # fmt: skip
     write_manifest(out, manifest)

@@ -39,7 +39,7 @@ class Manifest:
     `precision` is "native", or "float64" for a run with every cast promoted, which alone can judge others. `architecture`
     and `spec` say by which spec the sites were read; both may be empty. `checkpoint.fingerprint` is equal only for
     captures of the same weights. `probes` are as they were run: a port that takes fewer positions says so there. `shares`
-    is what each rank of a sharded engine held.
+    is what each rank of a sharded engine held. `raised` says by probe what the program broke off in, with its own error.
     """
 
     format: int = CAPTURE_FORMAT
@@ -55,6 +55,7 @@ class Manifest:
     entries: tuple[Entry, ...] = ()
     not_visible: tuple[NotVisible, ...] = ()
     not_tested: tuple[NotTested, ...] = ()
+    raised: dict[str, str] = field(default_factory=dict)
     weights: tuple[WeightPrint, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     shares: tuple[RankShare, ...] = ()

@@ -23,14 +23,10 @@ TAKEN_FOR_GRANTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class NotTested:
-    """Something this run did not look at, and why.
-
-    `raised_in` is the probe that the program broke off in with an error of its own: it has what was asked for, and fails at it.
-    """
+    """Something this run did not look at, and why."""
 
     what: str
     why: str
-    raised_in: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,12 +94,14 @@ class RunReply:
     """What a run wrote, and what it could not show. `positions`: how many of the probe's it ran, None for all.
 
     `facts` is what the program itself counted: threads, requests and tokens of each step, tokens out of a prefix cache.
-    `shares` is what each rank of a sharded engine held.
+    `shares` is what each rank of a sharded engine held. `raised` is what the program broke off in, with its own error, which
+    is not the same as that it has no such thing.
     """
 
     entries: tuple[Entry, ...]
     not_visible: tuple[NotVisible, ...] = ()
     not_tested: tuple[NotTested, ...] = ()
+    raised: str = ""
     seconds: float = 0.0
     positions: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)

@@ -185,7 +185,13 @@ def normed_late(at: Place, part: str) -> bool:
 def _before_rotation(at: Place, part: str) -> Tensor:
     if _has_latents(at):
         return _rotated_part(at, part)
-    return at.site(part if not at.has(f"norm.{part}") or normed_late(at, part) else f"{part}_norm.out")
+    return _clipped(at, at.site(part if not at.has(f"norm.{part}") or normed_late(at, part) else f"{part}_norm.out"))
+
+
+def _clipped(at: Place, x: Tensor) -> Tensor:
+    """Queries, keys or values, no entry of which is beyond the limit of a model that has one."""
+    limit = at.knob("attention.clip_qkv")
+    return x if limit is None else x.clamp(-limit, limit)
 
 
 def read_by_scores(at: Place, part: str) -> Tensor:
@@ -353,7 +359,7 @@ def _sinks(at: Place) -> Tensor | None:
 
 
 def z_of(at: Place) -> Tensor:
-    v = at.site(reads_of(at, "v"))
+    v = _clipped(at, at.site(reads_of(at, "v")))
     made = _attended(at, _turned(at, v, "k") if at.knob("rope.layers") == VALUES_TOO else v)
     return made * attention.of_heads(at.knob("attention.heads"), made)
 

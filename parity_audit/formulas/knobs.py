@@ -181,6 +181,8 @@ ROWS: tuple[Knob, ...] = (
          (True, False)),
     Knob("qk_norm.order", CHOICE, "qk_norm", "Queries and keys are normalised before or after the rotation.", "before rotation",
          ("before rotation", "after rotation"), judged=True),
+    Knob("attention.clip_qkv", REAL, "rope", "Where queries, keys and values are clamped; nowhere where absent.", span=CLAMPS,
+         optional=True, judged=True),
     Knob("attention.v_norm", FLAG, "qkv", "Whether values are normalised, by an RMS norm per head without weights.", False,
          (True, False)),
     Knob("attention.shared_layers", COUNT, "scores",

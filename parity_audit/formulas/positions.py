@@ -25,6 +25,7 @@ from parity_audit.formulas.choices import (
     ROUNDED_TO,
     SHOW_PADDING,
     STAND_STILL,
+    STANDS,
     START_AGAIN,
     STOP_AT,
     TOKEN,
@@ -61,11 +62,11 @@ def standing(batch: Batch, said: float | str | Mapping[str, int]) -> Tensor:
         moved = rounded(batch.positions.double(), NARROW[ROUNDED_TO[said]]).long()
     elif said == FROM_PADDING:
         moved = places
-    elif first is None:
-        moved = _elsewhere(batch.positions, said)
-    else:
+    elif first is not None and said in STANDS:
         end = batch.positions[:, first - 1 : first]
         moved = {AGAIN: places - first, AT_ZERO: torch.zeros_like(places), AT_END: end.expand_as(places)}[said]
+    else:
+        moved = _elsewhere(batch.positions, said)
     return moved if first is None else torch.where(places < first, batch.positions, moved)
 
 

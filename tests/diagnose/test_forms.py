@@ -162,6 +162,11 @@ def test_a_factor_per_token_is_not_said_of_one_channel(true):
     assert form(own, true) is None
 
 
+def test_what_is_centred_and_nothing_else_is_said_so(true):
+    found = form(true - true.mean(-1, keepdim=True), true)
+    assert (found.kind, found.value) == ("norm", "centred")
+
+
 @pytest.mark.parametrize(
     ("step", "words"), [(1, "those of 1 before"), (-1, "those of 1 after"), (2, "those of 2 before")]
 )
@@ -224,6 +229,16 @@ def test_only_some_channels_or_tokens(true):
     found = form(own, true)
     assert (found.kind, found.where) == ("scale", f"10 of {TOKENS} tokens")
     assert found.value == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    ("moved", "words"),
+    [([5], "channel 5"), ([5, 6, 7], "channels 5 to 7"), ([5, 9], "channels 5, 9"), ([*range(D_HEAD)], "heads 0")],
+)
+def test_channels_in_words(true, moved, words):
+    own = true.clone()
+    own[:, moved] += 2.5
+    assert form(own, true).where == words
 
 
 def test_tokens_that_are_late_are_said_so_also_where_a_site_holds_the_same(true):

@@ -24,6 +24,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m
 FROM_CONFIG = ("config", "build")
 """Ops that change the config: values that the live model still reads, and values that decide which modules it is built of."""
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon")
+WRITTEN_EPS = 1e-5
+"""The eps of norms that hold none: OLMo writes it into its code."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -229,8 +231,8 @@ def replace_norm(model: nn.Module, plant: Plant) -> None:
 
 
 def _norm(module: nn.Module, plant: Plant) -> Callable[[Tensor], Tensor]:
-    held = next(name for name in EPS_NAMES if hasattr(module, name))
-    setattr(module, held, plant.get("eps", getattr(module, held)))
+    held = next((name for name in EPS_NAMES if hasattr(module, name)), EPS_NAMES[0])
+    setattr(module, held, plant.get("eps", getattr(module, held, WRITTEN_EPS)))
 
     def forward(x: Tensor) -> Tensor:
         eps = getattr(module, held)  # read anew, so that a patch takes

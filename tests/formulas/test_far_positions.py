@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -34,6 +36,16 @@ def test_rows_of_a_table(batch: Batch, said: str, expected: dict[int, int]):
     rows = standing(batch, said)[0]
 
     assert {place: int(rows[place]) for place in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "decoded"),
+    [("start again after 7", [2, 3]), ("stop at 8", [8, 8]), ("0 at decoded tokens", [0, 0])],
+)
+def test_what_is_said_of_far_positions_holds_of_decoded_tokens_alone(batch: Batch, said: str, decoded: list[int]):
+    rows = standing(dataclasses.replace(batch, decoded_from=10), said)[0]
+
+    assert rows[:12].tolist() == [*range(10), *decoded]
 
 
 def test_rows_that_are_counted_from_the_padding_have_what_the_model_adds(batch: Batch):

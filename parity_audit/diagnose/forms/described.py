@@ -97,12 +97,14 @@ def _whole_heads(wrong: Tensor, d_head: int) -> Tensor:
 
 
 def _channels(wrong: Tensor, d_head: int) -> str:
-    """Channels in words: a few, a range, or whole heads."""
+    """Channels in words: one, a few, a range, or whole heads."""
     found = [int(i) for i in wrong.nonzero()[:, 0]]
     if d_head and len(wrong) % d_head == 0:
         by_head = wrong.view(-1, d_head)
         if bool((by_head.all(1) | ~by_head.any(1)).all()):
             return f"heads {', '.join(str(int(i)) for i in by_head.any(1).nonzero()[:, 0])}"
+    if len(found) == 1:
+        return f"channel {found[0]}"
     if found == list(range(found[0], found[-1] + 1)):
         return f"channels {found[0]} to {found[-1]}"
     return f"channels {', '.join(map(str, found))}" if len(found) <= FEW else f"{len(found)} of {len(wrong)} channels"

@@ -36,7 +36,7 @@ MOSTLY = 0.5
 STEPS = (1, -1, 2, -2)
 """Tokens between a value and the one that stands in its place: a cache or a shift by one, or by both of two."""
 OWN_TOKENS = "each token's own"
-NORMALISED = "normalised"
+NORMALISED, CENTRED = "normalised", "centred and "
 CURVES = {
     **{name: curve for name, curve in NAMED.items() if name not in ("linear", "none")},
     "square": torch.square,
@@ -260,7 +260,7 @@ def _normed_heads(pair: Pair) -> Form | None:
 def _by_size(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
     """A factor for each row, as it is or with its mean taken away."""
     return min((_by_rms(pair, own, x, who + said) for said, x in
-                (("", true), ("centred and ", true - true.mean(1, keepdim=True)))), key=lambda form: form.left)  # fmt: skip
+                (("", true), (CENTRED, true - true.mean(1, keepdim=True)))), key=lambda form: form.left)  # fmt: skip
 
 
 def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
@@ -268,9 +268,13 @@ def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
     scale = (own * true).sum(1, keepdim=True) / size
     rms = (scale.squeeze(1) * (size.squeeze(1) / true.shape[1]).sqrt()).abs()
     even = float(rms.std()) < ALIKE * float(rms.mean()) if len(rms) > 1 else False
-    words = f"{who}{NORMALISED} to rms {float(rms.mean()):.4g}" if even else (
-        f"{who}scaled by {float(scale.min()):.4g} to {float(scale.max()):.4g} per token"
-    )  # fmt: skip
+    least, most = (f"{float(x):.4g}" for x in (scale.min(), scale.max()))
+    if even:
+        words = f"{who}{NORMALISED} to rms {float(rms.mean()):.4g}"
+    elif who.endswith(CENTRED) and least == most == "1":
+        words = who.removesuffix(" and ")
+    else:
+        words = f"{who}scaled by {least} to {most} per token"
     return Form(kind="norm", value=words, usual="as computed", left=pair.left((scale * true).view_as(pair.own)))
 
 
