@@ -224,6 +224,11 @@ def _rewritten(weight: Tensor, plant: Plant) -> Tensor:
     raise ValueError(what)
 
 
+def _eps_of(module: nn.Module) -> str:
+    """The attribute that holds the eps of a norm, or may hold it."""
+    return next((name for name in EPS_NAMES if hasattr(module, name)), EPS_NAMES[0])
+
+
 def replace_norm(model: nn.Module, plant: Plant) -> None:
     """Norms with another kind, eps, offset, place of eps, dtype, or without their bias."""
     for module in _modules(model, plant):
@@ -231,7 +236,7 @@ def replace_norm(model: nn.Module, plant: Plant) -> None:
 
 
 def _norm(module: nn.Module, plant: Plant) -> Callable[[Tensor], Tensor]:
-    held = next((name for name in EPS_NAMES if hasattr(module, name)), EPS_NAMES[0])
+    held = _eps_of(module)
     setattr(module, held, plant.get("eps", getattr(module, held, WRITTEN_EPS)))
 
     def forward(x: Tensor) -> Tensor:
@@ -561,9 +566,11 @@ def edit_bias(model: nn.Module, plant: Plant) -> None:
 
 
 def set_norm_eps(model: nn.Module, plant: Plant) -> None:
-    """The eps of norms, whatever their class calls it."""
+    """The eps of norms, whatever their class calls it. One that is written into the code of a layer norm is given another code."""
     for module in _modules(model, plant):
-        held = next(name for name in EPS_NAMES if hasattr(module, name))
+        held = _eps_of(module)
+        if not hasattr(module, held):
+            module.forward = _norm(module, {"kind": "layer"})  # type: ignore[method-assign]
         setattr(module, held, plant["value"])
 
 
