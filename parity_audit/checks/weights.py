@@ -14,14 +14,19 @@ from parity_audit.core.types import WeightPrint
 EXPERTS, MOVES_SHOWN = ".experts.", 8
 """The part of a tensor's name that says so, and how many moved rows are written out."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+OF_HEADS = ("norm.q", "norm.k")
+"""Norms of queries and keys."""
 ROLES_OF = {
     "logits": ("unembed",), "embed": ("embed",), "qkv": ("attn.q", "attn.k", "attn.v"), "attn_proj": ("attn.o",),
-    "mlp": ("mlp.",), "norm": ("norm.",), "final_norm": ("norm.final",), "qk_norm": ("qk_norm.",),
+    "mlp": ("mlp.",), "norm": ("norm.",), "final_norm": ("norm.final",), "qk_norm": OF_HEADS,
+    "rope": OF_HEADS,
 }  # fmt: skip
 SOURCE = ".source"
 """Ends the name of a finding that says what stands in place of a component's values: nothing new where its tensor is wrong."""
 PER_CHANNEL = (".out.gain", ".out.bias")
 """How the output of a norm is described whose weight or bias is another one."""
+BIAS = "_bias"
+"""Ends the knob of a projection's bias."""
 READ_OFF = ("weights.", "norm.weight", "norm.bias", "qk_norm.weight", "qk_norm.bias")
 
 
@@ -152,8 +157,8 @@ def _follows(
         known = wrong
     elif finding.knob.endswith(PER_CHANNEL):
         known = moved
-    elif finding.knob.startswith(READ_OFF):
-        roles, known = roles_of_knob(finding.knob), moved
+    elif finding.knob.startswith(READ_OFF) or finding.knob.endswith(BIAS):
+        roles, known = _there(roles_of_knob(finding.knob), tensor_of), moved
     else:
         return False
     layers = finding.layers or _everywhere(roles, tensor_of)
@@ -161,6 +166,12 @@ def _follows(
         any(role.startswith(roles) and layer == at and name in known for (role, at), name in tensor_of.items())
         for layer in layers
     )
+
+
+def _there(roles: tuple[str, ...], tensor_of: Mapping[tuple[str, int | None], str]) -> tuple[str, ...]:
+    """The roles as the model has them: what a plain MLP reads is fitted as a gate, and its tensor has the role of `up`."""
+    known = any(role.startswith(roles) for role, _ in tensor_of)
+    return roles if known else tuple(role.replace("mlp.gate", "mlp.up") for role in roles)
 
 
 def _everywhere(roles: Sequence[str], tensor_of: Mapping[tuple[str, int | None], str]) -> list[int | None]:
@@ -175,7 +186,10 @@ def _in_experts(finding: Finding, wrong: set[str]) -> bool:
 
 
 def roles_of_knob(knob: str) -> tuple[str, ...]:
-    """The roles that a fit of a tensor speaks of: `weights.attn.q.scale` of attn.q, `norm.weight` of every norm."""
+    """The roles that a fit of a tensor speaks of: `weights.attn.q.scale` of attn.q, `attention.q_bias` of attn.q.bias,
+    `norm.weight` of every norm."""
     if knob.startswith("weights."):
         return (knob.removeprefix("weights.").removesuffix(".scale"),)
-    return ("qk_norm.",) if knob.startswith("qk_norm.") else ("norm.",)
+    if knob.endswith(BIAS):
+        return (f"{knob.removesuffix(BIAS).replace('attention.', 'attn.')}.bias",)
+    return OF_HEADS if knob.startswith("qk_norm.") else ("norm.",)

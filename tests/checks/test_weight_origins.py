@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from parity_audit.checks.preflight import weight_findings
@@ -101,6 +102,29 @@ def test_the_gain_of_a_norm_whose_weight_is_that_of_another_block_is_not_said_ag
     assert without_consequences([gain], [moved], tensor_of) == []
     other = dataclasses.replace(gain, layers=(0,))
     assert without_consequences([other], [moved], tensor_of) == [other]
+
+
+@pytest.mark.parametrize(
+    ("knob", "kind", "component", "role"),
+    [
+        ("weights.mlp.gate", "weights", "mlp", "mlp.up"),
+        ("attention.o_bias", "variant", "attn_proj", "attn.o.bias"),
+        ("mlp.gate_bias", "variant", "mlp", "mlp.up.bias"),
+        ("q_norm.out.gain", "variant", "qk_norm", "norm.q"),
+        ("qk_norm.weight", "variant", "qk_norm", "norm.k"),
+        ("rope", "unexplained", "rope", "norm.k"),
+    ],
+)
+def test_what_exchanged_blocks_show_elsewhere_is_not_said_again(knob, kind, component, role):
+    own, other = (f"layers.{at}.{role}" for at in (1, 2))
+    moved = Finding(
+        knob="weights", kind="weights", layers=(1,), site=own, reference_value=None, candidate_value=None,
+        evidence={"holds": other},
+    )  # fmt: skip
+    shown = finding(knob, kind, component, layers=(1,))
+
+    assert without_consequences([shown], [moved], {(role, 1): own, ("mlp.down", 1): "another"}) == []
+    assert without_consequences([shown], [moved], {(role, 1): "another", ("mlp.down", 1): own}) == [shown]
 
 
 def test_a_fit_of_a_role_that_the_checkpoint_has_no_tensor_of_stays():
