@@ -23,7 +23,7 @@ from parity_audit.backends.facts import use_exact_float32
 from parity_audit.backends.text_model import text_model
 from parity_audit.backends.wrappers import unwrapped
 from parity_audit.core.rollouts import SampleReply, SampleRequest
-from parity_audit.core.types import Description, ReadBack, WeightPrint
+from parity_audit.core.types import Description, NotTested, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
 HARNESS_SETTINGS = ("env", "python", "sites", "tf32")
@@ -44,6 +44,7 @@ class PythonPort:
 
     inner: Any
     section: str
+    was_training: tuple[NotTested, ...] = ()
 
     def prepare(self, request: LoadRequest) -> None:
         """Nothing: what the user's file imports is the user's, and happens once, in `load`."""
@@ -57,6 +58,7 @@ class PythonPort:
             if request.checkpoint.synthetic is not None and "transformer_lens" in Path(file).read_text():
                 stack.enter_context(_sizes_replaced(request, replaced))
             model = unwrapped(_called(_function(Path(file), name), request))
+        self.was_training = dropping(model) if isinstance(model, nn.Module) else ()
         self.take(model, request)
         self.inner.replaced = replaced
 
@@ -77,7 +79,8 @@ class PythonPort:
     def describe(self) -> Description:
         """What the backend inside says, and which section of the spec it is."""
         about: Description = self.inner.describe()
-        return dataclasses.replace(about, backend="python", section=self.section)
+        not_run = (*about.not_run, *self.was_training)
+        return dataclasses.replace(about, backend="python", section=self.section, not_run=not_run)
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprints of the live parameters."""
@@ -106,6 +109,20 @@ class PythonPort:
         """Live edits, through the same knobs as the backend that the port is made of."""
         edited: list[ReadBack] = self.inner.apply(request)
         return edited
+
+
+def dropping(model: Any) -> tuple[NotTested, ...]:
+    """That a model was handed over in training mode, with dropout that is active there; every run is in evaluation mode."""
+    active = [
+        module for module in model.modules() if isinstance(module, nn.Dropout) and module.training and module.p > 0.0
+    ]
+    if not active:
+        return ()
+    why = (
+        f"the port was handed over in it, with {len(active)} dropout modules that are active there; it was audited after "
+        "`model.eval()`, which the port has to call"
+    )
+    return (NotTested(what="training mode", why=why),)
 
 
 def _function(file: Path, name: str) -> Callable[..., Any]:

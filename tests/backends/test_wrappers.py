@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from parity_audit.backends.python_port import kind_of
+from parity_audit.backends.python_port import dropping, kind_of
 from parity_audit.backends.wrappers import unwrapped
 
 
@@ -31,3 +31,11 @@ def test_a_module_of_any_other_kind_is_itself():
     plain = nn.Sequential(nn.Linear(2, 2))
 
     assert unwrapped(plain) is plain
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.1, 1), (0.0, 0)])
+def test_dropout_that_is_active_where_a_model_is_handed_over_is_said(share, said):
+    plain = nn.Sequential(nn.Linear(2, 2), nn.Dropout(share))
+
+    assert len(dropping(plain.train())) == said
+    assert dropping(plain.eval()) == ()
