@@ -11,7 +11,6 @@ writes the files, so names, shapes and ties are those of a real release; `draws`
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import importlib
 import json
@@ -36,6 +35,7 @@ from parity_audit.specs.other_forms import QUANTISED
 from parity_audit.specs.resolve import ResolvedModel
 from parity_audit.specs.schema import ModelEntry, Spec
 from parity_audit.specs.sealed import sealed
+from parity_audit.specs.skeleton import config_of
 from parity_audit.specs.statistics import make_real
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
 from parity_audit.specs.view import config_names, dims, knob_values, role_tensor
@@ -218,9 +218,7 @@ def _empty_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
 
     older = Version(release()) < TODAYS_NAMES
     place = importlib.import_module(f"transformers.{'modeling_utils' if older else 'initialization'}")
-    # A copy: transformers writes into the dictionaries that it is given.
-    own = copy.deepcopy({key: value for key, value in config.items() if key not in ("torch_dtype", "dtype")})
-    made = transformers.AutoConfig.for_model(**own)
+    made = config_of({key: value for key, value in config.items() if key not in ("torch_dtype", "dtype")})
     architecture = getattr(transformers, config["architectures"][0])
     with place.no_init_weights():
         model = architecture._from_config(made, **{"torch_dtype" if older else "dtype": dtype})
