@@ -63,6 +63,16 @@ def test_tokens_that_a_rule_may_get_wrong(wrong, strays, rule):
 
 
 @pytest.mark.parametrize(
+    ("knob", "roundings", "explained"),
+    [("residual.repeated", 8.0, True), ("residual.repeated", 100.0, False), ("residual.skipped", 8.0, False)],
+)
+def test_what_a_block_that_is_run_once_more_may_leave(knob, roundings, explained):
+    found = Explanation(values={knob: "another"}, residual=roundings * 1e-7)
+
+    assert left.explains(SimpleNamespace(), (), found, limit=1e-7) is explained
+
+
+@pytest.mark.parametrize(
     ("own", "others", "marked"), [(3e-5, 0.0, False), (3e-4, 0.0, True), (1e-2, 1e-3, False), (1e-1, 1e-3, True)]
 )
 def test_what_a_value_leaves_beside_what_the_other_sides_leaves(own, others, marked):
