@@ -28,6 +28,7 @@ def eightfold(inv_freq):
 FAULTS = {
     "attention.scale": ({"scale": 12.3}, 12.3),
     "attention.softcap": ({"cap": 30.0}, 30.0),
+    "attention.clip_qkv": ({"clip": 1.0}, 1.0),
     "attention.window": ({"window": 9}, 9),
     "attention.mask": ({"causal": False}, "not causal"),
     "rope.theta": ({"theta": 5e5}, 5e5),

@@ -61,6 +61,7 @@ class Port:
     seed: int = 0
     scale: object = 16.0
     cap: object = None
+    clip: float | None = None
     window: object = None
     causal: bool = True
     see_padding: bool = False
@@ -184,6 +185,7 @@ def _block(x: Tensor, w: dict[str, Tensor], port: Port, layer: int, mask: Tensor
     keep(at + "resid_pre", x)
     normal = keep(at + "ln1.out", normed(x, w[f"{layer}.norm.ln1"], port))
     q, k, v = (keep(at + name, torch.einsum("bpd,hed->bphe", normal, w[f"{layer}.{name}"])) for name in "qkv")
+    q, k, v = (t if port.clip is None else t.clamp(-port.clip, port.clip) for t in (q, k, v))
     q, k = (keep(f"{at}rot_{n}", rotate(t, position, port, layer)) for n, t in (("q", q), ("k", k)))
     default = tuple(h // (port.n_heads // port.n_kv_heads) for h in range(port.n_heads))
     kv_map = list(port.kv_map or default)
