@@ -44,7 +44,7 @@ class PythonPort:
 
     inner: Any
     section: str
-    was_training: tuple[NotTested, ...] = ()
+    modes_not_run: tuple[NotTested, ...] = ()
 
     def prepare(self, request: LoadRequest) -> None:
         """Nothing: what the user's file imports is the user's, and happens once, in `load`."""
@@ -58,7 +58,7 @@ class PythonPort:
             if request.checkpoint.synthetic is not None and "transformer_lens" in Path(file).read_text():
                 stack.enter_context(_sizes_replaced(request, replaced))
             model = unwrapped(_called(_function(Path(file), name), request))
-        self.was_training = dropping(model) if isinstance(model, nn.Module) else ()
+        self.modes_not_run = dropping(model) if isinstance(model, nn.Module) else ()
         self.take(model, request)
         self.inner.replaced = replaced
 
@@ -79,7 +79,7 @@ class PythonPort:
     def describe(self) -> Description:
         """What the backend inside says, and which section of the spec it is."""
         about: Description = self.inner.describe()
-        not_run = (*about.not_run, *self.was_training)
+        not_run = (*about.not_run, *self.modes_not_run)
         return dataclasses.replace(about, backend="python", section=self.section, not_run=not_run)
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
