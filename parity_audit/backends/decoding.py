@@ -6,6 +6,7 @@ hand over every cached key in every step are asked for those of the new tokens o
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,7 @@ from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import RunReply, RunRequest
 
+RAISE = dis.opmap["RAISE_VARARGS"]
 Step = Callable[[Tensor], Any]
 """Runs the model on `[batch new]` more tokens, keeps its cache to itself, and returns what the model returned."""
 
@@ -77,7 +79,7 @@ def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> Run
 def stepped(request: RunRequest, run: Callable[[Recorder, Tensor], Any], device: str) -> RunReply:
     """Run a probe in steps with a program that shows each step to the recorder by means of its own, as `decode` does.
 
-    A program without a cache says so with NotImplementedError; any other error is one of its decoding.
+    A program without a cache says so (see `says_no_cache`); any other error is one of its decoding.
     """
     recorder = StepRecorder(request)
     try:
@@ -87,9 +89,25 @@ def stepped(request: RunRequest, run: Callable[[Recorder, Tensor], Any], device:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        first_line, raised = str(error).strip().partition("\n")[0], not isinstance(error, NotImplementedError)
-        return not_decoded(request.probe, f"{type(error).__name__}: {first_line[:200]}", raised=raised)
+        first_line = str(error).strip().partition("\n")[0]
+        why = f"{type(error).__name__}: {first_line[:200]}"
+        return not_decoded(request.probe, why, raised=not says_no_cache(error))
     return recorder.reply()
+
+
+def says_no_cache(error: Exception) -> bool:
+    """Whether a program said that it has no cache: a `raise NotImplementedError` in its own code.
+
+    torch raises NotImplementedError too, for a kernel that it lacks in a dtype or on a device: from a call, not from a `raise`.
+    """
+    last = error.__traceback__
+    if not isinstance(error, NotImplementedError) or last is None:
+        return False
+    while last.tb_next is not None:
+        last = last.tb_next
+    frame = last.tb_frame
+    by_torch = frame.f_globals.get("__name__", "").partition(".")[0] == "torch"
+    return frame.f_code.co_code[last.tb_lasti] == RAISE and not by_torch
 
 
 def cache_of(returned: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import importlib
 import json
 import os
@@ -15,6 +16,7 @@ import select
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,8 +125,12 @@ class Server:
 
     def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:
         if op in ("prepare", "load"):
-            self.backend = _backend_class(self.backend_key)()
-            return getattr(self.backend, op)(self.mode.taken_from(from_plain(LoadRequest, args)))
+            request = self.mode.taken_from(from_plain(LoadRequest, args))
+            with _without_collection():
+                self.backend = _backend_class(self.backend_key)()
+                if op == "prepare":
+                    return self.backend.prepare(request)
+            return self.backend.load(request)
         if op == "configs":
             return self.configs(from_plain(ConfigsRequest, args))
         if self.backend is None:
@@ -169,6 +175,18 @@ class Server:
         if ask is None:
             raise NotImplementedError(f"the backend `{self.backend_key}` cannot {op} completions")
         return ask(from_plain(ROLLOUT_OPS[op], args), tell)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Import without looking for garbage, now and ever after among what was imported: there is next to none, and looking takes a
+    fifth of a worker's start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _backend_class(key: str) -> Any:

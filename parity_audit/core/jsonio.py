@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import types
 import typing
@@ -53,7 +54,7 @@ def _build(kind: Any, value: Any) -> Any:
         item = typing.get_args(kind)[1]
         return {key: _build(item, entry) for key, entry in _of(dict, value).items()}
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(typing.cast(Any, kind))
         fields = {key: _build(hints.get(key, Any), entry) for key, entry in _of(dict, value).items()}
         return typing.cast(Any, kind)(**fields)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -67,6 +68,12 @@ def _of(kind: type, value: Any) -> Any:
     if not fits:
         raise TypeError(f"expected {kind.__name__}, found {type(value).__name__} {value!r:.60}")
     return value
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields: evaluating their annotations takes longer than building a value of them."""
+    return typing.get_type_hints(kind)
 
 
 def _build_union(options: tuple[Any, ...], value: Any) -> Any:

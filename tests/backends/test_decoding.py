@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from parity_audit.backends.decoding import says_no_cache
 from parity_audit.capture.probes import plan_probes
 from parity_audit.core.types import NotTested, SiteTap
 from parity_audit.core.wire import RunRequest
@@ -44,6 +45,26 @@ def test_steps_joined_are_one_run(backend, tmp_path):
     for site in whole:
         assert steps[site].shape == whole[site].shape
         torch.testing.assert_close(steps[site], whole[site], rtol=1e-4, atol=1e-5)
+
+
+def without_a_kernel() -> None:
+    torch.ones(2, 2, dtype=torch.float16).det()
+
+
+def refused_by_torch() -> None:
+    torch.nn.Module()(3)
+
+
+def refused() -> None:
+    raise NotImplementedError("no keys in this port")
+
+
+@pytest.mark.parametrize(("decoding", "said"), [(without_a_kernel, False), (refused_by_torch, False), (refused, True)])
+def test_a_kernel_that_torch_lacks_is_not_a_program_without_a_cache(decoding, said):
+    with pytest.raises(NotImplementedError) as caught:
+        decoding()
+
+    assert says_no_cache(caught.value) is said
 
 
 @pytest.mark.parametrize(("error", "raised"), [(NotImplementedError, False), (IndexError, True)])
