@@ -71,6 +71,6 @@ def probes_of(taken: Capture) -> tuple[dict[str, object], ...]:
 
 
 def tokens_hash(probe: Probe) -> str:
-    """16 hex digits that differ where a token, a mask bit or the start of decoding does."""
-    told = json.dumps([probe.token_ids, probe.mask, probe.decode_from])
+    """16 hex digits that differ where a token, a mask bit or a step of decoding does."""
+    told = json.dumps([probe.token_ids, probe.mask, probe.decode_from, *([probe.at_once] if probe.at_once > 1 else [])])
     return hashlib.sha256(told.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Cached decoding: the prompt at once or in chunks, then one token at a time, seen as if it were one run.
+"""Cached decoding: the prompt at once or in chunks, then tokens from the cache, seen as if it were one run.
 
 What a site shows in each step is joined along the positions, so that it can be compared with a whole run. Programs that
 hand over every cached key in every step are asked for those of the new tokens only.
@@ -21,8 +21,29 @@ from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import RunReply, RunRequest
 
 RAISE = dis.opmap["RAISE_VARARGS"]
-Step = Callable[[Tensor], Any]
-"""Runs the model on `[batch new]` more tokens, keeps its cache to itself, and returns what the model returned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInputs:
+    """The tokens of one step, `[batch new]`.
+
+    Where rows are padded, `mask` `[batch so_far]` is 1 at real tokens, those of earlier steps included, and `positions`
+    `[batch new]` count these alone. Both are None where no row is: that is the path a user takes.
+    """
+
+    tokens: Tensor
+    mask: Tensor | None = None
+    positions: Tensor | None = None
+
+    @property
+    def padding(self) -> dict[str, Tensor]:
+        """What models of transformers are told of the padding."""
+        given = {"attention_mask": self.mask, "position_ids": self.positions}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+
+Step = Callable[[StepInputs], Any]
+"""Runs the model on more tokens, keeps its cache to itself, and returns what the model returned."""
 
 
 @dataclass
@@ -32,14 +53,14 @@ class StepRecorder(Recorder):
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
 
-    def steps(self) -> Iterator[Probe]:
-        """The tokens of each step: the prompt, whole or in chunks, then one column at a time."""
+    def steps(self, device: str) -> Iterator[StepInputs]:
+        """What each step is given: the prompt, whole or in chunks, then one column at a time, or some at once first."""
         whole = self.request
         stops = stops_of(whole)
         for start, stop in zip((0, *stops), stops, strict=False):
             self.request = replace(whole, probe=whole.probe.columns(start, stop))
             self.seen.clear()
-            yield self.request.probe
+            yield _inputs(whole.probe, start, stop, device)
         self.request = whole
 
     def keep(self, site: str, canonical: Tensor) -> None:
@@ -58,25 +79,34 @@ class StepRecorder(Recorder):
         return super().reply()
 
 
+def _inputs(probe: Probe, start: int, stop: int, device: str) -> StepInputs:
+    tokens = positions.tokens(probe.columns(start, stop), device)
+    if positions.mask(probe, device) is None:
+        return StepInputs(tokens=tokens)
+    so_far = probe.columns(0, stop)
+    counted = positions.position_ids(so_far, device)
+    return StepInputs(tokens=tokens, mask=positions.mask(so_far, device), positions=counted[:, start:])
+
+
 def stops_of(request: RunRequest) -> list[int]:
     """Where each step ends, in positions."""
     length = request.probe.shape[1]
     prompt = request.probe.decode_from if request.cached and request.probe.decode_from is not None else length
     chunks = range(request.chunk, prompt, request.chunk) if request.chunk else ()
-    return [*chunks, *range(prompt, length + 1)]
+    return [*chunks, prompt, *range(prompt + request.probe.at_once, length + 1)]
 
 
 def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> RunReply:
     """Run a probe in steps. A program that cannot go on from its cache says why, and the probe is not tested."""
 
-    def watching(recorder: Recorder, tokens: Tensor) -> Any:
+    def watching(recorder: Recorder, inputs: StepInputs) -> Any:
         with hooked(root, recorder), watched(root, recorder):
-            return step(tokens)
+            return step(inputs)
 
     return stepped(request, watching, device)
 
 
-def stepped(request: RunRequest, run: Callable[[Recorder, Tensor], Any], device: str) -> RunReply:
+def stepped(request: RunRequest, run: Callable[[Recorder, StepInputs], Any], device: str) -> RunReply:
     """Run a probe in steps with a program that shows each step to the recorder by means of its own, as `decode` does.
 
     A program without a cache says so (see `says_no_cache`); any other error is one of its decoding.
@@ -84,8 +114,8 @@ def stepped(request: RunRequest, run: Callable[[Recorder, Tensor], Any], device:
     recorder = StepRecorder(request)
     try:
         with torch.no_grad():
-            for tokens in recorder.steps():
-                recorder.returns(run(recorder, positions.tokens(tokens, device)))
+            for inputs in recorder.steps(device):
+                recorder.returns(run(recorder, inputs))
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from parity_audit.backends.decoding import Step
+from parity_audit.backends.decoding import Step, StepInputs
 from parity_audit.backends.taps import returned_logits
 from parity_audit.core.rollouts import Completion, SampleReply, SampleRequest
 
@@ -24,7 +24,7 @@ def greedy(request: SampleRequest, step: Step, device: str) -> SampleReply:
     tokens, drawn = torch.tensor(request.prompts, dtype=torch.long, device=device), []
     with torch.no_grad():
         for _ in range(own.max_new_tokens):
-            logits = returned_logits(step(tokens))
+            logits = returned_logits(step(StepInputs(tokens=tokens)))
             if logits is None:
                 raise ValueError("the model returned no logits to choose a token from")
             tokens = logits[:, -1].argmax(-1, keepdim=True)

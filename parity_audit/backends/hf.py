@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from parity_audit.backends import hf_scores, positions
 from parity_audit.backends.attention import watched
 from parity_audit.backends.base import Tell
-from parity_audit.backends.decoding import Step, cache_of, decode
+from parity_audit.backends.decoding import Step, StepInputs, cache_of, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.float64 import promoted
@@ -151,10 +151,10 @@ class HfBackend:
         """Goes on from the cache that the model made itself."""
         cache: Any = None
 
-        def step(tokens: Tensor) -> Any:
+        def step(inputs: StepInputs) -> Any:
             nonlocal cache
             before = {} if cache is None else {"past_key_values": cache}
-            returned = self.model(input_ids=tokens, use_cache=True, **before)
+            returned = self.model(input_ids=inputs.tokens, use_cache=True, **inputs.padding, **before)
             cache = cache_of(returned)
             return returned
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
-from parity_audit.backends.decoding import Step, decode
+from parity_audit.backends.decoding import Step, StepInputs, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.generation import greedy
@@ -109,13 +109,16 @@ class HookedTransformerBackend:
         probe, recorder = request.probe, Recorder(request)
         tokens, mask = positions.tokens(probe, self.request.device), positions.mask(probe, self.request.device)
         with torch.no_grad(), hooked(self.model, recorder), named_hooks(self.model, recorder):
-            if mask is None:
-                recorder.returns(self.model(tokens, return_type="logits"))
-            else:
-                tokens = tokens.masked_fill(mask == 0, self.model.tokenizer.pad_token_id)
-                side = "left" if bool(mask[:, -1].all()) else "right"
-                recorder.returns(self.model(tokens, return_type="logits", padding_side=side, attention_mask=mask))
+            recorder.returns(self._called(tokens, mask))
         return recorder.reply()
+
+    def _called(self, tokens: Tensor, mask: Tensor | None, **more: Any) -> Any:
+        """The logits of tokens `[batch pos]`, of which the mask of that shape says which are real; None where all are."""
+        if mask is None:
+            return self.model(tokens, return_type="logits", **more)
+        tokens = tokens.masked_fill(mask == 0, self.model.tokenizer.pad_token_id)
+        side = "left" if bool(mask[:, -1].all()) else "right"
+        return self.model(tokens, return_type="logits", padding_side=side, attention_mask=mask, **more)
 
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
         """Greedy completions of one batch."""
@@ -125,10 +128,12 @@ class HookedTransformerBackend:
         """Goes on from a cache of the release's own kind."""
         model, cache = self.model, None
 
-        def step(tokens: Tensor) -> Any:
+        def step(inputs: StepInputs) -> Any:
             nonlocal cache
-            cache = cache or _cache_class().init_cache(model.cfg, self.request.device, batch_size=len(tokens))
-            return model(tokens, return_type="logits", past_kv_cache=cache)
+            rows, new = inputs.tokens.shape
+            cache = cache or _cache_class().init_cache(model.cfg, self.request.device, batch_size=rows)
+            mask = None if inputs.mask is None else inputs.mask[:, -new:]  # the cache keeps that of earlier steps
+            return self._called(inputs.tokens, mask, past_kv_cache=cache)
 
         return step
 

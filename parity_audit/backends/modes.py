@@ -39,9 +39,6 @@ OTHER_KERNELS = tuple(
 GENERATION = Mode(
     "generation loops", why="tokens are given, not chosen: samplers, beams and assisted decoding are not run"
 )
-PADDED_DECODING = Mode(
-    "padded rows that decode", why="the probe that decodes from the cache is one row without padding"
-)
 COMPILED = Mode("compiled model", why="the modules run as they are, without torch.compile and without CUDA graphs")
 
 MODES: Mapping[str, Sequence[Mode]] = {
@@ -52,7 +49,6 @@ MODES: Mapping[str, Sequence[Mode]] = {
         Mode("quantised weights", "quantization_config", (None,)),
         COMPILED,
         GENERATION,
-        PADDED_DECODING,
     ),
     "hooked_transformer": (
         Mode("processed weights", "fold_ln", (None, False)),
@@ -60,14 +56,12 @@ MODES: Mapping[str, Sequence[Mode]] = {
         Mode("quantised weights", "load_in_4bit", (None, False)),
         COMPILED,
         GENERATION,
-        PADDED_DECODING,
     ),
     "transformer_bridge": (
         *OTHER_KERNELS,
         Mode("compatibility mode", "compatibility_mode", (None, False)),
         COMPILED,
         GENERATION,
-        PADDED_DECODING,
     ),
     "nnsight": (
         *OTHER_KERNELS,
@@ -75,7 +69,6 @@ MODES: Mapping[str, Sequence[Mode]] = {
         Mode("remote execution, vLLM wrapper", why="the trace runs transformers in this process"),
         COMPILED,
         GENERATION,
-        PADDED_DECODING,
     ),
     "vllm": (
         Mode("compiled mode, CUDA graphs", "enforce_eager", (True,)),
@@ -108,7 +101,7 @@ MODES: Mapping[str, Sequence[Mode]] = {
         Mode("server", why="the scheduler runs in this process, without the HTTP server"),
     ),
     "spec": (GENERATION,),
-    "module": (COMPILED, GENERATION, PADDED_DECODING),
+    "module": (COMPILED, GENERATION),
 }  # fmt: skip
 
 

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
-from parity_audit.backends.decoding import Step, cache_of, stepped
+from parity_audit.backends.decoding import Step, StepInputs, cache_of, stepped
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.generation import greedy
@@ -148,13 +148,13 @@ class _Cached:
         self.backend = backend
         self.cache: Any = None
 
-    def __call__(self, tokens: Tensor) -> Any:
+    def __call__(self, inputs: StepInputs) -> Any:
         """A step that nobody looks into."""
-        return self.watched(None, tokens)
+        return self.watched(None, inputs)
 
-    def watched(self, recorder: Recorder | None, tokens: Tensor) -> Any:
+    def watched(self, recorder: Recorder | None, inputs: StepInputs) -> Any:
         """A step that is shown to the recorder."""
         before = {} if self.cache is None else {"past_key_values": self.cache}
-        returned = self.backend.trace(recorder, use_cache=True, input_ids=tokens, **before)
+        returned = self.backend.trace(recorder, use_cache=True, input_ids=inputs.tokens, **inputs.padding, **before)
         self.cache = cache_of(returned)
         return returned

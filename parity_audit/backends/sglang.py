@@ -25,7 +25,7 @@ from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.text_model import paths_of_part, text_part
-from parity_audit.backends.vllm_gather import Gatherer, hooks_of_the_whole
+from parity_audit.backends.vllm_gather import Gatherer, hooks_of_the_whole, prompts_of
 from parity_audit.backends.vllm_weights import parameter_count
 from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
@@ -113,10 +113,9 @@ class SglangBackend:
 
         Returns the prompt tokens that came out of the radix cache, by the engine's own counter.
         """
-        prompt = request.probe.decode_from if request.cached else None
-        more = 1 if prompt is None else len(rows[0]) - prompt + 1
-        sampling = replace(sglang_engine.GREEDY, max_new_tokens=more)
-        done = self.engine.generate([row[:prompt] for row in rows], sampling, keep_cache=request.keep_cache)
+        prompts, decoded = prompts_of(request, rows)
+        sampling = replace(sglang_engine.GREEDY, max_new_tokens=decoded + 1)
+        done = self.engine.generate(prompts, sampling, keep_cache=request.keep_cache)
         return sum(one.cached_tokens for one in done)
 
     def head_call(self) -> HeadCall:

@@ -10,11 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
-from parity_audit.backends.decoding import Step, decode
+from parity_audit.backends.decoding import Step, StepInputs, decode
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.hook_points import named_hooks
 from parity_audit.backends.hooked_transformer import (
@@ -112,8 +111,8 @@ class TransformerBridgeBackend(HookedTransformerBackend):
 
         cache = DynamicCache(config=self.model.original_model.config)
 
-        def step(tokens: Tensor) -> Any:
-            return self.model(tokens, return_type="logits", past_key_values=cache)
+        def step(inputs: StepInputs) -> Any:
+            return self.model(inputs.tokens, return_type="logits", past_key_values=cache, **inputs.padding)
 
         return step
 

@@ -24,7 +24,7 @@ from parity_audit.backends.modes import not_run
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.text_model import paths_of_part, text_part
-from parity_audit.backends.vllm_gather import Gatherer, real_rows
+from parity_audit.backends.vllm_gather import Gatherer, prompts_of, real_rows
 from parity_audit.backends.vllm_rank import attention_kernel
 from parity_audit.backends.vllm_ranks import Ranks
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
@@ -185,12 +185,11 @@ class VllmBackend:
         """
         from vllm import SamplingParams
 
-        prompt = request.probe.decode_from if request.cached else None
+        prompts, decoded = prompts_of(request, rows)
         if not request.keep_cache:
             self.llm.reset_prefix_cache()
-        more = 1 if prompt is None else len(rows[0]) - prompt + 1
-        sampling = SamplingParams(max_tokens=more, temperature=0.0, detokenize=False, ignore_eos=True)
-        outputs = self.llm.generate([{"prompt_token_ids": row[:prompt]} for row in rows], sampling, use_tqdm=False)
+        sampling = SamplingParams(max_tokens=decoded + 1, temperature=0.0, detokenize=False, ignore_eos=True)
+        outputs = self.llm.generate([{"prompt_token_ids": row} for row in prompts], sampling, use_tqdm=False)
         return vllm_rollouts.cached_tokens(outputs)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:

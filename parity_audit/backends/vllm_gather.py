@@ -103,6 +103,14 @@ def real_rows(probe: Probe) -> list[list[int]]:
     ]
 
 
+def prompts_of(request: RunRequest, rows: Sequence[list[int]]) -> tuple[list[list[int]], int]:
+    """The part of each row that is given as its prompt, and how many tokens are decoded behind it: as many in all rows, which end
+    together where they are padded on the left."""
+    first = request.probe.decode_from
+    decoded = request.probe.shape[1] - first if request.cached and first is not None else 0
+    return [row[: len(row) - decoded] for row in rows], decoded
+
+
 def token_axis(tap: SiteTap) -> int:
     """The axis of an engine's tensor that its tokens are on: that of the batch in the site's layout, else the first."""
     axes = tap.layout.partition("->")[0].split()

@@ -16,6 +16,8 @@ FIRST_ORDINARY_ID = 8
 SHORT, REPEATED = 48, 32
 PROMPT, DECODED = 20, 8
 RAGGED = (40, 23, 9)
+CONTINUED, SHORTER = 8, (0, 9)
+"""Of a decoded batch: tokens that its first step has, and by how many its rows are shorter than the longest."""
 EDGE_IDS = 8
 """Ids at either end of the vocabulary: where special tokens are, and where tables end."""
 MOST_SPECIAL = 96
@@ -51,10 +53,13 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[i
         what = f"past {_threshold(length - PAST_THRESHOLD)}"
         probes.append(padded("long", what, [_tokens(draw, length, **rows)], sites="residual"))
     others = [_tokens(draw, ROW_LENGTH, **rows) for _ in range(ROWS - 1)]
+    prompts = [_tokens(draw, PROMPT + DECODED - shorter, **rows) for shorter in SHORTER]
     probes += [
         padded("ids", "special tokens, and both ends of the vocabulary", [edge_ids(special, **rows)], sites="residual"),
         padded(BATCH, f"{ROWS} rows at once: none may depend on the others",
                [*others[:TWIN], first[:ROW_LENGTH], *others[TWIN:]], sites="residual"),
+        padded("decode_batch", f"prompts padded on the left, then {CONTINUED} tokens at once and one at a time from the cache",
+               prompts, left=True, decode_from=PROMPT - CONTINUED, at_once=CONTINUED),
         padded("one", "a text of one token", [first[:1]], sites="residual"),
         padded("two", "a text of two tokens", [first[:2]], sites="residual"),
         padded(AGAIN, f"`{FIRST}` once more, after the others: a model must not remember", [first], sites="residual"),
@@ -107,7 +112,8 @@ def _repeated(draw: random.Random, length: int, *, vocab: int, bos: int | None) 
 
 
 def padded(
-    name: str, purpose: str, rows: Sequence[list[int]], *, left: bool = False, sites: str = "all", decode_from: int | None = None
+    name: str, purpose: str, rows: Sequence[list[int]], *, left: bool = False, sites: str = "all", decode_from: int | None = None,
+    at_once: int = 1,
 ) -> Probe:  # fmt: skip
     """Rows padded to one length. Padding repeats the row's last id: its value must not matter to anybody."""
     width = max(len(row) for row in rows)
@@ -117,5 +123,6 @@ def padded(
         ids.append((*[row[-1]] * pad, *row) if left else (*row, *[row[-1]] * pad))
         mask.append((*[0] * pad, *[1] * len(row)) if left else (*[1] * len(row), *[0] * pad))
     return Probe(
-        name=name, purpose=purpose, token_ids=tuple(ids), mask=tuple(mask), sites=sites, decode_from=decode_from
-    )
+        name=name, purpose=purpose, token_ids=tuple(ids), mask=tuple(mask), sites=sites, decode_from=decode_from,
+        at_once=at_once,
+    )  # fmt: skip

@@ -96,7 +96,9 @@ class Probe:
     `token_ids` and `mask` are `[batch, pos]`; mask 0 marks padding, which no backend may attend to and
     no comparison may look at. `sites` names what to capture: "all", or "residual" (embed, resid_*, norms
     out of blocks, logits) for probes whose attention matrices would not fit. `decode_from` is the position from which
-    candidates are given one token at a time, with their cache; the reference and the judge run every probe whole.
+    candidates are given one token at a time, with their cache; the reference and the judge run every probe whole. `at_once`:
+    how many tokens the first step behind the prompt has, as where a prompt is continued or drafted tokens are verified;
+    engines, which schedule by themselves, decode these one at a time as well.
     `kept` are the positions that are written, all where it is empty; a capture's own probe has the tokens of these alone.
     """
 
@@ -106,6 +108,7 @@ class Probe:
     mask: tuple[tuple[int, ...], ...]
     sites: str = "all"
     decode_from: int | None = None
+    at_once: int = 1
     kept: tuple[int, ...] = ()
 
     @property

@@ -94,6 +94,11 @@ def only_where(finding: Finding, said: str) -> Finding:
     )
 
 
+def is_of_decoding(finding: Finding) -> bool:
+    """Whether a finding holds in tokens alone that were decoded from the cache."""
+    return str(finding.evidence.get("extent", "")).startswith(DECODED)
+
+
 def extent(tokens: Tokens) -> str | None:
     """The rule that tells wrong tokens from right ones, in words; None where there is none, or no need of one."""
     if not bool(tokens.wrong.any()) or bool(tokens.wrong.all()):
@@ -106,6 +111,8 @@ def extent(tokens: Tokens) -> str | None:
 
 def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
     yield DECODED, tokens.decoded
+    yield f"{DECODED}, in rows that are padded on the left", tokens.decoded & tokens.padded_left
+    yield f"{DECODED}, in batches of more than one row", tokens.decoded & tokens.in_batch
     yield "at the last token of a row", tokens.last
     yield "in rows that are padded on the left", tokens.padded_left
     yield "in rows that are padded on the right", tokens.padded_right

@@ -89,6 +89,8 @@ AT_DISTANCE = "distance "
 LOST = ("every key", "not the token's own", "none of the prompt", "none but its own after the prompt")
 EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE = LOST
 NOT_FIRST_KEYS, LAST_KEYS = "not the first {}", "the last {}"
+NOT_FIRST_REAL = "not the first {} behind the padding"
+"""The same as the first ones in a row without padding; in a padded row, programs that have no padding lose other keys."""
 MOVES = tuple(f"values moved by {places:+d} against their keys" for places in (1, -1, 2, -2))
 """Which keys a cache shows to a decoded token, and how far the values that it holds stand from their keys: where both are moved
 together, the sum over keys is the same."""

@@ -11,7 +11,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.sites import NORM_ROLES
 from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
-from parity_audit.diagnose.extent import DECODED
+from parity_audit.diagnose.extent import is_of_decoding
 from parity_audit.diagnose.findings import stderr_of
 from parity_audit.diagnose.narrow import DTYPE
 from parity_audit.diagnose.returned import NO_PATCH
@@ -77,7 +77,7 @@ def propose(
         if finding.kind in NO_PATCH_KINDS:
             gaps.append(no_patch(finding.knob, f"{finding.kind}: no setting repairs it"))
             continue
-        if finding.evidence.get("extent") == DECODED:
+        if is_of_decoding(finding):
             gaps.append(no_patch(finding.knob, "a whole run is right: cached decoding has no setting of its own"))
             continue
         target = whole_value(rewritten.get(finding.knob, target_value(finding, match_reference)), finding, plan)

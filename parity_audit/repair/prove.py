@@ -21,7 +21,7 @@ from parity_audit.core.errors import BackendFailed
 from parity_audit.core.report import Finding, Imposed, LogitsDelta, Proof, Verdict
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import FLOAT64, NATIVE
-from parity_audit.diagnose.extent import DECODED
+from parity_audit.diagnose.extent import is_of_decoding
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.narrow import SETTINGS
 from parity_audit.repair.choose import NO_PATCH_KINDS, each_once, nearest
@@ -117,9 +117,7 @@ def _imposed(way: Way) -> Imposed:
 
 def _taken(probe: Probe, capture: Capture, aside: Sequence[Way], plan: SidePlan) -> SetAside:
     """What is set aside on one probe: what only decoded tokens get wrong, only where there are such tokens."""
-    own = (
-        way.finding for way in aside if probe.decode_from is not None or way.finding.evidence.get("extent") != DECODED
-    )
+    own = (way.finding for way in aside if probe.decode_from is not None or not is_of_decoding(way.finding))
     return set_aside({site for finding in own for site in places(finding, plan)}, capture.sites(probe.name))
 
 

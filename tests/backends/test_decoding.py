@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from parity_audit.backends.decoding import says_no_cache
-from parity_audit.capture.probes import plan_probes
+from parity_audit.capture.probes import padded, plan_probes
 from parity_audit.core.types import NotTested, SiteTap
 from parity_audit.core.wire import RunRequest
 
@@ -26,8 +28,8 @@ def backend(llama, loaded):
     return loaded(llama)
 
 
-def run(backend, out, **more):
-    reply = backend.run(RunRequest(probe=PROBE, taps=TAPS, out=str(out), **more), lambda text: None)
+def run(backend, out, probe=PROBE, **more):
+    reply = backend.run(RunRequest(probe=probe, taps=TAPS, out=str(out), **more), lambda text: None)
     return reply, {entry.site: load_file(out / entry.file)["x"] for entry in reply.entries}
 
 
@@ -57,6 +59,40 @@ def refused_by_torch() -> None:
 
 def refused() -> None:
     raise NotImplementedError("no keys in this port")
+
+
+def test_a_prompt_that_goes_on_is_one_step_of_several_tokens(backend, tmp_path):
+    lengths = []
+    hook = backend.model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    going_on = replace(PROBE, at_once=3)
+    _, steps = run(backend, tmp_path / "steps", probe=going_on, cached=True)
+    hook.remove()
+    _, whole = run(backend, tmp_path / "whole")
+
+    assert lengths == [PROBE.decode_from, 3, *[1] * (LENGTH - PROBE.decode_from - 3)]
+    for site in whole:
+        torch.testing.assert_close(steps[site], whole[site], rtol=1e-4, atol=1e-5)
+
+
+def test_padded_rows_are_decoded_with_the_mask_of_all_tokens_so_far(backend, tmp_path):
+    """What the rows are by themselves, without padding, they are side by side."""
+    given = []
+    hook = backend.model.register_forward_pre_hook(
+        lambda _, args, kwargs: given.append((kwargs["attention_mask"], kwargs["position_ids"])), with_kwargs=True
+    )
+    rows = [list(range(3, 3 + LENGTH)), list(range(40, 36 + LENGTH))]
+    batch = padded("decode", "test", rows, left=True, decode_from=PROBE.decode_from)
+    _, steps = run(backend, tmp_path / "steps", probe=batch, cached=True)
+    hook.remove()
+
+    assert [mask.shape[1] for mask, _ in given] == list(range(PROBE.decode_from, LENGTH + 1))
+    assert [at[:, -1].tolist() for _, at in given] == [[n, n - 4] for n in range(PROBE.decode_from - 1, LENGTH)]
+    for number, row in enumerate(rows):
+        _, alone = run(backend, tmp_path / str(number), probe=padded("decode", "test", [row]))
+        for site, value in alone.items():
+            torch.testing.assert_close(steps[site][number, -len(row) :], value[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("decoding", "said"), [(without_a_kernel, False), (refused_by_torch, False), (refused, True)])

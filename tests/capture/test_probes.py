@@ -57,6 +57,19 @@ def test_a_batch_of_eight_has_other_rows_and_one_that_the_first_probe_has_alone(
     assert all(all(row) for row in probes[BATCH].mask)
 
 
+def test_prompts_that_are_padded_on_the_left_are_decoded_together(probes):
+    """Each of the two rows has a prompt, and as many decoded tokens as the other."""
+    batch = probes["decode_batch"]
+    real = torch.tensor(batch.mask).bool()
+
+    assert real.all(1).tolist() == [True, False]
+    assert real[:, -1].all()
+    assert real[:, : batch.decode_from].sum(1).min() >= 2
+    assert real[:, batch.decode_from :].all()
+    assert 1 < batch.at_once < batch.shape[1] - batch.decode_from
+    assert batch.sites == "all"
+
+
 def test_texts_of_one_and_two_tokens_and_the_first_probe_again_at_the_very_end(probes):
     assert probes["one"].shape == (1, 1)
     assert probes["two"].shape == (1, 2)

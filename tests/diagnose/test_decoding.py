@@ -23,10 +23,10 @@ FIRST = 20
 DECODED = replace(probe("decode", (28,)), decode_from=FIRST)
 
 
-def told(mask=causal, candidate=None, **how):
-    """What is said of a decoded probe whose attention is computed by hand, beside one that is right."""
-    side = attention(probes=(DECODED,), mask=mask, hide=HIDDEN, **how) if candidate is None else {0: candidate}
-    findings, _ = identify_decoded(side, attention(torch.float64, probes=(DECODED,), hide=HIDDEN), ["blocks.0.z"])
+def told(mask=causal, candidate=None, probes=(DECODED,), **how):
+    """What is said of decoded probes whose attention is computed by hand, beside one that is right."""
+    side = attention(probes=probes, mask=mask, hide=HIDDEN, **how) if candidate is None else {0: candidate}
+    findings, _ = identify_decoded(side, attention(torch.float64, probes=probes, hide=HIDDEN), ["blocks.0.z"])
     return {finding.knob: finding.candidate_value for finding in findings if finding.kind != "unexplained"}
 
 
@@ -62,6 +62,23 @@ def later(rule):
 )
 def test_keys_that_the_cache_lost(rule, words):
     assert told(later(rule)) == {"cache.keys": words}
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        (lambda real: 3, "not the first 3 behind the padding"),
+        (lambda real: 3 if real == 28 else 0, "not the first 3"),
+    ],
+)
+def test_the_first_keys_of_padded_rows_are_lost_behind_their_padding_or_with_it(lost, words):
+    def mask(real):
+        query, key = torch.arange(real)[:, None], torch.arange(real)[None, :]
+        return causal(real) & ((query < real - 8) | (key >= lost(real)))
+
+    batch = replace(probe("decode_batch", (28, 21, 15), pad="left"), decode_from=FIRST)
+
+    assert told(mask, probes=(DECODED, batch)) == {"cache.keys": words}
 
 
 @pytest.mark.parametrize("places", [1, -1, 2, -2])

@@ -16,7 +16,8 @@ PADDED = probe("left_padded", (40, 23, 9), seed=3, pad="left")
 EIGHT, ONE = probe("batch", (10,) * 8, seed=5), probe("one", (1,), seed=6)
 USED = replace(SHORT, name="again")
 DECODED = replace(probe("decode", (28,), seed=4), decode_from=20)
-PROBES = (SHORT, RAGGED, PADDED, DECODED, EIGHT, ONE, USED)
+BATCH = replace(probe("decode_batch", (28, 21, 15), seed=7, pad="left"), decode_from=20)
+PROBES = (SHORT, RAGGED, PADDED, DECODED, EIGHT, ONE, USED, BATCH)
 SITE = "blocks.1.attn_out"
 
 
@@ -53,10 +54,19 @@ def said(rule, dtype="float32", by=1.1):
     return with_extents([finding], [(Shown(own), Shown(true))], dtype)[0][0].evidence.get("extent")
 
 
+def columns(of):
+    return torch.arange(of.shape[1]).expand(of.shape)
+
+
+def decoded(of):
+    """Tokens that were decoded from the cache."""
+    return columns(of) >= (of.shape[1] if of.decode_from is None else of.decode_from)
+
+
 def ends(of, position):
     """The last token of each row; decoded ones, and the end of their prompt, were the last when they were computed."""
-    if of is DECODED:
-        return position >= DECODED.decode_from - 1
+    if of.decode_from is not None:
+        return columns(of) >= of.decode_from - 1
     return torch.tensor(of.mask).bool() & (position == torch.tensor(of.mask).sum(1, keepdim=True) - 1)
 
 
@@ -68,7 +78,15 @@ def everywhere(of, position, row):
     ("rule", "words"),
     [
         (lambda of, p, row: p >= 20, "at positions from 20 on"),
-        (lambda of, p, row: (p >= 20) & (of is DECODED), "in tokens decoded from the cache"),
+        (lambda of, p, row: decoded(of), "in tokens decoded from the cache"),
+        (
+            lambda of, p, row: decoded(of) & (row > 0),
+            "in tokens decoded from the cache, in rows that are padded on the left",
+        ),
+        (
+            lambda of, p, row: decoded(of) & (len(of.mask) > 1),
+            "in tokens decoded from the cache, in batches of more than one row",
+        ),
         (lambda of, p, row: ends(of, p), "at the last token of a row"),
         (lambda of, p, row: p < 4, "at positions up to 3"),
         (lambda of, p, row: (p >= 5) & (p <= 9), "at positions 5 to 9"),
@@ -79,7 +97,10 @@ def everywhere(of, position, row):
         (lambda of, p, row: torch.isin(torch.tensor(of.token_ids), torch.tensor([5, 77])), "at the token ids 5, 77"),
         (lambda of, p, row: (row >= 1) & (row <= 2) & (len(of.mask) > 1), "in rows 1, 2 of a batch"),
         (lambda of, p, row: everywhere(of, p, row) & (len(of.mask) > 1), "in batches of more than one row"),
-        (lambda of, p, row: everywhere(of, p, row) & (of is PADDED) & (row > 0), "in rows that are padded on the left"),
+        (
+            lambda of, p, row: everywhere(of, p, row) & (of in (PADDED, BATCH)) & (row > 0),
+            "in rows that are padded on the left",
+        ),
         (
             lambda of, p, row: everywhere(of, p, row) & (of is RAGGED) & (row > 0),
             "in rows that are padded on the right",

@@ -17,7 +17,20 @@ from parity_audit.capture.workspace import WORKING, kept_captures
 from parity_audit.core.report import Verdict
 
 pytestmark = pytest.mark.engine
-USUAL = ("short", "repeated", "ragged", "left_padded", "decode", "long", "ids", "batch", "one", "two", "again")
+USUAL = (
+    "short",
+    "repeated",
+    "ragged",
+    "left_padded",
+    "decode",
+    "long",
+    "ids",
+    "batch",
+    "decode_batch",
+    "one",
+    "two",
+    "again",
+)
 
 
 def test_quick_names_a_cause_on_one_short_probe_and_says_what_it_left_out(tmp_path):
