@@ -9,6 +9,7 @@ import pytest
 import parity_audit
 from parity_audit.core.errors import SpecError, UsageError
 from parity_audit.core.report import Verdict
+from parity_audit.diagnose.extent import DECODED
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 LLAMA = "meta-llama/Llama-3.2-1B"
@@ -97,6 +98,25 @@ def test_an_error_in_cached_decoding_is_no_parity_and_a_port_without_cache_is_no
         "NotImplementedError: asked for its cache, the model returned none"
     ]
     assert report.exit_code == 3
+
+
+def test_what_goes_wrong_in_a_decoded_batch_alone_is_a_mismatch_and_is_placed(tmp_path):
+    names = ("positions_count_padding", "steps_of_several_see_ahead")
+    counts, ahead = parity_audit.audit(
+        LLAMA, candidates=[f"python:{PORTS}/caches.py:{name}" for name in names], miniature="mini", repair=False,
+        out=tmp_path / "out", probes=("short", "left_padded", "decode", "decode_batch"),
+    ).candidates  # fmt: skip
+
+    assert said(counts) == [
+        ("rope.offset", "counted from the padding", f"{DECODED}, in rows that are padded on the left")
+    ]
+    assert said(ahead) == [("z", None, DECODED)]
+    assert [finding.kind for finding in ahead.findings] == ["unexplained"]
+
+
+def said(candidate):
+    assert candidate.verdict is Verdict.MISMATCH
+    return [(item.knob, item.candidate_value, item.evidence["extent"]) for item in candidate.findings]
 
 
 @pytest.mark.parametrize(
