@@ -16,8 +16,10 @@ FIRST_ORDINARY_ID = 8
 SHORT, REPEATED = 48, 32
 PROMPT, DECODED = 20, 8
 RAGGED = (40, 23, 9)
-CONTINUED, SHORTER = 8, (0, 9)
-"""Of a decoded batch: tokens that its first step has, and by how many its rows are shorter than the longest."""
+SHORTER = (0, 9)
+"""By how many tokens the rows of a decoded batch are shorter than the longest."""
+BEGUN, CONTINUED = 12, 8
+"""Tokens of a prompt, and of the one step that goes on with it."""
 EDGE_IDS = 8
 """Ids at either end of the vocabulary: where special tokens are, and where tables end."""
 MOST_SPECIAL = 96
@@ -58,8 +60,10 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[i
         padded("ids", "special tokens, and both ends of the vocabulary", [edge_ids(special, **rows)], sites="residual"),
         padded(BATCH, f"{ROWS} rows at once: none may depend on the others",
                [*others[:TWIN], first[:ROW_LENGTH], *others[TWIN:]], sites="residual"),
-        padded("decode_batch", f"prompts padded on the left, then {CONTINUED} tokens at once and one at a time from the cache",
-               prompts, left=True, decode_from=PROMPT - CONTINUED, at_once=CONTINUED),
+        padded("decode_batch", "prompts of different lengths, padded on the left, then decoded together from the cache",
+               prompts, left=True, decode_from=PROMPT),
+        padded("continued", f"a prompt, then {CONTINUED} tokens at once from the cache", [first[: BEGUN + CONTINUED]],
+               decode_from=BEGUN, at_once=CONTINUED),
         padded("one", "a text of one token", [first[:1]], sites="residual"),
         padded("two", "a text of two tokens", [first[:2]], sites="residual"),
         padded(AGAIN, f"`{FIRST}` once more, after the others: a model must not remember", [first], sites="residual"),

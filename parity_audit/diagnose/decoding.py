@@ -46,14 +46,22 @@ def run_whole(layers: ByLayer) -> dict[int | None, Evidence]:
 
 
 def identify_decoded(
-    candidate: ByLayer, reference: ByLayer, wrong: Collection[str], whole: Sequence[Finding] = ()
-) -> tuple[list[Finding], list[NotTested]]:
+    candidate: ByLayer, reference: ByLayer, wrong: Collection[str], whole: Sequence[Finding] = (),
+    probes: Collection[str] | None = None,
+) -> tuple[list[Finding], list[NotTested]]:  # fmt: skip
     """Findings for sites whose components are right in whole runs and wrong in decoded tokens: what a component does to a token
     by itself is explained as in whole runs, positions and attention with the prompt before them, by causes of `whole` runs first.
-    Attention that nothing explains is listed here: a cause of whole runs for the same component must not stand for it."""
+    Attention that nothing explains is listed here: a cause of whole runs for the same component must not stand for it.
+
+    Args:
+        probes: the decoded probes that are explained, all of them by default. Programs have other code for one token than for
+            several, and for padded rows: what one of them does need not explain the others.
+    """
     if not wrong:
         return [], []
-    own, true = ({layer: _only(side[layer], decoded=True) for layer in side} for side in (candidate, reference))
+    own, true = (
+        {layer: _only(side[layer], decoded=True, among=probes) for layer in side} for side in (candidate, reference)
+    )
     alone = [site for site in wrong if component_of(site) not in READS_OTHERS]
     found, missing = causes_at(_tokens(own), _tokens(true), alone)
     more, gaps = causes_at(own, true, [site for site in wrong if site not in alone], _settings(whole))
@@ -125,8 +133,11 @@ def _same_value(a: Finding, b: Finding) -> bool:
     return is_number(x) and is_number(y) and abs(x - y) <= SIGMAS * math.hypot(*errors)  # type: ignore[operator]
 
 
-def _only(evidence: Evidence, *, decoded: bool) -> Evidence:
-    probes = tuple(probe for probe in evidence.probes if (probe.decode_from is not None) == decoded)
+def _only(evidence: Evidence, *, decoded: bool, among: Collection[str] | None = None) -> Evidence:
+    probes = tuple(
+        probe for probe in evidence.probes
+        if (probe.decode_from is not None) == decoded and (among is None or probe.name in among)
+    )  # fmt: skip
     return replace(evidence, probes=probes)
 
 

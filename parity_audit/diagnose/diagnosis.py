@@ -13,7 +13,7 @@ from parity_audit.capture.store import Capture
 from parity_audit.capture.take import take_capture, wanted
 from parity_audit.compare.deltas import Comparison
 from parity_audit.core.errors import NotJudged
-from parity_audit.core.limits import share_of_limit
+from parity_audit.core.limits import limit_of, share_of_limit
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import BLOCK_ORDER, DELTA_SITES, RETURNED, layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
@@ -28,7 +28,7 @@ from parity_audit.diagnose.decoding import (
 )
 from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
-from parity_audit.diagnose.extent import with_extents
+from parity_audit.diagnose.extent import DECODED, only_where, with_extents
 from parity_audit.diagnose.findings import says_nothing, unexplained
 from parity_audit.diagnose.fit.sides import sites_in_block
 from parity_audit.diagnose.fitting import causes_at
@@ -137,11 +137,15 @@ def diagnose(case: Case) -> Diagnosis:
     everywhere = set(suspects(whole))
     findings, missing = causes_at(run_whole(layers_seen), run_whole(reference_seen), wrong_sites(whole))
     asked = set(suspects(steps)) if case.thorough else only_decoded(found, everywhere)
-    wrong = [site for site in wrong_sites(steps) if component_of(site) in asked]
-    later, more = identify_decoded(
-        layers_seen, reference_seen, not_left_in_whole_runs(wrong, wrong_sites(whole), findings), findings
+    wrong = not_left_in_whole_runs(
+        [site for site in wrong_sites(steps) if component_of(site) in asked], wrong_sites(whole), findings
     )
-    findings, gaps = [*findings, *not_in(findings, later)], [*gaps, *missing, *more]
+    departing = {probe for (probe, site), ratio in steps.items() if site in wrong and ratio > limit_of(site)}
+    later, more = identify_decoded(layers_seen, reference_seen, wrong, findings, departing)
+    later = [
+        item if component_of(item.site) in everywhere else only_where(item, DECODED) for item in not_in(findings, later)
+    ]
+    findings, gaps = [*findings, *later], [*gaps, *missing, *more]
     sides = Replayed(
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
     )  # fmt: skip

@@ -43,7 +43,7 @@ FIRST_TOLD = 2
 class Tokens:
     """Every real token of every probe: its id, its position, its column (padding counted), its row, how that is padded,
     how many rows and positions its probe has, whether the probe had been run before, whether the token was decoded from the
-    cache, whether it ended its row when it was computed, and whether it is wrong."""
+    cache, in a step of several tokens or not, whether it ended its row when it was computed, and whether it is wrong."""
 
     ident: Tensor
     rows: Tensor
@@ -57,6 +57,7 @@ class Tokens:
     padded_left: Tensor
     padded_right: Tensor
     decoded: Tensor
+    of_several: Tensor
     last: Tensor
     wrong: Tensor
 
@@ -80,18 +81,19 @@ def with_extents(
 
 
 def _with_extent(finding: Finding, pairs: Sequence[Pair]) -> Finding:
-    if "extent" in finding.evidence:  # what only decoded tokens say says so already
-        return finding
+    known = finding.evidence.get(
+        "extent", ""
+    )  # what only decoded tokens say says so already, and may hold in some of them
     tokens = _tokens(pairs, finding.site)
     said = None if tokens is None else extent(tokens)
-    return finding if said is None else only_where(finding, said)
+    return finding if said is None or not said.startswith(known) else only_where(finding, said)
 
 
 def only_where(finding: Finding, said: str) -> Finding:
     """The finding, said to hold only there."""
-    return dataclasses.replace(
-        finding, evidence={**finding.evidence, "extent": said}, message=f"{finding.message}; only {said}"
-    )
+    known = f"; only {finding.evidence.get('extent')}"
+    message = f"{finding.message.removesuffix(known)}; only {said}"
+    return dataclasses.replace(finding, evidence={**finding.evidence, "extent": said}, message=message)
 
 
 def is_of_decoding(finding: Finding) -> bool:
@@ -111,6 +113,8 @@ def extent(tokens: Tokens) -> str | None:
 
 def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
     yield DECODED, tokens.decoded
+    yield f"{DECODED} one at a time", tokens.decoded & ~tokens.of_several
+    yield f"{DECODED} several at a time", tokens.decoded & tokens.of_several
     yield f"{DECODED}, in rows that are padded on the left", tokens.decoded & tokens.padded_left
     yield f"{DECODED}, in batches of more than one row", tokens.decoded & tokens.in_batch
     yield "at the last token of a row", tokens.last
@@ -172,14 +176,16 @@ def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
     row, column = torch.arange(keep.shape[0])[:, None].expand_as(keep), torch.arange(keep.shape[1]).expand_as(keep)
     first = keep.shape[1] if probe.decode_from is None else probe.decode_from
     decoded = column >= first
-    # Cached decoding computes every decoded token, and the end of the prompt, as the last of its row.
-    last = (column >= first - 1) | (keep.flip(1).cumsum(1).flip(1) == 1)
+    of_several = decoded & (column < first + probe.at_once) & (probe.at_once > 1)
+    # Cached decoding computes the end of the prompt, and of every step behind it, as the last token of its row.
+    last = (column == first - 1) | (column >= first + probe.at_once - 1) | (keep.flip(1).cumsum(1).flip(1) == 1)
     left, right = ~keep[:, :1].expand_as(keep), ~keep[:, -1:].expand_as(keep)
+    of_batch = torch.full_like(keep, keep.shape[0] > 1)
     return Tokens(
         ident=torch.tensor(probe.token_ids)[keep], rows=torch.full_like(row, keep.shape[0])[keep],
         length=keep.sum(1, keepdim=True).expand_as(keep)[keep], again=torch.full_like(keep, probe.name == AGAIN)[keep],
         position=(keep.cumsum(1) - 1)[keep], column=column[keep], row=row[keep], wrong=wrong[keep], padded_left=left[keep],
-        padded_right=right[keep], decoded=decoded[keep], last=last[keep], in_batch=torch.full_like(keep, keep.shape[0] > 1)[keep],
+        padded_right=right[keep], decoded=decoded[keep], of_several=of_several[keep], last=last[keep], in_batch=of_batch[keep],
     )  # fmt: skip
 
 

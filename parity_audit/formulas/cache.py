@@ -10,6 +10,8 @@ from einops import rearrange
 from torch import Tensor
 
 from parity_audit.formulas.choices import (
+    AS_MANY_FIRST,
+    FIRST_ALONE,
     FULL,
     LAST_KEYS,
     LOST,
@@ -46,7 +48,10 @@ def shown(kind: str, rows: Tensor, places: Tensor, first: int) -> Tensor:
         return distance < last
     if kind not in (*LOST, *MOVES):
         raise ValueError(f"no cache shows `{kind}`")
-    limits = {NOT_OWN: distance != 0, NO_PROMPT: key >= first, OWN_ALONE: (key < first) | (distance == 0)}
+    limits = {
+        NOT_OWN: distance != 0, NO_PROMPT: key >= first, OWN_ALONE: (key < first) | (distance == 0),
+        AS_MANY_FIRST: distance >= first, FIRST_ALONE: key < 1,
+    }  # fmt: skip
     return limits.get(kind, torch.ones_like(distance, dtype=torch.bool)).expand_as(distance)
 
 

@@ -86,8 +86,13 @@ WHOLE_PREFIX, HIDDEN_START = "a prefix of {} tokens sees itself whole", "hides t
 see the first ones."""
 AT_DISTANCE = "distance "
 """Before the number of a distance between query and key, as parts of a bias by distance are called."""
-LOST = ("every key", "not the token's own", "none of the prompt", "none but its own after the prompt")
-EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE = LOST
+LOST = (
+    "every key", "not the token's own", "none of the prompt", "none but its own after the prompt",
+    "as many of the first as tokens were decoded", "the first alone",
+)  # fmt: skip
+"""Which keys a cache shows. The last two are a causal mask that is aligned with the first key, where it belongs to the last one
+(`is_causal` of torch): in a step of several tokens, and in steps of one."""
+EVERY_KEY, NOT_OWN, NO_PROMPT, OWN_ALONE, AS_MANY_FIRST, FIRST_ALONE = LOST
 NOT_FIRST_KEYS, LAST_KEYS = "not the first {}", "the last {}"
 NOT_FIRST_REAL = "not the first {} behind the padding"
 """The same as the first ones in a row without padding; in a padded row, programs that have no padding lose other keys."""

@@ -66,8 +66,14 @@ def test_prompts_that_are_padded_on_the_left_are_decoded_together(probes):
     assert real[:, -1].all()
     assert real[:, : batch.decode_from].sum(1).min() >= 2
     assert real[:, batch.decode_from :].all()
-    assert 1 < batch.at_once < batch.shape[1] - batch.decode_from
-    assert batch.sites == "all"
+    assert (batch.at_once, batch.sites) == (1, "all")
+
+
+def test_a_prompt_goes_on_with_several_tokens_at_once_and_nothing_else(probes):
+    continued = probes["continued"]
+
+    assert all(all(row) for row in continued.mask)
+    assert 1 < continued.at_once == continued.shape[1] - continued.decode_from
 
 
 def test_texts_of_one_and_two_tokens_and_the_first_probe_again_at_the_very_end(probes):

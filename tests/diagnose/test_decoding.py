@@ -58,6 +58,8 @@ def later(rule):
         (lambda query, key: query != key, "not the token's own"),
         (lambda query, key: key >= FIRST, "none of the prompt"),
         (lambda query, key: (key < FIRST) | (query == key), "none but its own after the prompt"),
+        (lambda query, key: key <= query - FIRST, "as many of the first as tokens were decoded"),
+        (lambda query, key: key == 0, "the first alone"),
     ],
 )
 def test_keys_that_the_cache_lost(rule, words):

@@ -9,7 +9,7 @@ import torch
 from tiny_port import probe
 
 from parity_audit.core.report import Finding
-from parity_audit.diagnose.extent import with_extents
+from parity_audit.diagnose.extent import only_where, with_extents
 
 SHORT, RAGGED = probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2)
 PADDED = probe("left_padded", (40, 23, 9), seed=3, pad="left")
@@ -17,7 +17,8 @@ EIGHT, ONE = probe("batch", (10,) * 8, seed=5), probe("one", (1,), seed=6)
 USED = replace(SHORT, name="again")
 DECODED = replace(probe("decode", (28,), seed=4), decode_from=20)
 BATCH = replace(probe("decode_batch", (28, 21, 15), seed=7, pad="left"), decode_from=20)
-PROBES = (SHORT, RAGGED, PADDED, DECODED, EIGHT, ONE, USED, BATCH)
+CONTINUED = replace(probe("continued", (20,), seed=8), decode_from=12, at_once=8)
+PROBES = (SHORT, RAGGED, PADDED, DECODED, EIGHT, ONE, USED, BATCH, CONTINUED)
 SITE = "blocks.1.attn_out"
 
 
@@ -39,7 +40,7 @@ def real_positions(of):
     return mask.cumsum(1) - 1
 
 
-def said(rule, dtype="float32", by=1.1):
+def said(rule, dtype="float32", by=1.1, known=None):
     """What is said when tokens for which `rule(probe, position, row)` holds are wrong by a factor."""
     g = torch.Generator().manual_seed(0)
     true = {of.name: torch.randn(*of.shape, 16, generator=g) for of in PROBES}
@@ -51,6 +52,7 @@ def said(rule, dtype="float32", by=1.1):
     finding = Finding(
         knob="x", kind="variant", layers=(1,), site=SITE, reference_value=None, candidate_value=None, message="m"
     )
+    finding = finding if known is None else only_where(finding, known)
     return with_extents([finding], [(Shown(own), Shown(true))], dtype)[0][0].evidence.get("extent")
 
 
@@ -66,7 +68,7 @@ def decoded(of):
 def ends(of, position):
     """The last token of each row; decoded ones, and the end of their prompt, were the last when they were computed."""
     if of.decode_from is not None:
-        return columns(of) >= of.decode_from - 1
+        return (columns(of) == of.decode_from - 1) | (columns(of) >= of.decode_from + of.at_once - 1)
     return torch.tensor(of.mask).bool() & (position == torch.tensor(of.mask).sum(1, keepdim=True) - 1)
 
 
@@ -79,6 +81,11 @@ def everywhere(of, position, row):
     [
         (lambda of, p, row: p >= 20, "at positions from 20 on"),
         (lambda of, p, row: decoded(of), "in tokens decoded from the cache"),
+        (
+            lambda of, p, row: decoded(of) & (of is not CONTINUED),
+            "in tokens decoded from the cache one at a time",
+        ),
+        (lambda of, p, row: decoded(of) & (of is CONTINUED), "in tokens decoded from the cache several at a time"),
         (
             lambda of, p, row: decoded(of) & (row > 0),
             "in tokens decoded from the cache, in rows that are padded on the left",
@@ -109,6 +116,16 @@ def everywhere(of, position, row):
 )
 def test_a_rule_is_said(rule, words):
     assert said(rule) == words
+
+
+def test_what_only_decoded_tokens_say_is_said_more_closely_where_it_holds_in_some_of_them():
+    def told(rule):
+        return said(rule, known="in tokens decoded from the cache")
+
+    assert (
+        told(lambda of, p, row: decoded(of) & (of is CONTINUED)) == "in tokens decoded from the cache several at a time"
+    )
+    assert told(lambda of, p, row: p >= 20) == "in tokens decoded from the cache"
 
 
 @pytest.mark.parametrize("rule", [everywhere, lambda of, p, row: ~everywhere(of, p, row), lambda of, p, row: p >= 1])

@@ -100,18 +100,17 @@ def test_an_error_in_cached_decoding_is_no_parity_and_a_port_without_cache_is_no
     assert report.exit_code == 3
 
 
-def test_what_goes_wrong_in_a_decoded_batch_alone_is_a_mismatch_and_is_placed(tmp_path):
+def test_what_one_kind_of_decoding_alone_gets_wrong_is_named_with_where_it_holds(tmp_path):
     names = ("positions_count_padding", "steps_of_several_see_ahead")
     counts, ahead = parity_audit.audit(
         LLAMA, candidates=[f"python:{PORTS}/caches.py:{name}" for name in names], miniature="mini", repair=False,
-        out=tmp_path / "out", probes=("short", "left_padded", "decode", "decode_batch"),
+        out=tmp_path / "out", probes=("short", "left_padded", "decode", "decode_batch", "continued"),
     ).candidates  # fmt: skip
 
     assert said(counts) == [
         ("rope.offset", "counted from the padding", f"{DECODED}, in rows that are padded on the left")
     ]
-    assert said(ahead) == [("z", None, DECODED)]
-    assert [finding.kind for finding in ahead.findings] == ["unexplained"]
+    assert said(ahead) == [("attention.mask", "not causal", DECODED)]  # the last token of a step sees what it should
 
 
 def said(candidate):

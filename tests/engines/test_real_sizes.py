@@ -18,19 +18,9 @@ from parity_audit.core.report import Verdict
 
 pytestmark = pytest.mark.engine
 USUAL = (
-    "short",
-    "repeated",
-    "ragged",
-    "left_padded",
-    "decode",
-    "long",
-    "ids",
-    "batch",
-    "decode_batch",
-    "one",
-    "two",
-    "again",
-)
+    "short", "repeated", "ragged", "left_padded", "decode", "long",
+    "ids", "batch", "decode_batch", "continued", "one", "two", "again",
+)  # fmt: skip
 
 
 def test_quick_names_a_cause_on_one_short_probe_and_says_what_it_left_out(tmp_path):
