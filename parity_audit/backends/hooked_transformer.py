@@ -118,7 +118,8 @@ class HookedTransformerBackend:
             return self.model(tokens, return_type="logits", **more)
         tokens = tokens.masked_fill(mask == 0, self.model.tokenizer.pad_token_id)
         side = "left" if bool(mask[:, -1].all()) else "right"
-        if "past_kv_cache" not in more:  # every release keeps what pad ids say in its cache; 2.8 does not keep a given mask
+        # Every release keeps in its cache what pad ids say; 2.8 does not keep a mask that it is given.
+        if "past_kv_cache" not in more:
             more["attention_mask"] = mask
         return self.model(tokens, return_type="logits", padding_side=side, **more)
 
