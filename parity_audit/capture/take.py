@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,8 @@ RESIDUAL_SITES = (
     *ENTERS_BLOCK, "altup.active", "resid_mid", *LEAVES_BLOCK, "attn_out", "mlp_out", "mlp.router_logits", "mlp.router_weights",
 )  # fmt: skip
 """The residual stream, what is added to it, and what chooses experts: where that is undecided, the rest follows from the choice."""
+OF_A_PROBE = re.compile(r"(.*) \(probe ([\w-]+)\)")
+"""What a gap says that one probe alone has."""
 Files = Mapping[str, Mapping[str, str]]
 """Tensor files by probe and site."""
 
@@ -103,11 +106,27 @@ def take_capture(
         backend=session.label, dtype=plan.dtype if precision == NATIVE else precision, device=plan.device,
         checkpoint=_lasting(plan.checkpoint), precision=precision, architecture=plan.spec.architecture,
         spec=Path(plan.spec.file).name, description=description, probes=tuple(ran), entries=tuple(entries),
-        not_visible=tuple(never.values()), not_tested=tuple(gaps), raised=raised,
+        not_visible=tuple(never.values()), not_tested=tuple(of_several_probes(gaps)), raised=raised,
         weights=session.weights() if with_weights else (), seconds=seconds, shares=tuple(shares),
     )  # fmt: skip
     write_manifest(out, manifest)
     return open_capture(out, just_written=True)
+
+
+def of_several_probes(gaps: Sequence[NotTested]) -> list[NotTested]:
+    """The gaps, of which those that differ in nothing but the probe are one."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for gap in gaps:
+        own = OF_A_PROBE.fullmatch(gap.what)
+        what, name = (gap.what, "") if own is None else own.groups()
+        found.setdefault((what, gap.why), []).append(name)
+    return [NotTested(what=what + _of_probes(names), why=why) for (what, why), names in found.items()]
+
+
+def _of_probes(names: Sequence[str]) -> str:
+    if not any(names):
+        return ""
+    return f" (probe{'s' if len(names) > 1 else ''} {', '.join(names)})"
 
 
 def hidden_there(probe: str, items: Sequence[NotVisible]) -> NotTested:
