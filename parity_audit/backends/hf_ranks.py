@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from parity_audit.backends.free_port import LOCALHOST, free_port
 from parity_audit.backends.shards import Cut, apart, by_width, joined
 from parity_audit.backends.sink import TENSOR, write_site
 from parity_audit.backends.taps import Recorder
@@ -38,7 +38,6 @@ HEADS_AXIS = 1
 CUT_AXES = ("head", "kv_head")
 KEYS = ("k_proj", "qkv_proj", "query_key_value")
 """How the names of layers end that make keys."""
-LOCALHOST = "127.0.0.1"
 ENDING = 10.0
 """Seconds that a rank is given to end before it is killed."""
 
@@ -49,7 +48,7 @@ class HfRanks:
     def __init__(self, request: LoadRequest, make: Callable[[], Any]) -> None:
         """Start a process per rank and load the model into them; `make` gives each its backend."""
         self.request, self.count = request, int(request.settings[RANKS])
-        context, port = get_context("spawn"), _free_port()
+        context, port = get_context("spawn"), free_port()
         self.wires: list[Connection] = []
         self.processes = []
         for rank in range(self.count):
@@ -174,13 +173,6 @@ def _local(tap: SiteTap, ranks: int) -> SiteTap:
     """A tap with the number of heads that one rank has."""
     sizes = {axis: max(1, size // ranks) if axis in CUT_AXES else size for axis, size in tap.sizes.items()}
     return replace(tap, sizes=sizes)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((LOCALHOST, 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def serve(wire: Connection, make: Callable[[], Any], rank: int, ranks: int, port: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from dataclasses import replace
 
 from parity_audit.backends import sglang_settings
 from parity_audit.backends.endpoint import Endpoint
+from parity_audit.backends.free_port import free_port
 from parity_audit.backends.served import ServedBackend, recognised
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import Description
@@ -50,7 +50,7 @@ class SglangServer(ServedBackend):
         given = dict(request.settings)
         original = bool(given.pop(ORIGINAL, False))
         plain = sglang_settings.arguments(replace(request, settings=given))
-        port = _free_port()
+        port = free_port()
         environ = {**os.environ, ORIGINAL_ENV: str(int(original))}
         command = [sys.executable, "-I", "-c", SERVE, json.dumps({**plain, "host": "127.0.0.1", "port": port})]
         self.process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL)
@@ -76,9 +76,3 @@ class SglangServer(ServedBackend):
                 return
             except BackendFailed:
                 time.sleep(LOOK_AGAIN)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

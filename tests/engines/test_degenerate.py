@@ -40,7 +40,7 @@ def test_a_reference_that_says_nothing_is_inconclusive(case, tmp_path):
     change, why = CASES[case]
     report = parity_audit.audit(
         LLAMA, candidates=["hf"], weights=checkpoint(tmp_path, change), out=tmp_path / "out",
-        probes=["short", "repeated"], repair=False,
+        probes=["short", "repeated"], repair=False, limits=False,
     )  # fmt: skip
 
     assert (report.candidates[0].verdict, report.candidates[0].why) == (Verdict.INCONCLUSIVE, why)

@@ -22,7 +22,7 @@ def load():
 
 def ask(what, model, weights=path):
     report = parity_audit.audit_live(
-        model, "meta-llama/Llama-3.2-1B", weights=weights, probes="short", out=f"out-{what}", repair=False
+        model, "meta-llama/Llama-3.2-1B", weights=weights, probes="short", out=f"out-{what}", repair=False, limits=False
     )
     candidate = report.candidates[0]
     said[what] = [candidate.verdict.value, sorted({finding.knob for finding in candidate.findings})]

@@ -25,7 +25,7 @@ def test_a_directory_is_audited_where_it_lies(files, llama, tmp_path, monkeypatc
             path.unlink()
     report = parity_audit.audit(
         "./fine-tune", candidates=["transformer_lens", "vllm"], probes=["short", "left_padded", "decode"], repair=False,
-        out="out",
+        out="out", limits=False,
     )  # fmt: skip
 
     assert [(one.verdict.value, one.findings) for one in report.candidates] == [("parity", ()), ("parity", ())]
@@ -42,6 +42,7 @@ def test_a_clamp_of_a_config_that_an_engine_leaves_out_is_named(cache, tmp_path)
         probes=["short"],
         repair=False,
         out=tmp_path / "out",
+        limits=False,
     )
     bridge, engine = report.candidates
 

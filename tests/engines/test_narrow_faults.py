@@ -28,7 +28,7 @@ def found(tmp_path_factory):
     names = ("clean", *SAID)
     report = parity_audit.audit(
         "meta-llama/Llama-3.2-1B", candidates=[f"python:{PORTS}:{name}" for name in names], miniature="mini",
-        probes=PROBES, repair=False, out=tmp_path_factory.mktemp("narrow") / "out",
+        probes=PROBES, repair=False, out=tmp_path_factory.mktemp("narrow") / "out", limits=False,
     )  # fmt: skip
     return dict(zip(names, report.candidates, strict=True))
 

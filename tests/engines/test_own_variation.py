@@ -19,7 +19,7 @@ def report(tmp_path_factory):
     ports = [f"python:{PORT}:load,fault={fault}" for fault in ("single_rows_round", "stale_cache", "rows_leak")]
     return parity_audit.audit(
         "meta-llama/Llama-3.2-1B", candidates=["hf", *ports], miniature="mini", probes=["short", "decode", "batch"],
-        repair=False, out=tmp_path_factory.mktemp("audit"),
+        repair=False, out=tmp_path_factory.mktemp("audit"), limits=False,
     )  # fmt: skip
 
 

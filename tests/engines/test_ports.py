@@ -19,7 +19,9 @@ PROBES = ("short", "left_padded")
 
 
 def audit(tmp_path: Path, *candidates: str):
-    return parity_audit.audit(LLAMA, candidates=candidates, miniature="mini", out=tmp_path / "out", probes=PROBES)
+    return parity_audit.audit(
+        LLAMA, candidates=candidates, miniature="mini", out=tmp_path / "out", probes=PROBES, limits=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def test_edited_hooks_are_told_from_hooks_that_nothing_reads(tmp_path):
     prescaled = f"python:{PORTS}/routes.py:load,sites={PORTS}/routes_sites.yaml,route=prescaled_q"
     good, dead, bridge, guessed = parity_audit.audit(
         LLAMA, candidates=(right, f"{right},dead_hook=true", "transformer_lens", prescaled), miniature="mini", hooks=True,
-        out=tmp_path / "out", probes=PROBES,
+        out=tmp_path / "out", probes=PROBES, limits=False,
     ).candidates  # fmt: skip
 
     assert good.verdict in (Verdict.EXACT, Verdict.PARITY)
@@ -85,7 +87,13 @@ def wrong_hooks(candidate):
 def test_an_error_in_cached_decoding_is_no_parity_and_a_port_without_cache_is_not_accused(tmp_path):
     ports = [f"python:{PORTS}/caches.py:{name}" for name in ("one_index_twice", "keeps_none")]
     report = parity_audit.audit(
-        LLAMA, candidates=ports, miniature="mini", repair=False, out=tmp_path / "out", probes=("short", "decode")
+        LLAMA,
+        candidates=ports,
+        miniature="mini",
+        repair=False,
+        out=tmp_path / "out",
+        probes=("short", "decode"),
+        limits=False,
     )
     fails, keeps_none = report.candidates
 
@@ -104,7 +112,7 @@ def test_what_one_kind_of_decoding_alone_gets_wrong_is_named_with_where_it_holds
     names = ("positions_count_padding", "steps_of_several_see_ahead")
     counts, ahead = parity_audit.audit(
         LLAMA, candidates=[f"python:{PORTS}/caches.py:{name}" for name in names], miniature="mini", repair=False,
-        out=tmp_path / "out", probes=("short", "left_padded", "decode", "decode_batch", "continued"),
+        out=tmp_path / "out", probes=("short", "left_padded", "decode", "decode_batch", "continued"), limits=False,
     ).candidates  # fmt: skip
 
     assert said(counts) == [

@@ -35,7 +35,7 @@ def found(tmp_path_factory, llama):
     (folder / "texts.jsonl").write_text("\n".join(json.dumps(row) for row in [*rows, chat]))
     report = parity_audit.audit(
         "meta-llama/Llama-3.2-1B", candidates=[f"python:{PORTS}:{name}" for name in SAID], weights=folder / "weights",
-        probes=["short"], prompts=folder / "texts.jsonl", repair=False, out=folder / "out",
+        probes=["short"], prompts=folder / "texts.jsonl", repair=False, out=folder / "out", limits=False,
     )  # fmt: skip
     return report, dict(zip(SAID, report.candidates, strict=True))
 

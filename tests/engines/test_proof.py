@@ -73,7 +73,7 @@ def load(model_path: str, dtype: str, device: str):
 
 def audit(model, out, *candidates, reference="hf", probes=PROBES, **how):
     report = parity_audit.audit(
-        model, reference=reference, candidates=candidates, miniature="mini", out=out, probes=probes, **how
+        model, reference=reference, candidates=candidates, miniature="mini", out=out, probes=probes, limits=False, **how
     )
     return report.candidates
 

@@ -22,7 +22,13 @@ def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     ports = [write_port(folder / "ports", name, plants, model=MODEL) for name, plants in PLANTS.items()]
     report = parity_audit.audit(
-        MODEL, candidates=ports, miniature=request.param, probes=["short"], repair=False, out=folder / "out"
+        MODEL,
+        candidates=ports,
+        miniature=request.param,
+        probes=["short"],
+        repair=False,
+        out=folder / "out",
+        limits=False,
     )
     return dict(zip(PLANTS, report.candidates, strict=True))
 

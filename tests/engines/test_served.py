@@ -19,6 +19,7 @@ import pytest
 
 import parity_audit
 from parity_audit.backends.endpoint import Endpoint
+from parity_audit.backends.free_port import free_port
 from parity_audit.backends.sglang_server import SERVE
 from parity_audit.cli.app import app
 from parity_audit.cli.errors import run_app
@@ -51,12 +52,6 @@ VLLM = (
 
 def checkpoint(cache: Path) -> str:
     return miniature.make(resolve_model(MODEL), root=cache / "synthetic").path
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def command(engine: str, python: str, path: str, port: int) -> list[str]:

@@ -30,7 +30,7 @@ def test_the_dropped_soft_cap_is_named_and_proved_beside_two_engines_at_parity(t
     """Its torch-native attention knows no soft-cap, and no setting gives it one."""
     report = parity_audit.audit(
         "gemma-2-2b-it", candidates=["transformer_lens", "vllm", "sglang"], miniature="mini", probes=["short"],
-        out=tmp_path / "out",
+        out=tmp_path / "out", limits=False,
     )  # fmt: skip
     *others, candidate = report.candidates
 

@@ -38,7 +38,7 @@ def test_its_clean_ports_are_at_parity(whole, tmp_path):
     before = importlib.util.find_spec("torchvision")
     report = parity_audit.audit(
         str(whole), candidates=["hf,attn_implementation=sdpa", "transformer_lens", "nnsight", "vllm", "spec"], probes=PROBES,
-        repair=False, out=tmp_path,
+        repair=False, out=tmp_path, limits=False,
     )  # fmt: skip
 
     assert report.exit_code == 0
@@ -52,7 +52,8 @@ def test_its_clean_ports_are_at_parity(whole, tmp_path):
 
 def test_a_constant_of_the_text_model_is_named_and_the_patch_says_where_it_is(whole, tmp_path):
     report = parity_audit.audit(
-        str(whole), candidates=[f"vllm,hf_overrides={json.dumps(WRONG)}", "hf,rms_norm_eps=1e-3"], probes=PROBES, out=tmp_path
+        str(whole), candidates=[f"vllm,hf_overrides={json.dumps(WRONG)}", "hf,rms_norm_eps=1e-3"], probes=PROBES, out=tmp_path,
+        limits=False,
     )  # fmt: skip
     vllm, hf = report.candidates
 
@@ -64,10 +65,14 @@ def test_a_constant_of_the_text_model_is_named_and_the_patch_says_where_it_is(wh
 
 def test_a_loaded_model_is_audited_where_it_is(text, whole, tmp_path):
     model = network("gemma3", text)
-    report = parity_audit.audit_live(model, str(whole), probes="short", repair=False, out=tmp_path / "clean")
+    report = parity_audit.audit_live(
+        model, str(whole), probes="short", repair=False, out=tmp_path / "clean", limits=False
+    )
     for layer in model.model.language_model.layers:
         layer.self_attn.scaling *= 2
-    wrong = parity_audit.audit_live(model, str(whole), probes="short", repair=False, out=tmp_path / "wrong")
+    wrong = parity_audit.audit_live(
+        model, str(whole), probes="short", repair=False, out=tmp_path / "wrong", limits=False
+    )
 
     assert (report.exit_code, report.candidates[0].findings) == (0, ())
     assert {finding.knob for finding in wrong.candidates[0].findings} == {"attention.scale"}
@@ -77,7 +82,7 @@ def test_llava_runs_as_what_it_wraps(cache, tmp_path):
     llama = miniature.make(resolve_model("meta-llama/Llama-3.2-1B"), root=cache / "synthetic")
     folder = save("llava", llama, tmp_path / "llava")
     report = parity_audit.audit(
-        str(folder), candidates=["transformer_lens"], probes=PROBES, repair=False, out=tmp_path / "out"
+        str(folder), candidates=["transformer_lens"], probes=PROBES, repair=False, out=tmp_path / "out", limits=False
     )
 
     assert [(one.verdict.value, one.findings) for one in report.candidates] == [("parity", ())]
@@ -94,7 +99,7 @@ def test_gemma_3n_is_audited_inside_its_release(cache, tmp_path):
     folder = save("gemma3n", alone, tmp_path / "whole")
     report = parity_audit.audit(
         str(folder), candidates=["transformer_lens", "hf,attn_implementation=sdpa,rms_norm_eps=1e-3", "spec"],
-        probes=PROBES, repair=False, out=tmp_path / "out",
+        probes=PROBES, repair=False, out=tmp_path / "out", limits=False,
     )  # fmt: skip
     bridge, wrong, formulas = report.candidates
 
@@ -108,7 +113,9 @@ def test_sglang_numbers_positions_from_one_and_computes_the_same(text, tmp_path)
     except EnvFailed as error:
         pytest.skip(f"SGLANG WAS NOT TESTED: its environment cannot be made here: {error.message}")
     folder = save("gemma3", text, tmp_path / "whole", names=RELEASED)
-    report = parity_audit.audit(str(folder), candidates=["sglang"], probes=PROBES, repair=False, out=tmp_path / "out")
+    report = parity_audit.audit(
+        str(folder), candidates=["sglang"], probes=PROBES, repair=False, out=tmp_path / "out", limits=False
+    )
     found = report.candidates[0]
 
     assert (found.verdict.value, found.findings) == ("parity", ())
