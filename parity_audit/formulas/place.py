@@ -23,12 +23,13 @@ class MissingTensor(ValueError):
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """What a run is given: token ids, a mask that is 1 at real tokens, and positions, each `[batch pos]`; and the place from which
-    on tokens were decoded from a cache, None where the run was whole."""
+    on tokens were decoded from a cache, the first `at_once` of them in one step; None where the run was whole."""
 
     tokens: Tensor
     mask: Tensor
     positions: Tensor
     decoded_from: int | None = None
+    at_once: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

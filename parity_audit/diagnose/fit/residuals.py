@@ -257,7 +257,8 @@ class Residuals:
             if len(probe.kept) == probe.shape[1] and bool(mask.all()):
                 positions = torch.tensor(probe.kept).expand_as(positions)
             self.batches[probe.name] = Batch(
-                tokens=torch.tensor(probe.token_ids), mask=mask, positions=positions, decoded_from=probe.decode_from
+                tokens=torch.tensor(probe.token_ids), mask=mask, positions=positions, decoded_from=probe.decode_from,
+                at_once=probe.at_once,
             )  # fmt: skip
         return self.batches[probe.name]
 
