@@ -385,7 +385,7 @@ def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: in
     kind, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
     k, v = cache.kept(_multiplied(at, "k"), dtype), cache.kept(v, dtype)
     together = rows < first + at.batch.at_once
-    steps = (rows[together], *rows[~together].split(1)) if kind in MOVES else (rows,)
-    for own in filter(len, steps):  # of no rows, split makes one empty part
+    steps: tuple[Tensor, ...] = (rows[together], *torch.split(rows[~together], 1)) if kind in MOVES else (rows,)
+    for own in (step for step in steps if len(step)):  # of no rows, split makes one empty part
         s = scores_of(at, own, k).masked_fill(~cache.shown(kind, own, counted(at.batch.mask), first), -torch.inf)
         yield attention.weighted_values(pattern_of(at, s), cache.moved(v, kind, int(own[-1])), kv)
