@@ -23,26 +23,25 @@ from parity_audit.formulas.choices import (
     OWN_ALONE,
     numbers_in,
 )
-from parity_audit.formulas.positions import counted
 
 
-def shown(kind: str, rows: Tensor, mask: Tensor, first: int) -> Tensor:
+def shown(kind: str, rows: Tensor, places: Tensor, first: int) -> Tensor:
     """Which of the keys before it a decoded token may see, `[query key]` or `[batch 1 query key]`, True where it may.
 
     Args:
         kind: a value of `cache.keys`.
         rows: places of the decoded tokens `[query]`.
-        mask: 1 at real tokens `[batch key]`.
+        places: those of the keys among the tokens that are no padding, `[batch key]`.
         first: the place of the first decoded token.
 
     Raises:
         ValueError: no cache is described so.
     """
-    key = rearrange(torch.arange(mask.shape[1], device=rows.device), "key -> 1 key")
+    key = rearrange(torch.arange(places.shape[1], device=rows.device), "key -> 1 key")
     distance = rearrange(rows, "query -> query 1") - key
     start, real, last = (numbers_in(kind, words)[0] for words in (NOT_FIRST_KEYS, NOT_FIRST_REAL, LAST_KEYS))
     if real is not None:
-        return rearrange(counted(mask) >= real, "batch key -> batch 1 1 key").expand(-1, -1, len(rows), -1)
+        return rearrange(places >= real, "batch key -> batch 1 1 key").expand(-1, -1, len(rows), -1)
     if start is not None:
         return (key >= start).expand_as(distance)
     if last is not None:

@@ -33,7 +33,7 @@ from parity_audit.formulas.frequencies import attention_factor, inverse_frequenc
 from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_of
 from parity_audit.formulas.knobs import of_part
 from parity_audit.formulas.place import Place
-from parity_audit.formulas.positions import growth, standing, visible
+from parity_audit.formulas.positions import counted, growth, standing, visible
 from parity_audit.formulas.projections import heads, joined, project
 from parity_audit.formulas.rounding import any_narrow, refuse_narrow, steps_of
 
@@ -242,8 +242,8 @@ def _grown(at: Place, q: Tensor) -> Tensor:
     if said is None:
         return q
     places = torch.arange(q.shape[1], device=q.device).expand_as(at.batch.positions)
-    counted = places if said.get("counts") == PLACES else at.batch.positions
-    return q * rearrange(growth(counted, said["scale"], said["step"]), "batch pos -> batch pos 1 1").to(q)
+    grown = places if said.get("counts") == PLACES else at.batch.positions
+    return q * rearrange(growth(grown, said["scale"], said["step"]), "batch pos -> batch pos 1 1").to(q)
 
 
 def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
@@ -384,8 +384,8 @@ def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: in
     the same there."""
     kind, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
     k, v = cache.kept(_multiplied(at, "k"), dtype), cache.kept(v, dtype)
-    together = rows < first + at.batch.at_once
+    places, together = counted(at.batch.mask), rows < first + at.batch.at_once
     steps: tuple[Tensor, ...] = (rows[together], *torch.split(rows[~together], 1)) if kind in MOVES else (rows,)
     for own in (step for step in steps if len(step)):  # of no rows, split makes one empty part
-        s = scores_of(at, own, k).masked_fill(~cache.shown(kind, own, at.batch.mask, first), -torch.inf)
+        s = scores_of(at, own, k).masked_fill(~cache.shown(kind, own, places, first), -torch.inf)
         yield attention.weighted_values(pattern_of(at, s), cache.moved(v, kind, int(own[-1])), kv)
