@@ -60,7 +60,7 @@ class StepRecorder(Recorder):
         for start, stop in zip((0, *stops), stops, strict=False):
             self.request = replace(whole, probe=whole.probe.columns(start, stop))
             self.seen.clear()
-            yield _inputs(whole.probe, start, stop, device)
+            yield inputs_of(whole.probe, device, start, stop)
         self.request = whole
 
     def keep(self, site: str, canonical: Tensor) -> None:
@@ -79,7 +79,8 @@ class StepRecorder(Recorder):
         return super().reply()
 
 
-def _inputs(probe: Probe, start: int, stop: int, device: str) -> StepInputs:
+def inputs_of(probe: Probe, device: str, start: int = 0, stop: int | None = None) -> StepInputs:
+    """What a step over the columns from `start` up to `stop` is given; by default a whole run."""
     tokens = positions.tokens(probe.columns(start, stop), device)
     if positions.mask(probe, device) is None:
         return StepInputs(tokens=tokens)

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
-from parity_audit.backends.decoding import Step, StepInputs, decode
+from parity_audit.backends.decoding import Step, StepInputs, decode, inputs_of
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.hook_points import named_hooks
 from parity_audit.backends.hooked_transformer import (
@@ -95,14 +94,10 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         if request.in_steps:
             return decode(request, self.model, self._cached(), self.request.device)
         recorder = Recorder(request)
-        device = self.request.device
-        tokens, mask = positions.tokens(request.probe, device), positions.mask(request.probe, device)
-        padding = {} if mask is None else {
-            "attention_mask": mask, "position_ids": positions.position_ids(request.probe, device)
-        }  # fmt: skip
+        inputs = inputs_of(request.probe, self.request.device)
         with torch.no_grad(), hooked(self.model, recorder), named_hooks(self.model, recorder):
             # With a cache, which it makes by default, hooks inside a linear attention do not fire.
-            recorder.returns(self.model(tokens, return_type="logits", use_cache=False, **padding))
+            recorder.returns(self.model(inputs.tokens, return_type="logits", use_cache=False, **inputs.padding))
         return recorder.reply()
 
     def _cached(self) -> Step:
