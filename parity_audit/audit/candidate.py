@@ -174,7 +174,7 @@ def _with_proof(
     trial = Trial(
         reference=reference.judging, probes=reference.probes, dtype=reference.dtype, shipped=capture, before=result.logits,
         out=out / "proof", who=_who(reference), patched=verified.capture if verified else None,
-        patched_knobs=frozenset(proposal.knob for proposal in state.proposals) if verified else frozenset(),
+        patched_knobs=state.took,
     )  # fmt: skip
     session.release()
     unpatched = {finding.knob for finding in open_findings} - {proposal.knob for proposal in state.proposals}

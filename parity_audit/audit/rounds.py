@@ -64,6 +64,20 @@ class State:
         own = (item for item in self.findings if self.match_reference or item.departs_from_spec != "reference")
         return any(item.knob not in patched for item in own)
 
+    @property
+    def useless(self) -> dict[str, str]:
+        """The patched knobs whose patches change nothing, or not what they are for, each with the reason."""
+        if self.verified is None:
+            return {}
+        idle = {patch.knob: IDLE for patch in self.verified.patches if changes_nothing(patch)}
+        return {**{knob: why for knob, why in self.stuck.items() if knob in self.verified.knobs}, **idle}
+
+    @property
+    def took(self) -> frozenset[str]:
+        """The knobs that a patch in force has set right."""
+        known = self.verified.knobs if self.verified else set()
+        return frozenset(known - self.useless.keys())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
@@ -229,10 +243,8 @@ def with_repair(result: Candidate, state: State) -> Candidate:
     verified = state.verified
     if verified is None:
         return replace(result, findings=tuple(state.findings), not_tested=(*result.not_tested, *state.gaps))
-    idle = {patch.knob: IDLE for patch in verified.patches if changes_nothing(patch)}
-    useless = {**{knob: why for knob, why in state.stuck.items() if knob in verified.knobs}, **idle}
-    patches = merge_fixes([patch for patch in verified.patches if patch.knob not in useless])
+    patches = merge_fixes([patch for patch in verified.patches if patch.knob in state.took])
     return replace(
         result, findings=tuple(state.findings), patches=patches, patched=verified.patched if patches else None,
-        not_tested=(*result.not_tested, *state.gaps, *(no_patch(knob, why) for knob, why in useless.items())),
+        not_tested=(*result.not_tested, *state.gaps, *(no_patch(knob, why) for knob, why in state.useless.items())),
     )  # fmt: skip

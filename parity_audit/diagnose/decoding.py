@@ -18,9 +18,10 @@ from parity_audit.core.sites import layer_of
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.agreement import SIGMAS, is_number, same
 from parity_audit.diagnose.evidence import Evidence
-from parity_audit.diagnose.extent import DECODED, only_where
+from parity_audit.diagnose.extent import DECODED, ONE_AT_A_TIME, SEVERAL_AT_A_TIME, is_of_decoding, only_where
 from parity_audit.diagnose.findings import is_by_formula, places_of, stderr_of, unexplained
 from parity_audit.diagnose.fit.causes import departing
+from parity_audit.diagnose.fit.settings import Setting
 from parity_audit.diagnose.fitting import ATTENTION, ByLayer, causes_at
 from parity_audit.diagnose.localise import component_of
 
@@ -42,7 +43,8 @@ def only_decoded(found: Collection[str], everywhere: Collection[str]) -> set[str
 
 def run_whole(layers: ByLayer) -> dict[int | None, Evidence]:
     """The evidence of the probes that every side runs whole."""
-    return {layer: _only(evidence, decoded=False) for layer, evidence in layers.items()}
+    return {layer: replace(one, probes=tuple(probe for probe in one.probes if probe.decode_from is None))
+            for layer, one in layers.items()}  # fmt: skip
 
 
 def identify_decoded(
@@ -51,7 +53,9 @@ def identify_decoded(
 ) -> tuple[list[Finding], list[NotTested]]:  # fmt: skip
     """Findings for sites whose components are right in whole runs and wrong in decoded tokens: what a component does to a token
     by itself is explained as in whole runs, positions and attention with the prompt before them, by causes of `whole` runs first.
-    Attention that nothing explains is listed here: a cause of whole runs for the same component must not stand for it.
+    Probes whose attention these causes explain say nothing more. Where nothing explains the attention of all others, each of them
+    is explained by itself: one token a step may have one fault, and several a step another. What is still left is listed here: a
+    cause of whole runs for the same component must not stand for it.
 
     Args:
         probes: the decoded probes that are explained, all of them by default. Programs have other code for one token than for
@@ -59,17 +63,50 @@ def identify_decoded(
     """
     if not wrong:
         return [], []
-    own, true = (
-        {layer: _only(side[layer], decoded=True, among=probes) for layer in side} for side in (candidate, reference)
-    )
+    every = next(iter(candidate.values())).probes
+    asked = [probe for probe in every if probe.decode_from is not None and (probes is None or probe.name in probes)]
     alone = [site for site in wrong if component_of(site) not in READS_OTHERS]
-    found, missing = causes_at(_tokens(own), _tokens(true), alone)
-    more, gaps = causes_at(own, true, [site for site in wrong if site not in alone], _settings(whole))
-    attended = {
-        site: [site] for site in departing([site for site in wrong if component_of(site) in ATTENTION], own, true)
-    }
-    left = [only_where(item, DECODED) for item in unexplained(attended, more)]
-    return [*found, *more, *left], [*missing, *gaps]
+    found, gaps = causes_at(_tokens(_only(candidate, asked)), _tokens(_only(reference, asked)), alone)
+    reading, known = [site for site in wrong if site not in alone], _settings(whole)
+
+    def is_new(probe: Probe) -> bool:
+        return bool(departing(reading, _only(candidate, [probe]), _only(reference, [probe]), known))
+
+    def explained(probes: Sequence[Probe]) -> tuple[list[Finding], list[NotTested]]:
+        return _attended(_only(candidate, probes), _only(reference, probes), reading, known)
+
+    new = [probe for probe in asked if is_new(probe)] if known else asked
+    more, missing = explained(new) if new and reading else ([], [])
+    shown = [(probe, more) for probe in new]
+    if len(new) > 1 and any(item.kind == "unexplained" for item in more):
+        apart = [explained([probe]) for probe in new]
+        shown = [(probe, findings) for probe, (findings, _) in zip(new, apart, strict=True)]
+        missing = list(dict.fromkeys(gap for _, gaps in apart for gap in gaps))
+    return [*found, *_each_once(shown, asked)], [*gaps, *missing]
+
+
+def _each_once(shown: Sequence[tuple[Probe, Sequence[Finding]]], asked: Sequence[Probe]) -> list[Finding]:
+    """The findings of these decoded probes, each once. One that some of the probes show which were asked, and others do not, holds
+    in steps of one token alone, or of several, if that tells these probes from those."""
+    found: list[Finding] = []
+    for item in (item for _, findings in shown for item in findings):
+        if any(says_the_same(item, other) for other in found):
+            continue
+        where = [probe for probe, others in shown if any(says_the_same(item, other) for other in others)]
+        steps, elsewhere = ({probe.at_once > 1 for probe in some} for some in (where, set(asked) - set(where)))
+        several = SEVERAL_AT_A_TIME if True in steps else ONE_AT_A_TIME
+        found.append(only_where(item, several) if len(steps) == 1 and elsewhere - steps else item)
+    return found
+
+
+def _attended(
+    own: ByLayer, true: ByLayer, sites: Sequence[str], known: Sequence[Setting]
+) -> tuple[list[Finding], list[NotTested]]:
+    """Causes of what reads the tokens before it, and the sites of attention that have none."""
+    found, gaps = causes_at(own, true, sites, known)
+    attended = departing([site for site in sites if component_of(site) in ATTENTION], own, true)
+    left = unexplained({site: [site] for site in attended}, found)
+    return [*found, *(only_where(item, DECODED) for item in left)], gaps
 
 
 def not_left_in_whole_runs(decoded: Collection[str], whole: Collection[str], findings: Sequence[Finding]) -> list[str]:
@@ -102,9 +139,7 @@ def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding
         if not any(says_the_same(item, known) or _rounds(known, item) for known in whole)
     ]  # fmt: skip
     knobs = {item.knob for item in whole}
-    return [
-        replace(item, evidence={**item.evidence, "extent": DECODED}) if item.knob in knobs else item for item in new
-    ]
+    return [only_where(item, DECODED) if item.knob in knobs and not is_of_decoding(item) else item for item in new]
 
 
 def _rounds(whole: Finding, decoded: Finding) -> bool:
@@ -133,12 +168,11 @@ def _same_value(a: Finding, b: Finding) -> bool:
     return is_number(x) and is_number(y) and abs(x - y) <= SIGMAS * math.hypot(*errors)  # type: ignore[operator]
 
 
-def _only(evidence: Evidence, *, decoded: bool, among: Collection[str] | None = None) -> Evidence:
-    probes = tuple(
-        probe for probe in evidence.probes
-        if (probe.decode_from is not None) == decoded and (among is None or probe.name in among)
-    )  # fmt: skip
-    return replace(evidence, probes=probes)
+def _only(layers: ByLayer, probes: Sequence[Probe]) -> dict[int | None, Evidence]:
+    """The evidence of these probes."""
+    names = {probe.name for probe in probes}
+    return {layer: replace(one, probes=tuple(probe for probe in one.probes if probe.name in names))
+            for layer, one in layers.items()}  # fmt: skip
 
 
 def _tokens(layers: Mapping[int | None, Evidence]) -> dict[int | None, Evidence]:

@@ -27,6 +27,7 @@ from parity_audit.diagnose.evidence import f64, real
 Pair = tuple[Capture, Capture]
 """A capture, and the judge on its inputs."""
 DECODED = "in tokens decoded from the cache"
+ONE_AT_A_TIME, SEVERAL_AT_A_TIME = f"{DECODED} one at a time", f"{DECODED} several at a time"
 DTYPE = "float32"
 """In coarser ones a single token says little."""
 TIMES = 64.0
@@ -113,8 +114,8 @@ def extent(tokens: Tokens) -> str | None:
 
 def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
     yield DECODED, tokens.decoded
-    yield f"{DECODED} one at a time", tokens.decoded & ~tokens.of_several
-    yield f"{DECODED} several at a time", tokens.decoded & tokens.of_several
+    yield ONE_AT_A_TIME, tokens.decoded & ~tokens.of_several
+    yield SEVERAL_AT_A_TIME, tokens.decoded & tokens.of_several
     yield f"{DECODED}, in rows that are padded on the left", tokens.decoded & tokens.padded_left
     yield f"{DECODED}, in batches of more than one row", tokens.decoded & tokens.in_batch
     yield "at the last token of a row", tokens.last

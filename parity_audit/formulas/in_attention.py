@@ -17,11 +17,14 @@ from parity_audit.formulas.alibi import penalties, standard_slopes
 from parity_audit.formulas.choices import (
     AT_DISTANCE,
     BELOW_TOP,
+    EVERY_KEY,
+    FULL,
     IN_ITS_TABLE,
     K_ONLY,
     MISSING,
     MOVES,
     ON_QUERIES,
+    OVER_QUERIES,
     PLACES,
     Q_ONLY,
     TIMES_OWN,
@@ -370,13 +373,19 @@ def _attended(at: Place, v: Tensor) -> Tensor:
     if at.is_given("pattern") or at.is_given("attn_scores"):
         return attention.weighted_values(at.site("pattern"), v, kv)
     queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries
-    first = at.batch.decoded_from
+    first = None if at.batch.decoded_from is None or _finds_all(at) else at.batch.decoded_from
     whole = queries if first is None else queries[queries < first]
     made = [
         attention.weighted_values(pattern_of(at, scores_of(at, rows)), v, kv) for rows in torch.split(whole, QUERY_ROWS)
     ]
     decoded = () if first is None else _decoded(at, v, kv, queries[queries >= first], first)
     return torch.cat([*made, *decoded], 1)
+
+
+def _finds_all(at: Place) -> bool:
+    """Whether a decoded token finds in the cache what a whole run would show it, so that both are computed at once."""
+    keys, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
+    return (keys, dtype) == (EVERY_KEY, FULL) and at.knob("attention.weights") != OVER_QUERIES
 
 
 def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: int) -> Iterator[Tensor]:

@@ -60,11 +60,10 @@ def prove(trial: Trial, findings: Sequence[Finding], unpatched: Sequence[str]) -
     setting. The reference is as before in the end.
     """
     ways = ways_of([item for item in findings if item.knob not in SETTINGS], trial.reference)
-    missing = {way.finding.knob for way in ways if way.why}
-    capture, on_candidate = trial.shipped, frozenset[str]()
-    if missing and trial.patched is not None and missing <= trial.patched_knobs:
-        capture, on_candidate = trial.patched, trial.patched_knobs
-    ways = [way for way in ways if way.finding.knob not in on_candidate]
+    patched = [way for way in ways if way.finding.knob in trial.patched_knobs and not is_of_decoding(way.finding)]
+    capture, missing = trial.shipped, [way for way in ways if way.why]
+    if missing and trial.patched is not None and all(way in patched for way in missing):
+        capture, ways = trial.patched, [way for way in ways if way not in patched]
     if not ways:
         return NotTested(what=WHAT, why="the candidate's patches leave nothing to impose on the reference")
     try:

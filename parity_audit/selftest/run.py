@@ -20,7 +20,7 @@ from parity_audit.specs.resolve import resolve_model
 CLEAN = Fault(id="clean", plant=[], knob="", harmless=True)
 AT_ONCE = 12
 NO_WEIGHTS: Mapping[str, Path] = {}
-SHORT_PROBES = ("short", "repeated", "ragged", "left_padded", "decode")
+SHORT_PROBES = ("short", "repeated", "ragged", "left_padded", "decode", "decode_batch", "continued")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from parity_audit.diagnose.fit.by_token import where_they_stand
 
 FIRST = 20
 DECODED = replace(probe("decode", (28,)), decode_from=FIRST)
+CONTINUED = replace(probe("continued", (28,), seed=1), decode_from=FIRST, at_once=8)
 
 
 def told(mask=causal, candidate=None, probes=(DECODED,), **how):
@@ -212,6 +213,46 @@ def test_decoded_attention_that_nothing_explains_is_listed_although_whole_runs_h
     ]
     assert not_in([cause("attention.scale", 9.5)], findings) == findings
     assert right == []
+
+
+def in_each(**sides):
+    """One side, made of another one for each probe."""
+    every = next(iter(sides.values()))
+    return {0: replace(every, tensor=lambda name, site: sides[name].tensor(name, site))}
+
+
+def where_said(candidate, whole=()):
+    """Knob, value and extent of what is said of both kinds of decoded probes."""
+    true = attention(torch.float64, probes=(DECODED, CONTINUED), hide=HIDDEN)
+    findings, gaps = identify_decoded(candidate, true, ["blocks.0.z"], whole)
+    assert gaps == []
+    return [(item.knob, item.candidate_value, item.evidence.get("extent")) for item in findings]
+
+
+def test_steps_of_one_token_and_of_several_may_have_a_fault_each():
+    lost, moved = (
+        attention(probes=(DECODED, CONTINUED), mask=later(rule), hide=HIDDEN)[0]
+        for rule in (lambda query, key: key >= 4, lambda query, key: query - key < 9)
+    )
+
+    assert where_said(in_each(decode=lost, continued=moved)) == [
+        ("cache.keys", "not the first 4", "in tokens decoded from the cache one at a time"),
+        ("cache.keys", "the last 9", "in tokens decoded from the cache several at a time"),
+    ]
+
+
+def test_steps_that_a_cause_of_whole_runs_explains_hide_nothing_of_the_others():
+    lost, usual = (
+        attention(probes=(DECODED, CONTINUED), scale=9.0, mask=mask, hide=HIDDEN)[0]
+        for mask in (later(lambda query, key: key >= 4), causal)
+    )
+    facts = {"candidate": [{"explained_by": "formula", "layer": 0, "read_from": "z"}]}
+    whole = [replace(cause("attention.scale", 9.0), evidence=facts)]
+
+    only = "in tokens decoded from the cache one at a time"
+    assert where_said(in_each(decode=lost, continued=usual), whole) == [
+        ("attention.scale", 9.0, only), ("cache.keys", "not the first 4", only),
+    ]  # fmt: skip
 
 
 def test_what_whole_runs_leave_unexplained_is_not_explained_by_single_tokens():

@@ -14,5 +14,5 @@ def test_a_fault_without_a_patch_hides_none_behind_it(cache):
 
     stacked = {score.id: score for score in scores if score.parts}
     assert {name: score.parts for name, score in stacked.items()} == dict.fromkeys(FAULTS, ("named", "named"))
-    assert [score.false_alarms for score in stacked.values()] == [(), ()]
+    assert [(score.false_alarms, score.proved) for score in stacked.values()] == [((), True)] * 2
     assert [score.found for score in scores if not score.parts] == [(), ()]  # the clean ports beside them

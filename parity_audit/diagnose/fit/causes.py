@@ -80,9 +80,8 @@ def causes(
     """The fits that explain the suspect components, and what the same knobs are where they are right. Values of the candidate that
     are `known` from elsewhere are tried before any others."""
     found = Causes()
-    before = [Explanation(values=setting, residual=math.nan) for setting in known]
     candidate, reference = as_shown_by(candidate, reference), as_shown_by(reference, candidate)
-    sides = Searched(side=side_of(candidate), found=before), Searched(side=side_of(reference))
+    sides = _sides(candidate, reference, known)
     for site in sites_with_formula(candidate):
         if suspects is None or component_of(site) in suspects:
             found.attempt(f"causes by formula at {site}", partial(_explain, site, sides, found))
@@ -94,11 +93,17 @@ def causes(
     return found
 
 
-def departing(sites: Collection[str], candidate: ByLayer, reference: ByLayer) -> list[str]:
-    """Those of the sites of which the spec's values leave more than rounding, on one side at least, or cannot be compared."""
-    sides = [Searched(side=side_of(one)) for one in (candidate, reference)] if sites else []
+def departing(
+    sites: Collection[str], candidate: ByLayer, reference: ByLayer, known: Sequence[Setting] = ()
+) -> list[str]:
+    """Those of the sites of which the spec's values, and values of the candidate that are `known` from elsewhere, leave more than
+    rounding, on one side at least, or that cannot be compared."""
+    sides = _sides(candidate, reference, known) if sites else ()
     both = {site: _both(site, sides) for site in sites}
-    return [site for site, parts in both.items() if not parts or not all(one.is_right for one in parts)]
+    return [
+        site for site, parts in both.items()
+        if not parts or not all(one.is_right or _known(one) is not None for one in parts)
+    ]  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -108,6 +113,11 @@ class Searched:
     side: Side
     found: list[Explanation] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
+
+
+def _sides(candidate: ByLayer, reference: ByLayer, known: Sequence[Setting]) -> tuple[Searched, Searched]:
+    before = [Explanation(values=setting, residual=math.nan) for setting in known]
+    return Searched(side=side_of(candidate), found=before), Searched(side=side_of(reference))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,15 +186,12 @@ def _add_where_right(site: str, knob: str, sides: Sequence[Searched], found: Cau
 
 def _explanation(at: _AtSite) -> Explanation | None:
     """What was found before, where it holds here too, else the first of a search that holds."""
-    residuals = at.searched.side.residuals
-    # A long text does not show what a short one does, and its formula asks for the knobs of that too.
-    knobs: frozenset[str] = frozenset().union(*(asked(residuals, part) for part in at.parts))
-    for known in at.searched.found:
-        if knobs.issuperset(known.values) and _holds(at, known):
-            return known
+    known = _known(at)
+    if known is not None:
+        return known
     if local_name(at.parts[0].site) in at.searched.failed:
         return None  # what one layer did not show, the next is not searched for
-    tried = _tried(at, _found_before(at, knobs))
+    tried = _tried(at, _found_before(at))
     chosen = next((one for one in tried if _holds(at, one)), None)
     if chosen is None:
         at.searched.failed.add(local_name(at.parts[0].site))
@@ -200,10 +207,21 @@ def _explanation(at: _AtSite) -> Explanation | None:
     return chosen
 
 
-def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
+def _asked_for(at: _AtSite) -> frozenset[str]:
+    """A long text does not show what a short one does, and its formula asks for the knobs of that too."""
+    return frozenset().union(*(asked(at.searched.side.residuals, part) for part in at.parts))
+
+
+def _known(at: _AtSite) -> Explanation | None:
+    """What was found before, where it holds here too."""
+    knobs = _asked_for(at)
+    return next((one for one in at.searched.found if knobs.issuperset(one.values) and _holds(at, one)), None)
+
+
+def _found_before(at: _AtSite) -> Setting:
     """The values found at other sites that this one asks for and that do not speak against it: where a site is made from the stream
     alone, as in a long text, what is wrong before it is wrong in it too, and what hides that is searched beside it."""
-    residuals = at.searched.side.residuals
+    residuals, knobs = at.searched.side.residuals, _asked_for(at)
     held: Setting = {}
     for known in at.searched.found:
         if knobs.issuperset(known.values) and held.keys().isdisjoint(known.values):
