@@ -70,7 +70,7 @@ def _run_group(
         report: Report = audit(
             model, candidates=ports, miniature=None if weights else synthetic, weights=weights, seed=seed, repair=repair,
             out=scratch / "out", progress=progress,
-            probes=None if faults[0].long else SHORT_PROBES,
+            probes=None if faults[0].long else SHORT_PROBES, limits=False,
         )  # fmt: skip
     except NotJudged as error:  # the reference of this model; the other models have theirs
         return [not_judged(fault, str(error)) for fault in faults]
