@@ -7,7 +7,7 @@ candidate's constants, so the noise floor is that of the program the candidate i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def prove(trial: Trial, findings: Sequence[Finding], unpatched: Sequence[str]) -
     setting. The reference is as before in the end.
     """
     ways = ways_of([item for item in findings if item.knob not in SETTINGS], trial.reference)
-    patched = [way for way in ways if way.finding.knob in trial.patched_knobs and not is_of_decoding(way.finding)]
+    patched = set_right(ways, trial.patched_knobs)
     capture, missing = trial.shipped, [way for way in ways if way.why]
     if missing and trial.patched is not None and all(way in patched for way in missing):
         capture, ways = trial.patched, [way for way in ways if way not in patched]
@@ -70,6 +70,11 @@ def prove(trial: Trial, findings: Sequence[Finding], unpatched: Sequence[str]) -
         return _proof(trial, capture, ways, unpatched)
     except BackendFailed:
         return _proof(trial, capture, [accepted(way, trial.reference) for way in ways], unpatched)
+
+
+def set_right(ways: Sequence[Way], patched_knobs: Collection[str]) -> list[Way]:
+    """The ways of findings that patches of the candidate set right; no setting is for what decoded tokens alone show."""
+    return [way for way in ways if way.finding.knob in patched_knobs and not is_of_decoding(way.finding)]
 
 
 def accepted(way: Way, reference: Session) -> Way:

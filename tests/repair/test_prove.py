@@ -8,7 +8,7 @@ from parity_audit.core.errors import BackendFailed
 from parity_audit.core.report import Finding, Verdict
 from parity_audit.core.types import Edit
 from parity_audit.repair.impose import Way, imposed_value
-from parity_audit.repair.prove import accepted, statement, wants_proof
+from parity_audit.repair.prove import accepted, set_right, statement, wants_proof
 
 SCALE = Finding(
     knob="attention.scale", kind="constant", layers=None, site="blocks.0.attn_scores", reference_value=16.0,
@@ -55,6 +55,13 @@ def test_one_list_of_longrope_at_every_length_is_imposed_as_both_lists():
 
     assert imposed_value(long) == {**spec, "short_factor": [2.0, 3.0]}
     assert "long at every length" in statement([long], True, [])
+
+
+def test_a_patch_sets_right_what_whole_runs_show_of_its_knob():
+    decoded = dataclasses.replace(SCALE, evidence={"extent": "in tokens decoded from the cache one at a time"})
+    whole, only_decoded, other = (Way(finding=finding) for finding in (SCALE, decoded, CAP))
+
+    assert set_right([whole, only_decoded, other], {"attention.scale"}) == [whole]
 
 
 class Picky:
