@@ -116,6 +116,8 @@ def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
     yield DECODED, tokens.decoded
     yield ONE_AT_A_TIME, tokens.decoded & ~tokens.of_several
     yield SEVERAL_AT_A_TIME, tokens.decoded & tokens.of_several
+    # The last token of a step sees no key too many, whatever its mask.
+    yield SEVERAL_AT_A_TIME, tokens.decoded & tokens.of_several & ~tokens.last
     yield f"{DECODED}, in rows that are padded on the left", tokens.decoded & tokens.padded_left
     yield f"{DECODED}, in batches of more than one row", tokens.decoded & tokens.in_batch
     yield "at the last token of a row", tokens.last

@@ -87,6 +87,10 @@ def everywhere(of, position, row):
         ),
         (lambda of, p, row: decoded(of) & (of is CONTINUED), "in tokens decoded from the cache several at a time"),
         (
+            lambda of, p, row: decoded(of) & (of is CONTINUED) & ~ends(of, p),
+            "in tokens decoded from the cache several at a time",
+        ),
+        (
             lambda of, p, row: decoded(of) & (row > 0),
             "in tokens decoded from the cache, in rows that are padded on the left",
         ),

@@ -118,7 +118,7 @@ def test_what_one_kind_of_decoding_alone_gets_wrong_is_named_with_where_it_holds
     assert said(counts) == [
         ("rope.offset", "counted from the padding", f"{DECODED}, in rows that are padded on the left")
     ]
-    assert said(ahead) == [("attention.mask", "not causal", DECODED)]  # the last token of a step sees what it should
+    assert said(ahead) == [("attention.mask", "not causal", f"{DECODED} several at a time")]
 
 
 def said(candidate):
