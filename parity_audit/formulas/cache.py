@@ -1,6 +1,6 @@
-"""Keys and values that a decoded token finds in a cache: all of them, or what a cache has lost, moved or rounded.
+"""Keys and values that a decoded token finds in a cache: its row's, or what a cache lost, moved, rounded or gave to another row.
 
-Only tokens that are decoded one at a time read a cache; the prompt before them runs whole.
+Only decoded tokens read a cache; the prompt before them runs whole.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from torch import Tensor
 from parity_audit.formulas.choices import (
     AS_MANY_FIRST,
     FIRST_ALONE,
+    FIRST_PROMPT,
+    FIRST_ROW,
     FULL,
     LAST_KEYS,
     LOST,
     MOVES,
+    NEXT_PROMPT,
     NO_PROMPT,
     NOT_FIRST_KEYS,
     NOT_FIRST_REAL,
     NOT_OWN,
+    OF_ROWS,
     OWN_ALONE,
     numbers_in,
 )
@@ -46,7 +50,7 @@ def shown(kind: str, rows: Tensor, places: Tensor, first: int) -> Tensor:
         return (key >= start).expand_as(distance)
     if last is not None:
         return distance < last
-    if kind not in (*LOST, *MOVES):
+    if kind not in (*LOST, *MOVES, *OF_ROWS):
         raise ValueError(f"no cache shows `{kind}`")
     limits = {
         NOT_OWN: distance != 0, NO_PROMPT: key >= first, OWN_ALONE: (key < first) | (distance == 0),
@@ -65,6 +69,19 @@ def moved(v: Tensor, kind: str, row: int) -> Tensor:
         return v
     places = int(kind.split()[3])
     return torch.cat([v[:, : row + 1].roll(places, 1), v[:, row + 1 :]], 1)
+
+
+def of_rows(x: Tensor, kind: str, first: int) -> Tensor:
+    """Keys or values `[batch key head d_head]` as the rows of a batch find them, which some caches give to other rows.
+
+    Args:
+        kind: a value of `cache.keys`.
+        first: the place of the first decoded token.
+    """
+    if kind not in OF_ROWS:
+        return x
+    others = x[:1].expand_as(x) if kind in (FIRST_PROMPT, FIRST_ROW) else x.roll(-1, 0)
+    return torch.cat([others[:, :first], x[:, first:]], 1) if kind in (NEXT_PROMPT, FIRST_PROMPT) else others
 
 
 def kept(x: Tensor, dtype: str) -> Tensor:

@@ -99,6 +99,11 @@ NOT_FIRST_REAL = "not the first {} behind the padding"
 MOVES = tuple(f"values moved by {places:+d} against their keys" for places in (1, -1, 2, -2))
 """Which keys a cache shows to a decoded token, and how far the values that it holds stand from their keys: where both are moved
 together, the sum over keys is the same."""
+NEXT_PROMPT, FIRST_PROMPT, NEXT_ROW, FIRST_ROW = OF_ROWS = (
+    "the prompt of the next row", "the prompt of the first row", "those of the next row", "those of the first row",
+)  # fmt: skip
+"""Whose keys and values a cache shows to a row of a batch: cached ones of the next row (of the first, for the last one) or of the
+first row for all, before the first decoded token or at every place. In a batch of two rows the next one is any other."""
 CACHED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Dtypes in which a cache may keep keys and values."""
 OTHER_ANGLES = (

@@ -392,7 +392,7 @@ def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: in
     """What tokens at these places, from `first` on, attended to, each of which was decoded from the cache: together where all find
     the same there."""
     kind, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
-    k, v = cache.kept(_multiplied(at, "k"), dtype), cache.kept(v, dtype)
+    k, v = (cache.kept(cache.of_rows(x, kind, first), dtype) for x in (_multiplied(at, "k"), v))
     places, together = counted(at.batch.mask), rows < first + at.batch.at_once
     steps: tuple[Tensor, ...] = (rows[together], *torch.split(rows[~together], 1)) if kind in MOVES else (rows,)
     for own in (step for step in steps if len(step)):  # of no rows, split makes one empty part

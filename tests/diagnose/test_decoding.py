@@ -105,6 +105,32 @@ def test_values_that_stand_beside_their_keys(part, places):
     assert told(candidate=with_z(usual, moved)) == {"cache.keys": f"values moved by {places:+d} against their keys"}
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("row_of", "words"), [((1, 2, 0), "the next row"), ((0, 0, 0), "the first row"), ((0, 1, 2), None)]
+)
+def test_a_cache_that_belongs_to_another_row(row_of, words, whole):
+    """Every row reads the keys and values of `row_of`, of the prompt alone or of the decoded tokens as well."""
+    batch = replace(probe("decode_batch", (28, 28, 28)), decode_from=FIRST)
+    usual = attention(probes=(batch,), hide=HIDDEN)[0]
+    q, k, v = (usual.tensor("decode_batch", site).double() for site in ("rot_q", "rot_k", "v"))
+
+    def other_rows(x):
+        others = x[list(row_of)]
+        return others if whole else torch.cat([others[:, :FIRST], x[:, FIRST:]], 1)
+
+    def read(z):
+        keys, values = (other_rows(x).repeat_interleave(2, 2) for x in (k, v))
+        scores = torch.einsum("bihd,bjhd->bhij", q, keys) / 8.0
+        pattern = scores.masked_fill(~causal(28), -torch.inf).softmax(-1)
+        own = torch.einsum("bhij,bjhd->bihd", pattern, values).to(z)
+        return torch.cat([z[:, :FIRST], own[:, FIRST:]], 1)
+
+    part = "those" if whole else "the prompt"
+    expected = {} if words is None else {"cache.keys": f"{part} of {words}"}
+    assert told(candidate=with_z(usual, read), probes=(batch,)) == expected
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_a_cache_in_a_narrow_dtype(dtype):
     usual = attention(probes=(DECODED,), hide=HIDDEN)[0]

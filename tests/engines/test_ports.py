@@ -109,8 +109,8 @@ def test_an_error_in_cached_decoding_is_no_parity_and_a_port_without_cache_is_no
 
 
 def test_what_one_kind_of_decoding_alone_gets_wrong_is_named_with_where_it_holds(tmp_path):
-    names = ("positions_count_padding", "steps_of_several_see_ahead")
-    counts, ahead = parity_audit.audit(
+    names = ("positions_count_padding", "steps_of_several_see_ahead", "rows_exchanged")
+    counts, ahead, exchanged = parity_audit.audit(
         LLAMA, candidates=[f"python:{PORTS}/caches.py:{name}" for name in names], miniature="mini", repair=False,
         out=tmp_path / "out", probes=("short", "left_padded", "decode", "decode_batch", "continued"), limits=False,
     ).candidates  # fmt: skip
@@ -119,6 +119,9 @@ def test_what_one_kind_of_decoding_alone_gets_wrong_is_named_with_where_it_holds
         ("rope.offset", "counted from the padding", f"{DECODED}, in rows that are padded on the left")
     ]
     assert said(ahead) == [("attention.mask", "not causal", f"{DECODED} several at a time")]
+    assert said(exchanged) == [
+        ("cache.keys", "the prompt of the next row", f"{DECODED}, in batches of more than one row")
+    ]
 
 
 def said(candidate):

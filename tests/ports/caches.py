@@ -56,6 +56,17 @@ def steps_of_several_see_ahead(model_path: str, dtype: str, device: str) -> Any:
     return _changed_behind_the_prompt(model_path, dtype, step)
 
 
+def rows_exchanged(model_path: str, dtype: str, device: str) -> Any:
+    """Behind the prompt, the cache of a batch is in another order than its rows."""
+
+    def step(given: dict[str, Any], cache: Any) -> None:
+        if not hasattr(cache, "exchanged"):
+            cache.batch_select_indices(torch.arange(given["input_ids"].shape[0]).roll(-1))
+            cache.exchanged = True
+
+    return _changed_behind_the_prompt(model_path, dtype, step)
+
+
 def _changed_behind_the_prompt(model_path: str, dtype: str, step: Callable[[dict[str, Any], Any], None]) -> Any:
     """A model whose call is changed where it goes on from a cache."""
     model = _model(model_path, dtype)
