@@ -28,15 +28,15 @@ WITHIN_THE_WINDOW = (
 """All but the longest probe, of 8256 tokens in Llama-3.2, which other tests run."""
 
 
-def audit(tmp_path: Path, model: str, reference: str, *candidates: str, **more) -> Report:
+def audit(tmp_path: Path, model: str, reference: str, *candidates: str, limits: bool = False, **more) -> Report:
     return parity_audit.audit(
-        model, reference=reference, candidates=candidates, miniature="mini", out=tmp_path / "out", **more
+        model, reference=reference, candidates=candidates, miniature="mini", out=tmp_path / "out", limits=limits, **more
     )
 
 
 @pytest.mark.parametrize(("model", "probes"), [("gemma-2-2b-it", None), (LLAMA, WITHIN_THE_WINDOW)])
 def test_clean_ports_are_at_parity_without_a_finding(model, probes, tmp_path):
-    report = audit(tmp_path, model, "hf", "transformer_lens", "vllm", probes=probes)
+    report = audit(tmp_path, model, "hf", "transformer_lens", "vllm", probes=probes, limits=True)
 
     assert [candidate.verdict in (Verdict.EXACT, Verdict.PARITY) for candidate in report.candidates] == [True, True]
     assert [candidate.findings for candidate in report.candidates] == [(), ()]
