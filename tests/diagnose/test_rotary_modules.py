@@ -110,7 +110,7 @@ def test_clean(name: str, dtype: torch.dtype):
 def test_gptj_turns_64_of_256_components():
     from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb, create_sinusoidal_positions
 
-    q, k = (torch.randn(1, 48, 4, 256, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    q, k = (torch.randn(1, 48, 1, 256, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     sin, cos = create_sinusoidal_positions(2048, 64)[None, :48].chunk(2, -1)
     rot_q, rot_k = (torch.cat([apply_rotary_pos_emb(x[..., :64], sin, cos), x[..., 64:]], -1) for x in (q, k))
 
