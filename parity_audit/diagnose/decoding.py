@@ -43,8 +43,7 @@ def only_decoded(found: Collection[str], everywhere: Collection[str]) -> set[str
 
 def run_whole(layers: ByLayer) -> dict[int | None, Evidence]:
     """The evidence of the probes that every side runs whole."""
-    return {layer: replace(one, probes=tuple(probe for probe in one.probes if probe.decode_from is None))
-            for layer, one in layers.items()}  # fmt: skip
+    return _only(layers, [probe for one in layers.values() for probe in one.probes if probe.decode_from is None])
 
 
 def identify_decoded(

@@ -102,7 +102,7 @@ def departing(
     both = {site: _both(site, sides) for site in sites}
     return [
         site for site, parts in both.items()
-        if not parts or not all(one.is_right or _known(one) is not None for one in parts)
+        if not parts or not all(one.is_right or _known(one, _asked_for(one)) is not None for one in parts)
     ]  # fmt: skip
 
 
@@ -186,12 +186,13 @@ def _add_where_right(site: str, knob: str, sides: Sequence[Searched], found: Cau
 
 def _explanation(at: _AtSite) -> Explanation | None:
     """What was found before, where it holds here too, else the first of a search that holds."""
-    known = _known(at)
+    knobs = _asked_for(at)
+    known = _known(at, knobs)
     if known is not None:
         return known
     if local_name(at.parts[0].site) in at.searched.failed:
         return None  # what one layer did not show, the next is not searched for
-    tried = _tried(at, _found_before(at))
+    tried = _tried(at, _found_before(at, knobs))
     chosen = next((one for one in tried if _holds(at, one)), None)
     if chosen is None:
         at.searched.failed.add(local_name(at.parts[0].site))
@@ -208,20 +209,20 @@ def _explanation(at: _AtSite) -> Explanation | None:
 
 
 def _asked_for(at: _AtSite) -> frozenset[str]:
-    """A long text does not show what a short one does, and its formula asks for the knobs of that too."""
+    """The knobs that the formulas of a site ask for on any probe: a long text does not show what a short one does, and asks for the
+    knobs of that too."""
     return frozenset().union(*(asked(at.searched.side.residuals, part) for part in at.parts))
 
 
-def _known(at: _AtSite) -> Explanation | None:
+def _known(at: _AtSite, knobs: frozenset[str]) -> Explanation | None:
     """What was found before, where it holds here too."""
-    knobs = _asked_for(at)
     return next((one for one in at.searched.found if knobs.issuperset(one.values) and _holds(at, one)), None)
 
 
-def _found_before(at: _AtSite) -> Setting:
+def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
     """The values found at other sites that this one asks for and that do not speak against it: where a site is made from the stream
     alone, as in a long text, what is wrong before it is wrong in it too, and what hides that is searched beside it."""
-    residuals, knobs = at.searched.side.residuals, _asked_for(at)
+    residuals = at.searched.side.residuals
     held: Setting = {}
     for known in at.searched.found:
         if knobs.issuperset(known.values) and held.keys().isdisjoint(known.values):
