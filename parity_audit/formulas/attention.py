@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from torch import Tensor
 
 from parity_audit.formulas.choices import (
@@ -66,12 +66,13 @@ def scores(
     step = steps_of(arithmetic)
     q, k = step("inputs", q), step("inputs", k)
     keys = shared_evenly(k, q.shape[2], heads)
-    grouped = rearrange(q, "batch query (kv_head group) d -> batch query kv_head group d", kv_head=keys.shape[2])
-    products = einsum(
-        grouped, keys, "batch query kv_head group d, batch key kv_head d -> batch kv_head group query key"
+    # One matrix product for all queries that read a key's head; einsum would copy both sides into this layout.
+    grouped = rearrange(q, "batch query (kv_head group) d -> batch kv_head (group query) d", kv_head=keys.shape[2])
+    products = grouped @ rearrange(keys, "batch key kv_head d -> batch kv_head d key")
+    products = rearrange(
+        products, "batch kv_head (group query) key -> batch (kv_head group) query key", query=q.shape[1]
     )
-    products = rearrange(products, "batch kv_head group query key -> batch (kv_head group) query key")
-    products = step("products", products) / of_heads(scale, q)[..., None]
+    products = step("products", products) / (scale if isinstance(scale, float) else of_heads(scale, q)[..., None])
     if softcap is not None:
         products = softcap * torch.tanh(products / softcap)
     if penalties is not None:
@@ -85,9 +86,10 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
     Args:
         sinks: a logit per head `[head]` that takes part in the sum and in nothing else.
     """
+    if sinks is None:
+        return torch.softmax(scores, -1).nan_to_num(0.0)
     total = torch.logsumexp(scores, -1, keepdim=True)
-    if sinks is not None:
-        total = torch.logaddexp(total, sinks[:, None, None].expand_as(total))
+    total = torch.logaddexp(total, sinks[:, None, None].expand_as(total))
     return torch.exp(scores - total).nan_to_num(0.0)
 
 
@@ -130,10 +132,10 @@ def weighted_values(pattern: Tensor, v: Tensor, heads: Sequence[int] | None = No
     `shared_evenly`."""
     values = shared_evenly(v, pattern.shape[1], heads)
     grouped = rearrange(
-        pattern, "batch (kv_head group) query key -> batch kv_head group query key", kv_head=values.shape[2]
+        pattern, "batch (kv_head group) query key -> batch kv_head (group query) key", kv_head=values.shape[2]
     )
-    z = einsum(grouped, values, "batch kv_head group query key, batch key kv_head d -> batch query kv_head group d")
-    return rearrange(z, "batch query kv_head group d -> batch query (kv_head group) d")
+    z = grouped @ rearrange(values, "batch key kv_head d -> batch kv_head key d")
+    return rearrange(z, "batch kv_head (group query) d -> batch query (kv_head group) d", query=pattern.shape[2])
 
 
 def of_heads(value: float | Sequence[float], like: Tensor) -> Tensor:

@@ -110,29 +110,26 @@ def visible(
     Raises:
         ValueError: no mask has this name.
     """
-    prefix, hidden = (numbers_in(kind, words)[0] for words in (WHOLE_PREFIX, HIDDEN_START))
+    prefix, hidden = (None if kind in MASKS else numbers_in(kind, words)[0] for words in (WHOLE_PREFIX, HIDDEN_START))
     if kind not in MASKS and prefix is hidden is None:
         raise ValueError(f"no mask is called `{kind}`")
-    length = mask.shape[-1]
-    distance = rearrange(rows, "query -> query 1") - rearrange(rows.new_tensor(range(length)), "key -> 1 key")
-    seen = rearrange(mask.bool(), "batch key -> batch 1 1 key")
-    if kind in SHOW_PADDING:
-        seen = torch.ones_like(seen)
+    real = rearrange(mask.bool(), "batch key -> batch 1 1 key")
+    distance = rows[:, None] - torch.arange(mask.shape[-1], device=rows.device)
+    seen = torch.ones_like(real) if kind in SHOW_PADDING else real
     if kind not in ("not causal", "no mask"):
         seen = seen & (
             distance >= (-1 if kind == "sees one key ahead" else 1 if kind == "hides the query's own key" else 0)
         )
-    places = counted(mask)
-    query, key = (
-        rearrange(places[:, rows], "batch query -> batch 1 query 1"),
-        rearrange(places, "batch key -> batch 1 1 key"),
-    )
-    if prefix is not None:
-        seen = seen | (rearrange(mask.bool(), "batch key -> batch 1 1 key") & (query < prefix) & (key < prefix))
-    if hidden is not None:
-        seen = seen & ((key >= hidden) | (query == key) | (query < hidden))
-    if chunk is not None:
-        seen = seen & (query // chunk == key // chunk)
+    if prefix is not None or hidden is not None or chunk is not None:
+        places = counted(mask)
+        query = rearrange(places[:, rows], "batch query -> batch 1 query 1")
+        key = rearrange(places, "batch key -> batch 1 1 key")
+        if prefix is not None:
+            seen = seen | (real & (query < prefix) & (key < prefix))
+        if hidden is not None:
+            seen = seen & ((key >= hidden) | (query == key) | (query < hidden))
+        if chunk is not None:
+            seen = seen & (query // chunk == key // chunk)
     return seen if window is None else seen & (distance < window)
 
 

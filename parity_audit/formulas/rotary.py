@@ -45,8 +45,6 @@ SIGNS = {
     NO_SINES: (0.0, 0.0), NO_SINE_OF_FIRST: (0.0, 1.0), NO_SINE_OF_SECOND: (-1.0, 0.0),
 }  # fmt: skip
 """The signs of the sines that b and a are multiplied by; a rotation has one minus."""
-LAYOUTS = {HALF: "... (two pair) -> two ... pair", ADJACENT: "... (pair two) -> two ... pair"}
-BACK = {HALF: "two ... pair -> ... (two pair)", ADJACENT: "two ... pair -> ... (pair two)"}
 
 
 def angles(
@@ -83,20 +81,32 @@ def rotate(
     if not 0 <= first <= end <= x.shape[-1]:
         raise ValueError(f"a head of {x.shape[-1]} components has none from {first} to {end}")
     read, written = READ_WRITTEN[pairing]
-    a, b = rearrange(x[..., first:end], LAYOUTS[read], two=2)
+    turning = x[..., first:end]
+    a, b = parts_of_pairs(turning, read)
     cos, sin = (sin, cos) if direction == EXCHANGED else (cos, sin)
     cos = torch.zeros_like(cos) if direction == NO_COSINES else cos
     of_b, of_a = SIGNS.get(direction, SIGNS[FORWARD])
-    (cos_a, cos_b), (sin_a, sin_b) = (
-        rearrange(_for_pairs(t * factor, pairing), "two batch pos pair -> two batch pos 1 pair") for t in (cos, sin)
-    )
-    turned = rearrange(torch.stack([a * cos_a + of_b * b * sin_a, b * cos_b + of_a * a * sin_b]), BACK[written], two=2)
-    return torch.cat([x[..., :first], turned, x[..., end:]], -1)
+    (cos_a, cos_b), (sin_a, sin_b) = (_of_both_parts(table[:, :, None] * factor, pairing) for table in (cos, sin))
+    turned = joined_pairs(a * cos_a + b * (of_b * sin_a), b * cos_b + a * (of_a * sin_b), written)
+    return turned if turned.shape == x.shape else torch.cat([x[..., :first], turned, x[..., end:]], -1)
 
 
-def _for_pairs(table: Tensor, pairing: str) -> Tensor:
-    """A table `[batch pos pair]` for both components of each pair, `[two batch pos pair]`."""
-    both = torch.stack([table, table])
+def parts_of_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """The first and the second component of each pair, each `[... pair]`, of x `[... 2*pair]` in the layout `HALF` or `ADJACENT`.
+
+    They are views: rotations are computed for thousands of values, and most of their time would be copies.
+    """
+    first, second = x.chunk(2, -1) if layout == HALF else (x[..., 0::2], x[..., 1::2])
+    return first, second
+
+
+def joined_pairs(first: Tensor, second: Tensor, layout: str) -> Tensor:
+    """x `[... 2*pair]` of the two components of each pair, `[... pair]`: the inverse of `parts_of_pairs`."""
+    return torch.cat([first, second], -1) if layout == HALF else torch.stack([first, second], -1).flatten(-2)
+
+
+def _of_both_parts(table: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
+    """What a table `[... pair]` has for the first and for the second component of each pair."""
     if pairing not in ANGLES_OF:
-        return both
-    return rearrange(rearrange(both, BACK[ANGLES_OF[pairing]]), LAYOUTS[READ_WRITTEN[pairing][0]], two=2)
+        return table, table
+    return parts_of_pairs(joined_pairs(table, table, ANGLES_OF[pairing]), READ_WRITTEN[pairing][0])

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from parity_audit.diagnose.fit.residuals import IMPOSSIBLE
@@ -22,7 +21,7 @@ from parity_audit.diagnose.fit.settings import with_numbers
 from parity_audit.diagnose.thresholds import SAME_VALUE
 from parity_audit.formulas.choices import SCALINGS
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
-from parity_audit.formulas.rotary import LAYOUTS, READ_WRITTEN
+from parity_audit.formulas.rotary import READ_WRITTEN, parts_of_pairs
 
 THETA, SCALING = "rope.theta", "rope.scaling"
 FACTOR = "attention_factor"
@@ -50,8 +49,8 @@ class Layout:
     def by_pair(self, off: Tensor) -> Tensor:
         """The squares of a flat difference `[token head d_head]`, summed for each pair."""
         turned = off.reshape(-1, self.d_head)[:, self.first : self.first + 2 * self.pairs]
-        squares: Tensor = rearrange(turned, LAYOUTS[READ_WRITTEN[self.pairing][0]], two=2).square().sum((0, 1))
-        return squares
+        first, second = parts_of_pairs(turned, READ_WRITTEN[self.pairing][0])
+        return (first.square() + second.square()).sum(0)
 
 
 def read_off(layout: Layout, difference: Difference, longest: int, factor: float) -> Table | None:

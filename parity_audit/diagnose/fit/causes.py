@@ -78,9 +78,10 @@ def causes(
     candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | None, known: Sequence[Setting] = ()
 ) -> Causes:
     """The fits that explain the suspect components, and what the same knobs are where they are right. Values of the candidate that
-    are `known` from elsewhere are tried before any others."""
+    are `known` from elsewhere are tried before any others. One side given as both is searched once."""
     found = Causes()
-    candidate, reference = as_shown_by(candidate, reference), as_shown_by(reference, candidate)
+    if candidate is not reference:
+        candidate, reference = as_shown_by(candidate, reference), as_shown_by(reference, candidate)
     sides = _sides(candidate, reference, known)
     for site in sites_with_formula(candidate):
         if suspects is None or component_of(site) in suspects:
@@ -117,7 +118,8 @@ class Searched:
 
 def _sides(candidate: ByLayer, reference: ByLayer, known: Sequence[Setting]) -> tuple[Searched, Searched]:
     before = [Explanation(values=setting, residual=math.nan) for setting in known]
-    return Searched(side=side_of(candidate), found=before), Searched(side=side_of(reference))
+    searched = Searched(side=side_of(candidate), found=before)
+    return searched, searched if candidate is reference else Searched(side=side_of(reference))
 
 
 @dataclass(frozen=True, kw_only=True)

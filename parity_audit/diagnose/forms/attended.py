@@ -23,7 +23,7 @@ from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.forms.kinds import LEFT, NARROW, OWN_TOKENS, STEPS, late
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
-from parity_audit.formulas.rotary import BACK, LAYOUTS
+from parity_audit.formulas.rotary import ADJACENT, HALF, joined_pairs, parts_of_pairs
 
 ROUNDING = 3e-7
 """What float32 leaves of an average over keys, relative: two or three roundings."""
@@ -152,10 +152,10 @@ def _turned(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not {"k", "rot_k"} <= row.keys() or len({row[site].shape[-1] for site in ("k", "rot_k", "v")}) > 1:
         return {}
     found = {}
-    for name, joined in LAYOUTS.items():
-        before, after, v = (torch.complex(*rearrange(row[site], joined, two=2)) for site in ("k", "rot_k", "v"))
+    for layout in (HALF, ADJACENT):
+        before, after, v = (torch.complex(*parts_of_pairs(row[site], layout)) for site in ("k", "rot_k", "v"))
         turn = after / before
         if float((turn.abs() - turn.abs().mean()).abs().max()) < ALIKE:
-            made = torch.view_as_real(v * turn)
-            found[f"v turned as keys are ({name})"] = rearrange(made.movedim(-1, 0), BACK[name])
+            made = v * turn
+            found[f"v turned as keys are ({layout})"] = joined_pairs(made.real, made.imag, layout)
     return found
