@@ -94,6 +94,7 @@ class Session:
     _worker: Asking | None = None
     _ready: Asking | None = None
     _description: Description | None = None
+    _unedited: Description | None = None
     _use: Lock | None = None
 
     @property
@@ -167,6 +168,15 @@ class Session:
         self.edits = live
         return self.read_back
 
+    def restore(self) -> None:
+        """Take every edit back. A model that was loaded with other settings is let go; the next question loads it as it was."""
+        if self.load_settings or not self.is_loaded:
+            self.release()
+            self.load_settings, self.edits, self.read_back = {}, (), ()
+            self._description = self._unedited
+        else:
+            self.apply(())
+
     def release(self) -> None:
         """Let the process and its memory go; the next call loads again."""
         for worker in (self._worker, self._ready):
@@ -211,6 +221,7 @@ class Session:
             worker.kill()
             raise
         self._worker, self._description = worker, description
+        self._unedited = self._unedited if self.load_settings else description
         self.plan = dataclasses.replace(plan, section=description.section)
         self.seconds["load"] = self.seconds.get("load", 0.0) + time.perf_counter() - started
         return worker

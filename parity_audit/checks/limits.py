@@ -91,7 +91,7 @@ def measure(
     try:
         n_layers = dims(session.plan.spec, session.plan.config)["n_layers"]
         found = [_found(bench, moved, n_layers) for moved in constants]
-        session.apply(())
+        session.restore()
     except NotJudged as error:  # what is known of small errors is not worth an audit
         session.release()
         session.edits = ()

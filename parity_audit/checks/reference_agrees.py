@@ -99,7 +99,7 @@ def _implementations(session: Session, probe: Probe, own: Tensor, exact: Tensor,
     except BackendFailed:  # a release that cannot change over: nothing is known, so nothing is said
         return []
     finally:
-        session.apply(())
+        session.restore()
     ratio = apart(seen, own, exact, session.plan.dtype)
     if ratio <= INNER_RATIO:
         return []

@@ -84,7 +84,7 @@ def accepted(way: Way, reference: Session) -> Way:
     except BackendFailed as error:
         return Way(finding=way.finding, why=f"the reference fails with it: {error.message}")
     finally:
-        reference.apply(())
+        reference.restore()
     return way
 
 
@@ -139,7 +139,7 @@ def _compared(trial: Trial, capture: Capture, imposed: Sequence[Way], taken: Map
         reference.apply(each_once(edit for way in imposed for edit in way.edits))
         native, judge = run("imposed", NATIVE), run("imposed-judge", FLOAT64)
     finally:
-        reference.apply(())
+        reference.restore()
     hidden = {probe: own.hidden for probe, own in taken.items()}
     return compare(Without(capture, hidden), native, judge, dtype=trial.dtype)
 

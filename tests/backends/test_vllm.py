@@ -121,12 +121,15 @@ def test_a_load_edit_takes_effect_and_can_be_taken_back(cache, tmp_path):
         one.apply((Edit(op="load", value={"hf_overrides": overrides}),))
         live = one.description().effective
         edited = take_capture(one, plan.probes, tmp_path / "b").tensor("short", "logits")
-        one.apply(())
+        one.restore()
+        loaded, restored = one.is_loaded, one.description().effective
         back = take_capture(one, plan.probes, tmp_path / "c").tensor("short", "logits")
     finally:
         one.release()
 
     assert (live["attention.softcap"], live["attention.scale"]) == ([30.0] * 4, [1 / 12] * 4)
+    assert not loaded
+    assert (restored["attention.softcap"], restored["attention.scale"]) == ([50.0] * 4, [1 / 16] * 4)
     assert (edited - shipped).abs().max() > 1e-3
     assert torch.equal(back, shipped)
 

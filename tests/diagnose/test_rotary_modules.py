@@ -92,7 +92,8 @@ def side(name: str, dtype: torch.dtype = torch.float32, *, probes: tuple = PROBE
         "rope__partial": MODELS[name][2],
         "rope__pairing": MODELS[name][3],
     }
-    return loose({key: value.float() for key, value in sites.items()}, probes=probes, **knobs)
+    narrow = str(dtype).removeprefix("torch.") if dtype.itemsize < 4 else None
+    return loose({key: value.float() for key, value in sites.items()}, probes=probes, dtype=narrow, **knobs)
 
 
 @pytest.mark.parametrize("probes", [PROBES, LONG], ids=["short", "long"])
@@ -105,6 +106,12 @@ def test_models_are_what_their_specs_say(name: str, probes: tuple):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_clean(name: str, dtype: torch.dtype):
     assert told(side(name, dtype, probes=LONG), side(name, torch.float64, probes=LONG)) == {}
+
+
+def test_rounding_in_a_dtype_that_nobody_names_is_no_finding():
+    rounded = {at: dataclasses.replace(evidence, dtype=None) for at, evidence in side("llama", torch.bfloat16).items()}
+
+    assert told(rounded, side("llama", torch.float64)) == {}
 
 
 def test_gptj_turns_64_of_256_components():
