@@ -14,7 +14,7 @@ from interrupting import obey_ctrl_c
 from parity_audit.capture.store import SPENT
 from parity_audit.capture.workspace import kept_captures
 
-CANDIDATES = ("hf,attn_implementation=sdpa", "transformer_lens")
+CANDIDATES = ("hf,attn_implementation=sdpa", "spec")
 
 
 def judged(report: Path) -> dict:
@@ -33,7 +33,7 @@ def test_a_judged_candidate_is_reported_from_what_was_kept_of_it(tmp_path):
     )  # fmt: skip
     assert first.stderr is not None
     for line in first.stderr:
-        if line.startswith("load: transformer_lens"):
+        if line.startswith("load: spec"):
             break
     first.send_signal(signal.SIGINT)
     first.stderr.read()

@@ -27,7 +27,7 @@ pytest.importorskip("ray", reason="RAY WAS NOT TESTED: it is not installed")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 WANTED = cells(
     Matrix(
-        models=("gpt2",), candidates=("hf", "hf,attn_implementation=sdpa", "hf,layer_norm_epsilon=0.001", "spec"),
+        models=("gpt2",), candidates=("hf,attn_implementation=sdpa", "hf,layer_norm_epsilon=0.001", "spec"),
         synthetic="mini", probes=("two",), repair=False,
     )
 )  # fmt: skip
