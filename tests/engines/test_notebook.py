@@ -20,7 +20,7 @@ AUDITS = {
 }
 CELL = """
 import parity_audit
-parity_audit.audit({model!r}, candidates={candidate!r}, miniature="mini", probes="short", repair=False, out={out!r})
+parity_audit.audit({model!r}, candidates={candidate!r}, miniature="mini", probes="short", repair=False, limits=False, out={out!r})
 """
 
 

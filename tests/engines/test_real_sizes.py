@@ -63,7 +63,12 @@ def test_within_a_bound_a_wrong_window_still_shows_and_the_report_says_what_was_
     bound = every.needed // 2
 
     report = parity_audit.audit(
-        "gemma-2-2b-it", candidates=["hf", "hf,sliding_window=2048"], disk=bound, out=tmp_path / "out", **question
+        "gemma-2-2b-it",
+        candidates=["hf", "hf,sliding_window=2048"],
+        disk=bound,
+        out=tmp_path / "out",
+        limits=False,
+        **question,
     )
     right, wrong = report.candidates
     long = next(probe for probe in report.probes if probe["name"] == "long")
@@ -86,6 +91,7 @@ def test_a_window_that_only_the_cut_text_shows_is_named_from_a_capture_of_all_it
         candidates=["hf,window_size=128"],
         miniature="mini",
         repair=False,
+        limits=False,
         out=tmp_path / "out",
     )
     wrong = report.candidates[0]

@@ -9,7 +9,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 def self_check(model, out, reference="hf"):
     report = parity_audit.audit(
-        model, reference=reference, candidates=["hf"], miniature="mini", out=out, probes=["short"], repair=False
+        model,
+        reference=reference,
+        candidates=["hf"],
+        miniature="mini",
+        out=out,
+        probes=["short"],
+        repair=False,
+        limits=False,
     )
     return report.reference.self_check
 
