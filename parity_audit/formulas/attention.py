@@ -19,6 +19,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from parity_audit.formulas.caps import capped
 from parity_audit.formulas.choices import (
     BELOW_TOP,
     FULL,
@@ -26,7 +27,8 @@ from parity_audit.formulas.choices import (
     OVER_QUERIES,
     SOFTMAX,
     SOFTMAX_TWICE,
-    SOFTMAX_WITH_ONE,
+    WITH_MORE,
+    number_in,
 )
 from parity_audit.formulas.rounding import steps_of
 
@@ -46,7 +48,7 @@ def scores(
     seen: Tensor,
     *,
     scale: float | Sequence[float],
-    softcap: float | None = None,
+    softcap: float | str | None = None,
     penalties: Tensor | None = None,
     heads: Sequence[int] | None = None,
     arithmetic: str = FULL,
@@ -58,7 +60,7 @@ def scores(
         k: `[batch key kv_head d_head]`.
         seen: which keys a query may attend to, `[batch 1 query key]`.
         scale: divisor of q.k, of all heads or of each.
-        softcap: bound of the scores, None for no bound.
+        softcap: bound of the scores, see `caps.capped`.
         penalties: of ALiBi `[batch head query key]`, or one for all queries (see `alibi`).
         heads: the key-value head that each query head reads, see `shared_evenly`.
         arithmetic: of the products, one of `choices.PLACES_IN_SCORES` behind a dtype.
@@ -73,8 +75,7 @@ def scores(
         products, "batch kv_head (group query) key -> batch (kv_head group) query key", query=q.shape[1]
     )
     products = step("products", products) / (scale if isinstance(scale, float) else of_heads(scale, q)[..., None])
-    if softcap is not None:
-        products = softcap * torch.tanh(products / softcap)
+    products = capped(products, softcap)
     if penalties is not None:
         products = products + penalties.to(products)
     return products.masked_fill(~seen, -torch.inf)
@@ -110,12 +111,13 @@ def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: s
     """What weighs the values, `[... head query key]` of scores of that shape; 0 where a key is hidden.
 
     Args:
-        law: one of `choices.LAWS`; sinks take part in the softmax alone. With 1 added to the sum (attention that may attend to
-            nothing, `add_zero_attn` in torch) is a sink of 0 in every head.
+        law: one of `choices.LAWS`, or `choices.WITH_MORE` with a number; sinks take part in the softmax alone. With 1 added to the
+            sum (attention that may attend to nothing, `add_zero_attn` in torch) is a sink of 0 in every head.
         arithmetic: of the softmax, see `narrow_softmax`.
     """
-    if law == SOFTMAX_WITH_ONE:
-        return softmax(scores, torch.zeros(scores.shape[-3]).to(scores))
+    added = number_in(law, WITH_MORE)
+    if added is not None:
+        return softmax(scores, scores.new_full((scores.shape[-3],), added).log())
     if arithmetic != FULL and law == SOFTMAX:
         return narrow_softmax(scores, sinks, arithmetic)
     if law in (SOFTMAX, SOFTMAX_TWICE):

@@ -169,7 +169,10 @@ ON_SCORES, ON_QUERIES = "on scores", "on queries"
 """Where q.k is divided: behind the product, or on the queries before it."""
 PLACES = "places"
 """What a temperature by position may count instead of positions: places in a row, padding with them."""
-SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", "softmax with 1 added to the sum"
+CLAMPED = "clamped at {}"
+"""A bound beyond which a number is cut off, where a soft-cap would bend it."""
+WITH_MORE = "softmax with {} added to the sum"
+SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", WITH_MORE.format(1)
 OVER_QUERIES, OVER_HEADS = "softmax over queries", "softmax over heads"
 LAWS = (
     SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE, OVER_QUERIES, OVER_HEADS,

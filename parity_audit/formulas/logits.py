@@ -8,9 +8,9 @@ Sources: tied embeddings (arXiv 1608.05859), the final soft-cap of Gemma 2 (arXi
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from parity_audit.formulas.caps import capped
 from parity_audit.formulas.choices import FULL
 from parity_audit.formulas.projections import project
 from parity_audit.formulas.rounding import refuse_narrow, steps_of
@@ -24,7 +24,7 @@ def logits(
     bias: Tensor | None = None,
     *,
     scale: float = 1.0,
-    softcap: float | None = None,
+    softcap: float | str | None = None,
     shift: float | str = 0.0,
     arithmetic: str = FULL,
 ) -> Tensor:
@@ -34,7 +34,7 @@ def logits(
         unembed: `[d_vocab d_model]`.
         bias: `[d_vocab]`.
         scale: factor on the product.
-        softcap: bound of the logits, None for no bound.
+        softcap: bound of the logits, see `caps.capped`.
         shift: constant over the vocabulary, or "centred".
         arithmetic: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_HEAD`.
 
@@ -46,5 +46,5 @@ def logits(
     product = project(step("inputs", h), step("weights", unembed), None if bias is None else step("weights", bias))
     made = scale * step("logits", product)
     made = made - made.mean(-1, keepdim=True) if shift == CENTRED else made + float(shift)
-    made = made if softcap is None else softcap * torch.tanh(made / softcap)
+    made = capped(made, softcap)
     return step("logits behind the cap", made) if arithmetic.endswith("cap") else made

@@ -8,7 +8,9 @@ from typing import Any
 
 from parity_audit.core.types import Edit, KnobValue
 from parity_audit.formulas.alibi import times_usual
+from parity_audit.formulas.choices import number_in
 from parity_audit.formulas.frequencies import attention_factor, kind_of, rope_table
+from parity_audit.formulas.knobs import KNOBS
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.schema import ResolvedKnob, Spec
 from parity_audit.specs.view import config_names, dims, dims_of_layer, joined, knob_values, roles, section
@@ -31,7 +33,7 @@ def edits(
     `now`: the value that is in force, for edits that can only be said relative to it; None for the spec's.
     """
     entry = section(spec, backend_key, version).knobs.get(knob)
-    if entry is None or not entry.edits:
+    if entry is None or not entry.edits or _has_words_with_a_number(knob, value):
         return None
     targets = {**{name: item.value for name, item in knob_values(spec, config).items()}, **known, knob: value}
     own = knob_values(spec, config).get(knob)
@@ -78,6 +80,13 @@ def edits(
         return made or None
     except ExprError:  # a value that this setting cannot hold
         return None
+
+
+def _has_words_with_a_number(knob: str, value: KnobValue) -> bool:
+    """Whether a value, in one layer at least, is one of those that programs write in code and have no setting for."""
+    templates = KNOBS[knob].measured if knob in KNOBS else ()
+    every = value if isinstance(value, list) else [value]
+    return any(number_in(said, words) is not None for said in every for words in templates)
 
 
 def _said(op: str, value: Any, config: Mapping[str, Any]) -> Any:

@@ -19,6 +19,10 @@ def softmax(s):
     return s.masked_fill(~SEEN, -torch.inf).softmax(-1)
 
 
+def softmax_with(more, s):
+    return s.exp() * SEEN / (more + (s.exp() * SEEN).sum(-1, keepdim=True))
+
+
 LAWS = {
     "softmax over queries": lambda s: s.masked_fill(~SEEN, -torch.inf).softmax(-2),
     "softmax over heads": lambda s: s.masked_fill(~SEEN, -1e30).softmax(1),
@@ -28,14 +32,15 @@ LAWS = {
     "squared relu of the scores": lambda s: torch.relu(s) ** 2 * SEEN,
     "the scores themselves": lambda s: s * SEEN,
     "exp of the scores": lambda s: s.exp() * SEEN,
-    "softmax with 1 added to the sum": lambda s: s.exp() * SEEN / (1 + (s.exp() * SEEN).sum(-1, keepdim=True)),
+    "softmax with 1 added to the sum": lambda s: softmax_with(1.0, s),
 }
 
 
-def side(law=softmax, *, scale=4.0, cap=None, spec_cap=None, window=None):
+def side(law=softmax, *, scale=4.0, cap=None, clamp=None, spec_cap=None, window=None):
     k, v = (x.repeat_interleave(HEADS // KV, 2) for x in (K, V))
     scores = torch.einsum("bihd,bjhd->bhij", Q, k) / scale
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    scores = scores if clamp is None else scores.clamp(-clamp, clamp)
     sites = {"rot_q": Q, "rot_k": K, "v": V, "z": torch.einsum("bhij,bjhd->bihd", law(scores), v)}
     return loose(sites, probes=SHORT[:1], attention__scale=4.0, attention__softcap=spec_cap, attention__window=window)
 
@@ -46,6 +51,25 @@ def test_another_law_is_named(name, cap):
     findings = explained(side(LAWS[name], cap=cap, spec_cap=cap), side(cap=cap, spec_cap=cap))
 
     assert (findings[KNOB].candidate_value, findings[KNOB].reference_value) == (name, "softmax")
+
+
+@pytest.mark.parametrize("more", [0.01, 0.25, 7.5])
+def test_a_number_that_is_added_to_the_sum_of_a_softmax_is_read(more):
+    finding = explained(side(lambda s: softmax_with(more, s)), side())[KNOB]
+
+    words, number = finding.candidate_value.split(" with ")[0], float(finding.candidate_value.split()[2])
+    assert (words, finding.candidate_value.split(" ", 3)[3]) == ("softmax", "added to the sum")
+    assert number == pytest.approx(more, rel=1e-3)
+
+
+@pytest.mark.parametrize(("spec_cap", "bound"), [(None, 1.5), (20.0, 2.0), (None, 0.7)])
+def test_scores_that_are_cut_off_where_a_soft_cap_would_bend_them(spec_cap, bound):
+    findings = explained(side(clamp=bound, spec_cap=spec_cap), side(cap=spec_cap, spec_cap=spec_cap))
+
+    assert findings.keys() == {"attention.softcap"}
+    said = findings["attention.softcap"].candidate_value
+    assert said.startswith("clamped at ")
+    assert float(said.removeprefix("clamped at ")) == pytest.approx(bound, rel=1e-4)
 
 
 def test_softmax_with_another_scale_is_not_another_law():

@@ -88,6 +88,17 @@ def test_logit_cap_and_scale(cap: float | None, scale: float):
 
 
 @pytest.mark.parametrize("cap", [None, 30.0])
+def test_logits_that_are_cut_off_where_a_cap_would_bend_them(cap: float | None):
+    findings = found(PORT.but(logit_cap=None, logit_clamp=0.8), PORT.but(logit_cap=cap), {"logits"})
+
+    assert findings.keys() == {"logits.softcap"}
+    said = findings["logits.softcap"].candidate_value
+    assert said.startswith("clamped at ")
+    assert float(said.removeprefix("clamped at ")) == pytest.approx(0.8, rel=1e-4)
+    assert findings["logits.softcap"].reference_value == cap
+
+
+@pytest.mark.parametrize("cap", [None, 30.0])
 def test_centring(cap: float | None):
     findings = found(PORT.but(logit_cap=cap, centred=True), PORT.but(logit_cap=cap), {"logits"})
 

@@ -80,6 +80,7 @@ class Port:
     embed_scale: float = 9.797959
     embed_std: float = 0.05
     logit_cap: float | None = None
+    logit_clamp: float | None = None
     logit_scale: float = 1.0
     centred: bool = False
     score_std: float = 4.0
@@ -175,6 +176,7 @@ def run(port: Port, probes: tuple[Probe, ...]) -> dict[tuple[str, str], Tensor]:
         final = keep("ln_final.out", normed(resid, w["norm.final"], port))
         unembed = w["unembed"] - w["unembed"].mean(0) if port.centred else w["unembed"]
         logits = final @ unembed.T * port.logit_scale
+        logits = logits if port.logit_clamp is None else logits.clamp(-port.logit_clamp, port.logit_clamp)
         keep("logits", logits if port.logit_cap is None else port.logit_cap * torch.tanh(logits / port.logit_cap))
     return out
 

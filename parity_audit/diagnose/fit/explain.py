@@ -343,7 +343,10 @@ class _Search:
 
     def _without_what_is_as_absent(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
         """A setting with none of what comes as near to none as nobody can tell, as a cap of thousands does."""
-        for knob in [str(knob) for knob, *more in spots_of(one.values) if not more and KNOBS[str(knob)].optional]:
+        numbers = [
+            str(knob) for knob, *more in spots_of(one.values) if not more or isinstance(one.values[str(knob)], str)
+        ]
+        for knob in (knob for knob in numbers if KNOBS[knob].optional):
             absent = left_by(self.residuals, parts, {**one.values, knob: None})
             one = absent if absent.residual <= EQUALLY * one.residual else one
         return one

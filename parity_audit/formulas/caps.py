@@ -1,0 +1,33 @@
+"""Bounds of scores and logits.
+
+    y = c tanh(x / c)              the soft-cap of Gemma 2 (arXiv 2408.00118)
+    y = min(max(x, -c), c)         "clamped at c"
+
+What is much smaller than c both leave as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from parity_audit.formulas.choices import CLAMPED, number_in
+
+
+def capped(x: Tensor, cap: float | str | None) -> Tensor:
+    """x, of any shape, within a bound.
+
+    Args:
+        cap: the bound c of a soft-cap, `choices.CLAMPED` with a number, or None for no bound.
+
+    Raises:
+        ValueError: other words.
+    """
+    if cap is None:
+        return x
+    if not isinstance(cap, str):
+        return cap * torch.tanh(x / cap)
+    bound = number_in(cap, CLAMPED)
+    if bound is None:
+        raise ValueError(f"no bound is called `{cap}`")
+    return x.clamp(-abs(bound), abs(bound))
