@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from parity_audit.formulas.knobs import ROWS, Knob
+from parity_audit.formulas.knob import Knob
+from parity_audit.formulas.knobs import ROWS
 
 HEAD = """# Knobs
 

@@ -10,7 +10,8 @@ from parity_audit.core.progress import Progress
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values
 from parity_audit.diagnose.fit.search import number_at, number_paths, with_number
 from parity_audit.formulas.frequencies import attention_factor, rope_table
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, STRUCTURE, Knob, meant
+from parity_audit.formulas.knob import CHOICE, COUNT, FLAG, STRUCTURE, Knob
+from parity_audit.formulas.knobs import KNOBS, meant
 from parity_audit.speccheck.constants import contradictions, shown
 from parity_audit.speccheck.judged import judged_components
 from parity_audit.specs.schema import Spec

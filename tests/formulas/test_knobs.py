@@ -7,7 +7,8 @@ import pytest
 from parity_audit.diagnose.findings import DEFAULTS
 from parity_audit.formulas.activations import CLAMPED, CLAMPED_ALONE, NAMED
 from parity_audit.formulas.experts import SCORES
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROUNDING, ROWS, said_by
+from parity_audit.formulas.knob import CHOICE, COUNT, FLAG, REAL, ROUNDING
+from parity_audit.formulas.knobs import KNOBS, ROWS, said_by
 from parity_audit.formulas.page import page
 from parity_audit.specs.load import list_specs
 

@@ -18,7 +18,7 @@ from parity_audit.diagnose.fit.search import DIGITS, Difference, Fitted, at_valu
 from parity_audit.diagnose.thresholds import ALIKE
 from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.choices import AT_DISTANCE
-from parity_audit.formulas.knobs import COUNT, Knob
+from parity_audit.formulas.knob import COUNT, Knob
 
 
 def one_per_head(row: Knob, difference: Difference, start: Any, heads: int, kv_heads: int) -> Iterator[Fitted]:

@@ -43,7 +43,8 @@ from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.fit.sides import ByLayer, Side, as_shown_by, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.thresholds import CLEAR, TIED
-from parity_audit.formulas.knobs import CHOICE, KNOBS, REAL, ROUNDING
+from parity_audit.formulas.knob import CHOICE, REAL, ROUNDING
+from parity_audit.formulas.knobs import KNOBS
 
 STEPS_OF_ROUNDING = 50.0
 """Steps of the dtype that rounding may leave of a component whose reference departs as well, so that it is no measure: sums over

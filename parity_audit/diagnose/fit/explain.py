@@ -62,7 +62,8 @@ from parity_audit.diagnose.fit.settings import (
 from parity_audit.diagnose.thresholds import TIED
 from parity_audit.formulas.choices import BY_PART, MISSING
 from parity_audit.formulas.frequencies import attention_factor
-from parity_audit.formulas.knobs import KNOBS, ROUNDING, of_part
+from parity_audit.formulas.knob import ROUNDING
+from parity_audit.formulas.knobs import KNOBS, of_part
 from parity_audit.formulas.place import Decoder
 
 MOST_KNOBS = 3

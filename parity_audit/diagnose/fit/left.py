@@ -14,7 +14,8 @@ from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, wi
 from parity_audit.diagnose.fit.search import Difference
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.thresholds import CLEAR
-from parity_audit.formulas.knobs import KNOBS, REAL, ROUNDING
+from parity_audit.formulas.knob import REAL, ROUNDING
+from parity_audit.formulas.knobs import KNOBS
 
 MORE_ON_ALL = 10.0
 """What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""

@@ -22,7 +22,8 @@ from parity_audit.core.limits import TINY
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.formulas.decoder import Run
-from parity_audit.formulas.knobs import COUNT, KNOBS
+from parity_audit.formulas.knob import COUNT
+from parity_audit.formulas.knobs import KNOBS
 from parity_audit.formulas.place import Batch, Decoder
 from parity_audit.formulas.positions import counted
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS, and_more, number_in, with_number_in
-from parity_audit.formulas.knobs import COUNT, STRUCTURE, Knob
+from parity_audit.formulas.knob import COUNT, STRUCTURE, Knob
 
 ROUNDING = 1e-10
 """What float64 rounding may leave of a component: measured 1e-15 to 1e-14; a number rounded to float32 leaves 1e-8."""

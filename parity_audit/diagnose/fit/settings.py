@@ -9,7 +9,8 @@ from typing import Any
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.search import EQUALLY, Path, free_paths, number_at, with_number
 from parity_audit.formulas.choices import OTHERS, number_in
-from parity_audit.formulas.knobs import CHOICE, COUNT, FLAG, KNOBS, REAL, ROUNDING, STRUCTURE
+from parity_audit.formulas.knob import CHOICE, COUNT, FLAG, REAL, ROUNDING, STRUCTURE
+from parity_audit.formulas.knobs import KNOBS
 
 FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
 """By kind, how many other values may explain as much: few names, some whole numbers, any number, a law with numbers (as a choice
