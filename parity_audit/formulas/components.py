@@ -16,7 +16,8 @@ from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.formulas import embedding, in_altup, in_delta, in_mixture, in_mlp, per_layer
 from parity_audit.formulas.choices import AFTER_SUM, FLOAT32, OF_FIRST, POST, REPEATED
 from parity_audit.formulas.in_altup import has_laurel, has_streams
-from parity_audit.formulas.in_attention import (
+from parity_audit.formulas.in_attention import pattern_of, scores_of, z_of
+from parity_audit.formulas.in_heads import (
     LATENTS,
     gate_of,
     gated_heads,
@@ -25,13 +26,10 @@ from parity_audit.formulas.in_attention import (
     latent_norm,
     latent_of,
     normed_late,
-    pattern_of,
     projected,
     read_by_output,
     read_by_scores,
     reads_of,
-    scores_of,
-    z_of,
 )
 from parity_audit.formulas.in_mixture import beside_mlp, is_mixture
 from parity_audit.formulas.in_mlp import has_gate, hidden, is_parallel

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parity_audit.formulas import delta
 from parity_audit.formulas.activations import activation
-from parity_audit.formulas.in_attention import at_queries, attention_input
+from parity_audit.formulas.in_heads import at_queries, attention_input
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import heads, project
 
