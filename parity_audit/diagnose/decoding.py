@@ -128,17 +128,22 @@ def _settings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     return [values, *({knob: value} for knob, value in values.items())] if values else []
 
 
-def not_in(whole: Sequence[Finding], decoded: Sequence[Finding]) -> list[Finding]:
+def not_in(whole: Sequence[Finding], decoded: Sequence[Finding], suspects: Collection[str]) -> list[Finding]:
     """What decoded tokens say that whole runs do not: a cause that holds everywhere holds in decoded tokens as well.
 
-    Where whole runs have another value of the same knob, only the decoded tokens have this one.
+    Where whole runs have another value of the same knob, or the component is none of their `suspects`, only the decoded tokens
+    have this one.
     """
     new = [
         item for item in decoded
         if not any(says_the_same(item, known) or _rounds(known, item) for known in whole)
     ]  # fmt: skip
     knobs = {item.knob for item in whole}
-    return [only_where(item, DECODED) if item.knob in knobs and not is_of_decoding(item) else item for item in new]
+
+    def holds_in_whole_runs(item: Finding) -> bool:
+        return item.knob not in knobs and component_of(item.site) in suspects
+
+    return [item if is_of_decoding(item) or holds_in_whole_runs(item) else only_where(item, DECODED) for item in new]
 
 
 def _rounds(whole: Finding, decoded: Finding) -> bool:

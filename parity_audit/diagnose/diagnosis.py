@@ -28,7 +28,7 @@ from parity_audit.diagnose.decoding import (
 )
 from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
-from parity_audit.diagnose.extent import DECODED, is_of_decoding, only_where, with_extents
+from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import says_nothing, unexplained
 from parity_audit.diagnose.fit.sides import sites_in_block
 from parity_audit.diagnose.fitting import causes_at
@@ -142,11 +142,7 @@ def diagnose(case: Case) -> Diagnosis:
     )
     departing = {probe for (probe, site), ratio in steps.items() if site in wrong and ratio > limit_of(site)}
     later, more = identify_decoded(layers_seen, reference_seen, wrong, findings, departing)
-    later = [
-        item if component_of(item.site) in everywhere or is_of_decoding(item) else only_where(item, DECODED)
-        for item in not_in(findings, later)
-    ]
-    findings, gaps = [*findings, *later], [*gaps, *missing, *more]
+    findings, gaps = [*findings, *not_in(findings, later, everywhere)], [*gaps, *missing, *more]
     sides = Replayed(
         own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
     )  # fmt: skip

@@ -198,17 +198,19 @@ def test_what_whole_runs_say_already_is_not_said_again_of_decoded_tokens():
         cause("attention.scale", 9.501), cause("norm.eps", 1.001e-3, layers=(2,)), cause("cache.keys", "the last 12"),
     ]  # fmt: skip
 
-    assert [item.knob for item in not_in(whole, decoded)] == ["cache.keys"]
-    (other,) = not_in(whole, [cause("attention.scale", 12.0)])
+    assert [item.knob for item in not_in(whole, decoded, {"z"})] == ["cache.keys"]
+    (other,) = not_in(whole, [cause("attention.scale", 12.0)], {"z"})
     assert (other.candidate_value, other.evidence["extent"]) == (12.0, "in tokens decoded from the cache")
+    (alone,) = not_in(whole, [cause("rope.theta", 12.0)], suspects=set())
+    assert alone.evidence["extent"] == "in tokens decoded from the cache"
 
 
 def test_a_constant_read_off_a_few_tokens_is_the_same_within_its_error():
     def eps(value, stderr):
         return replace(cause("norm.eps", value), evidence={"candidate": [{"stderr": stderr}]})
 
-    assert not_in([eps(1e-3, 1e-6)], [eps(1.2e-3, 1e-4)]) == []
-    assert len(not_in([eps(1e-3, 1e-6)], [eps(1.2e-3, 1e-5)])) == 1
+    assert not_in([eps(1e-3, 1e-6)], [eps(1.2e-3, 1e-4)], {"z"}) == []
+    assert len(not_in([eps(1e-3, 1e-6)], [eps(1.2e-3, 1e-5)], {"z"})) == 1
 
 
 def test_a_constant_read_off_decoded_tokens_of_a_narrow_component_is_its_rounding():
@@ -217,8 +219,8 @@ def test_a_constant_read_off_decoded_tokens_of_a_narrow_component_is_its_roundin
     narrow, eps = (replace(item, evidence={"candidate": read}) for item in (narrow, cause("norm.eps", 0.06)))
     elsewhere = replace(eps, evidence={"candidate": [{"layer": 1, "read_from": "ln2.out"}]})
 
-    assert not_in([narrow], [eps]) == []
-    assert not_in([narrow], [elsewhere]) == [elsewhere]
+    assert not_in([narrow], [eps], {"norm"}) == []
+    assert not_in([narrow], [elsewhere], {"norm", "z"}) == [elsewhere]
 
 
 def test_decoded_attention_that_nothing_explains_is_listed_although_whole_runs_have_a_cause():
@@ -237,7 +239,7 @@ def test_decoded_attention_that_nothing_explains_is_listed_although_whole_runs_h
     assert [(item.kind, item.site, item.evidence["extent"]) for item in findings] == [
         ("unexplained", "blocks.0.z", "in tokens decoded from the cache")
     ]
-    assert not_in([cause("attention.scale", 9.5)], findings) == findings
+    assert not_in([cause("attention.scale", 9.5)], findings, set()) == findings
     assert right == []
 
 
