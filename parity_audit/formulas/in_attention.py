@@ -33,6 +33,8 @@ from parity_audit.formulas.rounding import any_narrow, refuse_narrow, steps_of
 
 QUERY_ROWS = 256
 """Queries computed at a time where nobody asks for the attention matrices: 4 heads x 256 x 4160 keys are 34 MiB."""
+MASKS_KEPT = 16
+"""Masks that are kept of one run: those of its parts under the values that are right. 256 x 8256 keys are 2 MiB."""
 
 
 def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
@@ -41,14 +43,7 @@ def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None)
     chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
     scale, bias = scale_of(at), at.knob("attention.bias")
     scale = 1.0 if at.knob("attention.scaled") == ON_QUERIES else scale
-    seen = visible(
-        at.batch.mask,
-        chosen,
-        window=at.knob("attention.window"),
-        chunk=at.knob("attention.chunk"),
-        kind=at.knob("attention.mask"),
-    )
-    seen = _never_blind(at, chosen, seen)
+    seen = _seen_from(at, chosen)
     softcap, penalty, products = at.knob("attention.softcap"), _penalties(at, chosen), at.knob("attention.scores_dtype")
     alone = softcap is None and penalty is None and bias is None
     _refuse_products(products, q, by_shift=alone and _is_power_of_two(scale))
@@ -82,17 +77,31 @@ def _refuse_products(arithmetic: str, q: Tensor, *, by_shift: bool) -> None:
         raise ValueError("products divided by a power of two round as scores do")
 
 
-def _never_blind(at: Place, rows: Tensor, seen: Tensor) -> Tensor:
+def _seen_from(at: Place, rows: Tensor) -> Tensor:
     """Keys that queries at these places may see `[batch 1 query key]`; a token from which a mask hides every key sees itself, and
-    is noted: programs do different things with it."""
-    blind = at.batch.mask.bool()[:, rows] & ~seen.any(-1)[:, 0]
+    is noted: programs do different things with it. Kept, since a search asks thousands of times for the same few masks."""
+    window, chunk, kind = (at.knob(f"attention.{name}") for name in ("window", "chunk", "mask"))
+    kept, key = at.batch.masks, (tuple(rows.tolist()), window, chunk, kind)
+    if key not in kept:
+        while len(kept) >= MASKS_KEPT:
+            del kept[next(iter(kept))]
+        seen = visible(at.batch.mask, rows, window=window, chunk=chunk, kind=kind)
+        kept[key] = _never_blind(at.batch.mask, rows, seen)
+    seen, blind = kept[key]
+    if blind is not None:
+        at.undefined.append(blind)
+    return seen
+
+
+def _never_blind(mask: Tensor, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What may be seen, and itself where that is nothing; and the tokens `[batch pos]` that see nothing, None for none of them."""
+    blind = mask.bool()[:, rows] & ~seen.any(-1)[:, 0]
     if not bool(blind.any()):
-        return seen
-    noted = torch.zeros_like(at.batch.mask, dtype=torch.bool)
+        return seen, None
+    noted = torch.zeros_like(mask, dtype=torch.bool)
     noted[:, rows] = blind
-    at.undefined.append(noted)
     own = rearrange(rows, "query -> query 1") == torch.arange(seen.shape[-1], device=rows.device)
-    return seen | (rearrange(blind, "batch query -> batch 1 query 1") & own)
+    return seen | (rearrange(blind, "batch query -> batch 1 query 1") & own), noted
 
 
 def by_distance(bias: Mapping[str, float], rows: Tensor, keys: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class Batch:
     positions: Tensor
     decoded_from: int | None = None
     at_once: int = 1
+    masks: dict[Hashable, tuple[Tensor, Tensor | None]] = field(default_factory=dict, compare=False)
+    """Which keys some of its queries see, and which of them see none: kept by the formulas of attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
