@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -99,8 +100,14 @@ def inverse_frequencies(
 
 def _powers(theta: float, d_rot: int, dtype: torch.dtype) -> Tensor:
     """theta^(2j/d_rot): positions per radian of each pair."""
-    powers: Tensor = theta ** (torch.arange(0, d_rot, 2, dtype=torch.int64).to(dtype) / d_rot)
+    powers: Tensor = theta ** _exponents(d_rot, dtype)
     return powers
+
+
+@lru_cache(maxsize=64)
+def _exponents(d_rot: int, dtype: torch.dtype) -> Tensor:
+    """2j/d_rot of each pair: a search asks for the same few again and again."""
+    return torch.arange(0, d_rot, 2, dtype=torch.int64).to(dtype) / d_rot
 
 
 def attention_factor(scaling: Mapping[str, Any] | None) -> float:

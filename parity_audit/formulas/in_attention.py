@@ -5,6 +5,7 @@ One function per site, each takes a `Place`, from which it asks for inputs, tens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -61,8 +62,7 @@ def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None)
 
 
 def _is_power_of_two(scale: float | list[float]) -> bool:
-    exponents = torch.as_tensor(scale, dtype=torch.float64).log2()
-    return bool((exponents == exponents.round()).all())
+    return all(math.frexp(one)[0] == 0.5 for one in (scale if isinstance(scale, list) else [scale]))
 
 
 def _refuse_products(arithmetic: str, q: Tensor, *, by_shift: bool) -> None:

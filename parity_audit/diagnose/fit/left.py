@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, with_value
-from parity_audit.diagnose.fit.search import Difference
+from parity_audit.diagnose.fit.search import Difference, norm_of
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.thresholds import CLEAR
 from parity_audit.formulas.knob import REAL, ROUNDING
@@ -46,8 +46,8 @@ def asked(residuals: Residuals, component: Component, setting: Setting | None = 
 def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
     """The differences of several probes in one, so that its norm is their root mean square; None where one cannot be."""
     made = [residuals.difference(part, residuals.decoder.values if values is None else values) for part in parts]
-    if any(one is None for one in made):
-        return None
+    if len(made) == 1 or any(one is None for one in made):
+        return made[0] if len(made) == 1 else None
     every: Tensor = torch.cat([one.flatten() for one in made if one is not None])
     scaled: Tensor = every / len(made) ** 0.5
     return scaled
@@ -55,8 +55,7 @@ def joined(residuals: Residuals, parts: Sequence[Component], values: Values | No
 
 def residual(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
     """The norm of `joined`, infinite where there is none."""
-    off = joined(residuals, parts, values)
-    return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
+    return norm_of(joined(residuals, parts, values))
 
 
 def most_left(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:

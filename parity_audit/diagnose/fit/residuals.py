@@ -21,6 +21,7 @@ from parity_audit.compare.golden import GOLDEN
 from parity_audit.core.limits import TINY
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
 from parity_audit.core.types import Probe
+from parity_audit.diagnose.fit.search import norm_of
 from parity_audit.formulas.decoder import Run
 from parity_audit.formulas.knob import COUNT
 from parity_audit.formulas.knobs import KNOBS
@@ -81,12 +82,13 @@ class _Kept:
 class _Shown:
     """What a capture holds of one site of one probe at the tokens that are compared.
 
-    `shape` is that of the site, `real` the tokens `[batch pos]`, `values` `[token ...]`, `size` their norm. `by_query`: the site is
-    an attention matrix. `masked`: some of its entries are -inf, or may be.
+    `shape` is that of the site, `real` the tokens `[batch pos]`, `all_real` whether they are all, `values` `[token ...]`, `size`
+    their norm. `by_query`: the site is an attention matrix. `masked`: some of its entries are -inf, or may be.
     """
 
     shape: torch.Size
     real: Tensor
+    all_real: bool
     values: Tensor
     size: Tensor
     by_query: bool
@@ -95,7 +97,7 @@ class _Shown:
     def of(self, x: Tensor) -> Tensor:
         """The tokens that are compared of a tensor of this shape, or of one that has tokens alone."""
         x = x.transpose(1, 2) if self.by_query and x.ndim > self.real.ndim else x
-        return x.flatten(0, 1) if bool(self.real.all()) else x[self.real]
+        return x.flatten(0, 1) if self.all_real else x[self.real]
 
 
 def _shown_of(site: str, seen: Tensor, real: Tensor) -> _Shown:
@@ -103,7 +105,8 @@ def _shown_of(site: str, seen: Tensor, real: Tensor) -> _Shown:
     values = (seen.transpose(1, 2) if by_query else seen)[real]
     finite = values.isfinite()
     return _Shown(
-        shape=seen.shape, real=real, values=values, size=values[finite].norm().clamp_min(TINY), by_query=by_query,
+        shape=seen.shape, real=real, all_real=bool(real.all()), values=values,
+        size=values[finite].norm().clamp_min(TINY), by_query=by_query,
         masked=site.endswith("attn_scores") or not bool(finite.all()),
     )  # fmt: skip
 
@@ -203,8 +206,7 @@ class Residuals:
 
     def residual(self, component: Component, values: Values) -> float:
         """The norm of `difference`, infinite where there is none."""
-        off = self.difference(component, values)
-        return float("inf") if off is None or not bool(off.isfinite().all()) else float(off.norm())
+        return norm_of(self.difference(component, values))
 
     def asked(self, component: Component, values: Values) -> frozenset[str]:
         """The knobs that this component's formula asks for."""

@@ -137,11 +137,15 @@ def _usual(start: Any, limit: int) -> list[int]:
     return sorted(count for count in {*beside, *(2**k for k in range(limit.bit_length()))} if 1 <= count <= limit)
 
 
+def norm_of(off: Tensor | None) -> float:
+    """The norm of a difference, infinite where there is none and where it is not finite."""
+    norm = math.inf if off is None else float(off.norm())
+    return norm if math.isfinite(norm) else math.inf
+
+
 def at_value(difference: Difference, value: Any) -> Fitted:
     """A value, and what it leaves."""
-    off = difference(value)
-    bad = off is None or not bool(off.isfinite().all())
-    return Fitted(value=value, left=math.inf if bad or off is None else float(off.norm()))
+    return Fitted(value=value, left=norm_of(difference(value)))
 
 
 def _narrowed(difference: Difference, said: Callable[[int], Any], high: int, enough: float) -> Fitted:
