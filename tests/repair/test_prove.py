@@ -75,6 +75,9 @@ class Picky:
         if any(edit.path == "bad" for edit in edits):
             raise BackendFailed("hf failed during `load`: KeyError: 'x'")
 
+    def restore(self):
+        self.applied.append(())
+
 
 def test_a_value_that_the_reference_fails_on_is_not_imposed_and_why():
     reference = Picky()
