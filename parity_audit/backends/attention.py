@@ -92,14 +92,13 @@ class _Watch(TorchFunctionMode):
 
     def _key(self, tap: SiteTap, key: Tensor) -> Tensor:
         kv_heads = tap.sizes.get("kv_head", key.shape[1])
-        if key.shape[1] % kv_heads:
-            self.recorder.misses(
-                tap, f"the attention is given {list(key.shape)}, which is no multiple of {kv_heads} heads"
-            )
+        held = _heads_held(key, kv_heads)
+        if held is None:
+            why = f"the attention is given {key.shape[1]} heads of keys, which are not {kv_heads} heads repeated"
+            self.recorder.misses(tap, why)
             return key
-        repeats = key.shape[1] // kv_heads
-        replaced = self.recorder.see(tap, key[:, ::repeats])
-        return key if replaced is None else replaced.repeat_interleave(repeats, dim=1)
+        replaced = self.recorder.see(tap, key[:, [held.index(own) for own in range(kv_heads)]])
+        return key if replaced is None else replaced[:, held]
 
     def _fits(self, take: str, value: Tensor) -> bool:
         """Whether a tensor has the axes of the site that is asked for, `[batch head pos ...]`, with all tokens of this run."""
@@ -152,6 +151,26 @@ class _Watch(TorchFunctionMode):
         for take in takes:
             if take in self.inside:
                 self.recorder.misses(self.inside[take], "the attention kernel does not show it")
+
+
+def _heads_held(key: Tensor, kv_heads: int) -> list[int] | None:
+    """Which of the model's own heads each head of repeated keys `[b head k d]` holds: neighbours hold the same one, or, in a port
+    that repeats the whole list of heads or shares them unevenly, those do that are equal. None where they are not so many heads."""
+    count = key.shape[1]
+    consecutive = [head * kv_heads // count for head in range(count)]
+    if count % kv_heads == 0 and _equal(key[:, :: count // kv_heads][:, consecutive], key):
+        return consecutive
+    firsts: list[int] = []
+    held = []
+    for head in range(count):
+        known = (own for own, first in enumerate(firsts) if _equal(key[:, head], key[:, first]))
+        held.append(next(known, len(firsts)))
+        firsts += [head] if held[-1] == len(firsts) else []
+    return held if len(firsts) == kv_heads else None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one is other or torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _are_4d(values: Any) -> bool:

@@ -21,13 +21,13 @@ def capped(x: Tensor, cap: float | str | None) -> Tensor:
         cap: the bound c of a soft-cap, `choices.CLAMPED` with a number, or None for no bound.
 
     Raises:
-        ValueError: other words.
+        ValueError: other words, or a bound that is not positive.
     """
     if cap is None:
         return x
     if not isinstance(cap, str):
         return cap * torch.tanh(x / cap)
     bound = number_in(cap, CLAMPED)
-    if bound is None:
+    if bound is None or bound <= 0:
         raise ValueError(f"no bound is called `{cap}`")
-    return x.clamp(-abs(bound), abs(bound))
+    return x.clamp(-bound, bound)

@@ -80,7 +80,7 @@ def _refuse_products(arithmetic: str, q: Tensor, *, by_shift: bool) -> None:
 def _seen_from(at: Place, rows: Tensor) -> Tensor:
     """Keys that queries at these places may see `[batch 1 query key]`; a token from which a mask hides every key sees itself, and
     is noted: programs do different things with it. Kept, since a search asks thousands of times for the same few masks."""
-    window, chunk, kind = (at.knob(f"attention.{name}") for name in ("window", "chunk", "mask"))
+    window, chunk, kind = at.knob("attention.window"), at.knob("attention.chunk"), at.knob("attention.mask")
     kept, key = at.batch.masks, (tuple(rows.tolist()), window, chunk, kind)
     if key not in kept:
         while len(kept) >= MASKS_KEPT:

@@ -18,7 +18,7 @@ from parity_audit.core.types import Edit, KnobValue
 from parity_audit.diagnose.findings import is_by_formula
 from parity_audit.diagnose.structure.projections import PROJECTIONS
 from parity_audit.formulas.choices import FACTORS
-from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, whole_value
+from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, on_norms, whole_value
 from parity_audit.repair.layers import on_layers
 from parity_audit.specs.settings import edits
 from parity_audit.specs.view import dims, roles
@@ -75,7 +75,7 @@ def _way(finding: Finding, whole: Mapping[str, Finding], reference: Session) -> 
     kept = found if isinstance(value, list) else on_layers(found, finding.layers)
     if kept is None:
         return Way(finding=finding, why="the reference has one setting for all layers")
-    return Way(finding=finding, edits=kept)
+    return Way(finding=finding, edits=on_norms(kept, finding, plan) or kept)
 
 
 def imposed_value(finding: Finding) -> KnobValue:

@@ -22,6 +22,11 @@ def on_layers(edits: Sequence[Edit], layers: Sequence[int] | None) -> tuple[Edit
     return tuple(kept) if told else None
 
 
+def in_every_layer(path: str) -> str:
+    """A path in one layer as it is written for all of them."""
+    return _INDEX.sub(EVERY, path, 1)
+
+
 def _parts(edit: Edit, layers: Sequence[int]) -> list[Edit]:
     if edit.op == "load":
         return [edit]

@@ -15,6 +15,7 @@ from parity_audit.diagnose.fit.left import residual
 from parity_audit.diagnose.fit.search import fitted
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
 from parity_audit.diagnose.fitting import causes_at, identify_by_formula
+from parity_audit.formulas.caps import capped
 from parity_audit.formulas.knobs import KNOBS
 
 PORT = Port()
@@ -166,7 +167,7 @@ def test_a_cap_of_thousands_that_rounding_cannot_tell_from_none_is_none():
     seen = x - 1e-8 * x**3 + rounding - (rounding @ bend) * bend
 
     def difference(cap):
-        return (x if cap is None else cap * torch.tanh(x / cap)) - seen
+        return capped(x, cap) - seen
 
     assert float(difference(5773.0).norm()) < float(difference(None).norm())
     assert fitted(KNOBS["attention.softcap"], difference, 50.0, 0).value is None

@@ -29,6 +29,22 @@ def test_a_value_is_imposed_in_the_layers_of_its_finding():
 
 
 @pytest.mark.parametrize(
+    ("read_from", "norms"),
+    [
+        (["ln2.out"], ["model.layers[*].post_attention_layernorm"]),
+        (["ln1.out", "ln_final.out"], ["model.layers[*].input_layernorm", "model.norm"]),
+        (["mlp.post"], ["model.layers[*].input_layernorm", "model.layers[*].post_attention_layernorm", "model.norm"]),
+    ],
+)
+def test_a_value_is_imposed_on_the_norms_that_have_it(read_from, norms):
+    facts = [{"layer": None if site == "ln_final.out" else 0, "read_from": site} for site in read_from]
+    eps = finding("norm.eps", 1e-3, layers=None, site="blocks.0.ln2.out", evidence={"candidate": facts})
+    (way,) = ways_of([eps], REFERENCE)
+
+    assert {edit.path.rpartition(".")[0] for edit in way.edits} == set(norms)
+
+
+@pytest.mark.parametrize(
     ("wrong", "why"),
     [
         (finding("logits.dtype", "bfloat16 throughout", layers=None, site="logits"), "no setting that says this"),
@@ -47,7 +63,10 @@ def test_what_no_setting_of_the_reference_says_is_not_imposed_and_why(wrong, why
 
 @pytest.mark.parametrize(
     ("fact", "by_formula"),
-    [({"explained_by": "formula", "read_from": "attn_scores"}, True), ({"read_from": "z"}, False)],
+    [
+        ({"layer": 1, "explained_by": "formula", "read_from": "attn_scores"}, True),
+        ({"layer": 1, "read_from": "z"}, False),
+    ],
 )
 def test_what_no_setting_says_is_imposed_in_the_formula_where_a_formula_leaves_rounding(fact, by_formula):
     evidence = {"candidate": [fact], "extent": "in row 1 of a batch"}

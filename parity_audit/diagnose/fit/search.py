@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
-from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS, and_more, number_in, with_number_in
+from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS, OTHER_LAWS, and_more, number_in, with_number_in
 from parity_audit.formulas.knob import COUNT, STRUCTURE, Knob
 
 ROUNDING = 1e-10
@@ -97,7 +97,7 @@ def fitted(
     if limit > FEW:
         tried += [_narrowed(difference, words.format, limit, enough) for words in row.counted]
     if row.measured and min((one.left for one in tried), default=math.inf) > enough:
-        tried += [_in_words(difference, words, first) for words, first in row.measured.items()]
+        tried += _measured(row, difference, enough, alone=alone)
     best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
     # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value;
     # of named values that nobody can tell apart it is the first.
@@ -162,9 +162,17 @@ def _narrowed(difference: Difference, said: Callable[[int], Any], high: int, eno
     return best
 
 
+def _measured(row: Knob, difference: Difference, enough: float, *, alone: bool) -> list[Fitted]:
+    """The choices with a real number. A law that is not the usual one is among them where it explains everything: beside another
+    wrong knob it may come nearer as well, by chance."""
+    asked = {words: first for words, first in row.measured.items() if alone or words not in OTHER_LAWS}
+    found = {words: _in_words(difference, words, first) for words, first in asked.items()}
+    return [one for words, one in found.items() if words not in OTHER_LAWS or one.left <= enough]
+
+
 def _in_words(difference: Difference, words: str, start: float) -> Fitted:
     """A choice with a real number, from the one that is given."""
-    found = _gauss_newton(lambda number: difference(with_number_in(words, number)), start, positive=False)
+    found = _gauss_newton(lambda number: difference(with_number_in(words, number)), start, positive=words in OTHER_LAWS)
     return Fitted(value=with_number_in(words, found.value), left=found.left)
 
 
