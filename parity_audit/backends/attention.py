@@ -158,7 +158,7 @@ def _heads_held(key: Tensor, kv_heads: int) -> list[int] | None:
     that repeats the whole list of heads or shares them unevenly, those do that are equal. None where they are not so many heads."""
     count = key.shape[1]
     consecutive = [head * kv_heads // count for head in range(count)]
-    if count % kv_heads == 0 and _equal(key[:, :: count // kv_heads][:, consecutive], key):
+    if count == kv_heads or (count % kv_heads == 0 and _equal(key[:, :: count // kv_heads][:, consecutive], key)):
         return consecutive
     firsts: list[int] = []
     held = []
@@ -170,7 +170,7 @@ def _heads_held(key: Tensor, kv_heads: int) -> list[int] | None:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return one is other or torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _are_4d(values: Any) -> bool:

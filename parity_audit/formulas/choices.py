@@ -172,8 +172,9 @@ PLACES = "places"
 CLAMPED = "clamped at {}"
 """A bound beyond which a number is cut off, where a soft-cap would bend it."""
 WITH_MORE = "softmax with {} added to the sum"
+"""A softmax of which a number is added to the sum that it divides by."""
 OTHER_LAWS = (CLAMPED, WITH_MORE)
-"""Those of a bound and of a softmax that take a number and are no usual ones."""
+"""Words with a number that say another law than the usual one, and not a multiple of what the checkpoint holds."""
 SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", WITH_MORE.format(1)
 OVER_QUERIES, OVER_HEADS = "softmax over queries", "softmax over heads"
 LAWS = (

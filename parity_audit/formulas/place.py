@@ -30,8 +30,8 @@ class Batch:
     positions: Tensor
     decoded_from: int | None = None
     at_once: int = 1
-    masks: dict[Hashable, tuple[Tensor, Tensor | None]] = field(default_factory=dict, compare=False)
-    """Which keys some of its queries see, and which of them see none: kept by the formulas of attention."""
+    masks: dict[Hashable, tuple[Tensor, Tensor | None]] = field(default_factory=dict, init=False, compare=False)
+    """Which keys some of its queries see, and which of them see none: kept by the formulas of attention, for this batch alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from parity_audit.capture.session import SidePlan
 from parity_audit.checks.repeat import CHANGED, STATE
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import NORM_ROLES, local_name
+from parity_audit.core.sites import NORM_ROLES
 from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.diagnose.extent import is_of_decoding
-from parity_audit.diagnose.findings import places_of, stderr_of
+from parity_audit.diagnose.findings import stderr_of
 from parity_audit.diagnose.narrow import DTYPE
 from parity_audit.diagnose.returned import NO_PATCH
 from parity_audit.repair.layers import RELATIVE, in_every_layer, on_layers
@@ -109,7 +109,8 @@ def _found(
         plan.spec, plan.backend_key, finding.knob, target, plan.config, version, targets, finding.candidate_value
     )
     if found is not None and any(edit.op in RELATIVE for edit in found):
-        found = on_layers(on_norms(found, finding, plan), finding.layers)
+        read_from = {str(fact.get("read_from")) for fact in finding.evidence.get("candidate", [])}
+        found = on_layers(on_norms(found, read_from, plan), finding.layers)
     if found is None:
         return NO_SETTING.get(finding.knob, f"{plan.ref.name} has no setting for it")
     if plan.ref.target is not None:
@@ -117,10 +118,10 @@ def _found(
     return found or "it is a load setting, and the port loads itself"
 
 
-def on_norms(edits: tuple[Edit, ...], finding: Finding, plan: SidePlan) -> tuple[Edit, ...]:
-    """Without the edits of norms that the finding does not speak of, which are right: what is added to a weight must be missing
-    there, and one of several norms may have an eps of its own."""
-    named = {NORM_AT[site] for place in places_of(finding) if (site := local_name(place)) in NORM_AT}
+def on_norms(edits: tuple[Edit, ...], sites: Iterable[str], plan: SidePlan) -> tuple[Edit, ...]:
+    """Without the edits of other norms than make these sites ("ln2.out"), which are right: what is added to a weight must be missing
+    there, and one of several norms may have an eps of its own. All edits where no norm makes a site."""
+    named = {NORM_AT[site] for site in sites if site in NORM_AT}
     if not named:
         return edits
     layers = (None, *range(dims(plan.spec, plan.config)["n_layers"]))

@@ -15,7 +15,7 @@ from parity_audit.capture.session import Session, SidePlan
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import BLOCK_ORDER, LOGITS, RETURNED, layer_of, local_name
 from parity_audit.core.types import Edit, KnobValue
-from parity_audit.diagnose.findings import is_by_formula
+from parity_audit.diagnose.findings import is_by_formula, places_of
 from parity_audit.diagnose.structure.projections import PROJECTIONS
 from parity_audit.formulas.choices import FACTORS
 from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, on_norms, whole_value
@@ -75,7 +75,7 @@ def _way(finding: Finding, whole: Mapping[str, Finding], reference: Session) -> 
     kept = found if isinstance(value, list) else on_layers(found, finding.layers)
     if kept is None:
         return Way(finding=finding, why="the reference has one setting for all layers")
-    return Way(finding=finding, edits=on_norms(kept, finding, plan) or kept)
+    return Way(finding=finding, edits=on_norms(kept, map(local_name, places_of(finding)), plan) or kept)
 
 
 def imposed_value(finding: Finding) -> KnobValue:

@@ -46,8 +46,10 @@ def asked(residuals: Residuals, component: Component, setting: Setting | None = 
 def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
     """The differences of several probes in one, so that its norm is their root mean square; None where one cannot be."""
     made = [residuals.difference(part, residuals.decoder.values if values is None else values) for part in parts]
-    if len(made) == 1 or any(one is None for one in made):
-        return made[0] if len(made) == 1 else None
+    if len(made) == 1:
+        return made[0]
+    if any(one is None for one in made):
+        return None
     every: Tensor = torch.cat([one.flatten() for one in made if one is not None])
     scaled: Tensor = every / len(made) ** 0.5
     return scaled
