@@ -1,6 +1,7 @@
 """The worker's main loop: read a request, answer it, survive the engine's exceptions, die with the parent.
 
-Runs as `python -I worker.pyz BACKEND_KEY` with the wire's file descriptors in the environment.
+Runs as `python -I worker.pyz BACKEND_KEY` with the wire's file descriptors in the environment, or as
+`python -I worker.pyz fork-server MODULE ...` as many times as the parent asks that process for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from parity_audit.backends.base import CONFIG_TABLES, REGISTRY
+from parity_audit.backends.fork_server import forked_worker
 from parity_audit.backends.invariant_mode import InvariantMode
 from parity_audit.backends.no_installs import refuse_installs
 from parity_audit.core.errors import ParityError, is_out_of_memory
@@ -29,6 +31,7 @@ from parity_audit.core.jsonio import dumps, from_plain, to_plain
 from parity_audit.core.operations import OperationsRequest
 from parity_audit.core.rollouts import SampleRequest, ScoreRequest
 from parity_audit.core.wire import (
+    FORK_SERVER,
     PROTOCOL,
     WIRE_FD_ENV,
     ApplyRequest,
@@ -48,6 +51,7 @@ ROLLOUT_OPS: dict[str, type[Any]] = {"sample": SampleRequest, "score": ScoreRequ
 
 def main() -> None:
     """Serve until the wire closes."""
+    key = forked_worker(sys.argv[2:]) if sys.argv[1] == FORK_SERVER else sys.argv[1]
     read_fd, write_fd = (int(fd) for fd in os.environ.pop(WIRE_FD_ENV).split(","))
     _die_with_parent(read_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -57,7 +61,7 @@ def main() -> None:
     for fd in (read_fd, write_fd):
         os.set_inheritable(fd, False)
     with os.fdopen(read_fd) as requests, os.fdopen(write_fd, "w") as replies:
-        server = Server(sys.argv[1], replies)
+        server = Server(key, replies)
         server.say({"hello": PROTOCOL, "python": sys.version.split()[0], "pid": os.getpid()})
         for line in requests:
             message = json.loads(line)

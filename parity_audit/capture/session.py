@@ -233,7 +233,7 @@ class Session:
         self._use = self._use or use(environment)
         return Worker.start(
             environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers",
-            self.timeout, cwd=self.home,
+            self.timeout, cwd=self.home, may_fork=self.plan.device == "cpu",
         )  # fmt: skip
 
     def _request(self) -> LoadRequest:

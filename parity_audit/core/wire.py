@@ -19,6 +19,8 @@ from parity_audit.core.types import Checkpoint, DecoderFacts, Edit, NotTested, N
 
 PROTOCOL = 1
 WIRE_FD_ENV = "PARITY_AUDIT_WIRE_FD"
+FORK_SERVER, FORK_SERVER_FD_ENV = "fork-server", "PARITY_AUDIT_FORK_SERVER_FD"
+"""The worker program's argument that makes it a server of forked workers, and where such a server finds its control socket."""
 
 NATIVE = "native"
 FLOAT64 = "float64"

@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import os
 import select
-import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from parity_audit.core.jsonio import dumps
 
@@ -34,10 +33,28 @@ class Garbled(Exception):
     """What arrived, or what the worker printed, is not what a worker says; the message says what it is."""
 
 
+class Process(Protocol):
+    """What a wire needs of a worker's process: the part of `subprocess.Popen` that a forked worker has too."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number, None before it exists."""
+
+    @property
+    def returncode(self) -> int | None:
+        """What `poll` or `wait` found."""
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it lives."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, when it has ended; raises `subprocess.TimeoutExpired`."""
+
+
 class Channel:
     """Both ends of the wire that the parent holds."""
 
-    def __init__(self, process: subprocess.Popen[bytes], read_fd: int, write_fd: int, log: Path) -> None:
+    def __init__(self, process: Process, read_fd: int, write_fd: int, log: Path) -> None:
         self.process, self.log = process, log
         self._read_fd, self._write_fd = read_fd, write_fd
         self._pending, self._searched = bytearray(), 0

@@ -21,7 +21,8 @@ from parity_audit.core.wire import (
 )
 from parity_audit.workers.asking import Asking, OnProgress
 from parity_audit.workers.bundle import bundle
-from parity_audit.workers.channel import Channel, Ended, Garbled, TimedOut
+from parity_audit.workers.channel import Channel, Ended, Garbled, Process, TimedOut
+from parity_audit.workers.forks import can_fork, end_servers, forked
 from parity_audit.workers.reap import MARK_ENV, end_family, how_it_ended
 
 LOG_TAIL_LINES, LOG_TAIL_BYTES = 20, 1 << 16
@@ -60,9 +61,12 @@ class Worker(Asking):
     @staticmethod
     def start(
         backend_key: str, python: str, env_vars: dict[str, str], log: Path, scratch: Path, timeout: float = TIMEOUT,
-        *, cwd: Path | None = None,
+        *, cwd: Path | None = None, may_fork: bool = False,
     ) -> Worker:  # fmt: skip
-        """Spawn a worker, in the directory `cwd` or the parent's own, and wait for its greeting; `timeout` is for each request.
+        """Start a worker, in the directory `cwd` or the parent's own; `timeout` is for each request.
+
+        With `may_fork` it is a copy of a process that has imported its engine, where that can be done; this returns before it
+        exists. Otherwise it is a process of its own, and this waits for its greeting.
 
         Raises:
             EnvFailed: there is no such interpreter.
@@ -75,12 +79,19 @@ class Worker(Asking):
         environ.pop("PYTHONPATH", None)
         environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait starve their neighbours
         log.parent.mkdir(parents=True, exist_ok=True)
+        fork = may_fork and can_fork(backend_key)
+        process: Process
         try:
-            with log.open("ab") as sink:
-                process = subprocess.Popen(
-                    [python, "-I", str(bundle(scratch)), backend_key], stdin=subprocess.DEVNULL, stdout=sink,
-                    stderr=sink, env=environ, cwd=cwd, pass_fds=(to_worker, from_worker), start_new_session=True,
-                )  # fmt: skip
+            if fork:
+                process = forked(
+                    python, bundle(scratch), backend_key, environ, cwd=cwd, log=log, wire=(to_worker, from_worker)
+                )
+            else:
+                with log.open("ab") as sink:
+                    process = subprocess.Popen(
+                        [python, "-I", str(bundle(scratch)), backend_key], stdin=subprocess.DEVNULL, stdout=sink,
+                        stderr=sink, env=environ, cwd=cwd, pass_fds=(to_worker, from_worker), start_new_session=True,
+                    )  # fmt: skip
         except OSError as error:
             os.close(theirs)
             os.close(ours)
@@ -89,6 +100,8 @@ class Worker(Asking):
             os.close(to_worker)
             os.close(from_worker)
         worker = Worker(Channel(process, theirs, ours, log), backend_key, mark, timeout)
+        if fork:
+            return worker
         greeting = worker._answer("start", min(START_TIMEOUT, timeout))
         if greeting.get("hello") != PROTOCOL:
             raise worker._bad("start", f"greeted with {greeting!r:.80}")
@@ -170,7 +183,7 @@ class Worker(Asking):
         except subprocess.TimeoutExpired:
             return self._bad(op, "closed the wire")
         self.kill()
-        code = self.process.returncode
+        code = self.process.returncode or 0
         hint = "likely out of memory, or somebody killed it; captures already taken are kept" if code == -9 else ""
         return WorkerDied(
             f"the {self.label} process {how_it_ended(code)} during `{op}`", where=str(self.log),
@@ -205,3 +218,4 @@ def kill_all() -> None:
     """No orphan, whatever way the parent ends."""
     for worker in list(_ALIVE):
         worker.kill()
+    end_servers()

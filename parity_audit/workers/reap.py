@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+from parity_audit.workers.channel import Process
 
 MARK_ENV = "PARITY_AUDIT_WORKER"
 """Environment variable with a worker's own mark; what the worker starts or forks inherits it."""
 PROC = Path("/proc")
 
 
-def end_family(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill a worker, its process group and every process that carries its mark, and wait for the worker itself."""
+def end_family(process: Process, mark: str) -> None:
+    """Kill a worker, its process group and every process that carries its mark, and wait for the worker itself.
+
+    One that is still to be forked has no number yet: it ends by itself when it finds its wire closed.
+    """
+    if process.pid is None:
+        return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for pid in marked(mark):

@@ -16,7 +16,7 @@ import pytest
 from parity_audit.core.errors import BackendFailed, EnvFailed, WorkerDied
 from parity_audit.core.types import Checkpoint
 from parity_audit.core.wire import WIRE_FD_ENV, LoadRequest
-from parity_audit.workers import channel
+from parity_audit.workers import channel, forks
 from parity_audit.workers.bundle import bundle
 from parity_audit.workers.client import Worker
 from parity_audit.workers.reap import marked
@@ -76,11 +76,12 @@ BACKEND = textwrap.dedent(
             return Description(backend="tiny", package=",".join(sorted(sys.modules))[:0], version="1")
     """
 )
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 REQUEST = {"checkpoint": Checkpoint(repo_id="x", path="/x"), "dtype": "float32", "device": "cpu"}
 
 
-@pytest.fixture
-def worker(tmp_path):
+@pytest.fixture(params=[False, pytest.param(True, marks=LINUX)], ids=["own process", "forked"])
+def worker(request, tmp_path, monkeypatch):
     site = Path(
         subprocess.check_output(
             [sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
@@ -88,9 +89,12 @@ def worker(tmp_path):
     )
     module = site / f"tiny_backend_{os.getpid()}.py"
     module.write_text(BACKEND)
-    started = Worker.start(f"{module.stem}:Tiny", sys.executable, {}, tmp_path / "worker.log", tmp_path)
+    key = f"{module.stem}:Tiny"
+    monkeypatch.setitem(forks.IMPORTS, key, (module.stem,))
+    started = Worker.start(key, sys.executable, {}, tmp_path / "worker.log", tmp_path, may_fork=request.param)
     yield started
     started.kill()
+    forks.end_servers()
     module.unlink()
 
 
@@ -125,7 +129,7 @@ def test_an_exit_is_a_death_with_its_code(worker):
 
 
 def test_kill_9_is_noticed_at_once(worker):
-    threading.Timer(1.0, os.kill, (worker.process.pid, signal.SIGKILL)).start()
+    threading.Timer(1.0, lambda: os.kill(worker.process.pid, signal.SIGKILL)).start()
     started = time.monotonic()
     with pytest.raises(WorkerDied, match="SIGKILL") as caught:
         load(worker, "sleep")
@@ -215,13 +219,17 @@ def wait_until(true, seconds):
     return true()
 
 
-def test_a_worker_dies_with_its_parent(tmp_path):
+@pytest.mark.parametrize("may_fork", [False, pytest.param(True, marks=LINUX)])
+def test_a_worker_dies_with_its_parent(tmp_path, may_fork):
     script = textwrap.dedent(
         f"""
         import os, sys
         from pathlib import Path
         from parity_audit.workers.client import Worker
-        worker = Worker.start("hf", sys.executable, {{}}, Path({str(tmp_path)!r}) / "log", Path({str(tmp_path)!r}))
+        folder = Path({str(tmp_path)!r})
+        worker = Worker.start("hf", sys.executable, {{}}, folder / "log", folder, may_fork={may_fork})
+        while worker.process.pid is None:
+            pass
         print(worker.process.pid, flush=True)
         os.kill(os.getpid(), 9)
         """

@@ -1,0 +1,168 @@
+"""Workers that are copies of a process that has imported their engine, for the engines where that can be done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+import uuid
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+from parity_audit.core.wire import FORK_SERVER, FORK_SERVER_FD_ENV
+from parity_audit.workers.reap import MARK_ENV, end_family
+
+IMPORTS = {"hf": ("parity_audit.backends.hf", "transformers.modeling_utils")}
+"""Backends whose workers may be forked, and what they all import: modules that open no GPU and start no engine."""
+OWN_PREFIXES = ("PARITY_AUDIT_", "PYTEST_")
+"""Variables that no engine reads while it is imported, and that change from one worker to the next."""
+
+
+class Forked:
+    """A forked worker, with the part of `subprocess.Popen` that a wire needs. It is a child of the server, not of this process."""
+
+    def __init__(self, status: socket.socket) -> None:
+        self.returncode: int | None = None
+        self._pid: int | None = None
+        self._status, self._pending = status, b""
+        status.setblocking(False)
+
+    @property
+    def pid(self) -> int | None:
+        """Its number, None before it exists: the server may still be importing."""
+        self.poll()
+        return self._pid
+
+    def poll(self) -> int | None:
+        """Its exit status, None while it lives. Where the server is gone, so is the worker: it was killed."""
+        while self.returncode is None:
+            try:
+                data = self._status.recv(1 << 10)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self._pending += data
+            self._read_lines(over=not data)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, when it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it still lives after `timeout` seconds.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired("a forked worker", timeout or 0.0)
+            select.select([self._status], [], [], left)
+        return code
+
+    def _read_lines(self, *, over: bool) -> None:
+        *lines, self._pending = self._pending.split(b"\n")
+        for line in lines:
+            if self._pid is None:
+                self._pid = int(line)
+            else:
+                self.returncode = int(line)
+        if over and self.returncode is None:
+            self.returncode = -9
+        if self.returncode is not None:
+            self._status.close()  # its number may be given to another process from now on
+
+
+class ForkServer:
+    """A process that has imported an engine, and what this process tells it."""
+
+    def __init__(self, command: list[str], environ: Mapping[str, str], log: Path) -> None:
+        """Start it; it imports while this process goes on.
+
+        Raises:
+            OSError: there is no such interpreter.
+        """
+        self.mark = uuid.uuid4().hex
+        self._workers: weakref.WeakSet[Forked] = weakref.WeakSet()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own = {**environ, FORK_SERVER_FD_ENV: str(theirs.fileno()), MARK_ENV: self.mark}
+        with theirs, log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=own, pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )  # fmt: skip
+
+    def fork(self, key: str, environ: Mapping[str, str], cwd: Path | None, log: Path, wire: tuple[int, int]) -> Forked:
+        """A new worker.
+
+        Raises:
+            OSError: the server is gone.
+        """
+        ours, theirs = socket.socketpair()
+        request = {"key": key, "environ": dict(environ), "cwd": str(cwd or Path.cwd())}
+        with theirs, log.open("ab") as sink:
+            socket.send_fds(self._control, [b"f"], [*wire, sink.fileno(), theirs.fileno()])
+            ours.sendall(json.dumps(request).encode() + b"\n")
+        worker = Forked(ours)
+        self._workers.add(worker)
+        return worker
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still be asked."""
+        return self._process.poll() is None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none of its workers lives."""
+        return all(worker.poll() is not None for worker in self._workers)
+
+    def end(self) -> None:
+        """End it and every process that came from it."""
+        self._control.close()
+        end_family(self._process, self.mark)
+
+
+_SERVERS: dict[tuple[str, str, frozenset[tuple[str, str]]], ForkServer] = {}
+
+
+def can_fork(key: str) -> bool:
+    """Whether workers of this backend may be forked here."""
+    return sys.platform == "linux" and key in IMPORTS
+
+
+def forked(
+    python: str, program: Path, key: str, environ: Mapping[str, str], *, cwd: Path | None, log: Path, wire: tuple[int, int]
+) -> Forked:  # fmt: skip
+    """A worker of `key`, from a server with the same interpreter, program and variables; one is started where there is none.
+
+    Raises:
+        OSError: there is no such interpreter.
+    """
+    lasting = {name: value for name, value in environ.items() if not name.startswith(OWN_PREFIXES)}
+    command = [python, "-I", str(program), FORK_SERVER, *IMPORTS[key]]
+    wanted = (python, str(program), frozenset(lasting.items()))
+    _end_those_not_needed(wanted)
+    if wanted not in _SERVERS:
+        _SERVERS[wanted] = ForkServer(command, lasting, log)
+    return _SERVERS[wanted].fork(key, environ, cwd, log, wire)
+
+
+def _end_those_not_needed(wanted: tuple[str, str, frozenset[tuple[str, str]]]) -> None:
+    """A server holds what it imported in memory: those that have ended or that nobody uses make room."""
+    for key, server in list(_SERVERS.items()):
+        if not server.is_alive or (key != wanted and server.is_idle):
+            server.end()
+            del _SERVERS[key]
+
+
+def end_servers() -> None:
+    """End every server and all its workers."""
+    while _SERVERS:
+        with contextlib.suppress(OSError):
+            _SERVERS.popitem()[1].end()

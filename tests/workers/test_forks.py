@@ -1,0 +1,161 @@
+"""Workers that are copies of a process that has imported their engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from parity_audit.core.errors import BackendFailed, WorkerDied
+from parity_audit.core.types import Checkpoint
+from parity_audit.core.wire import LoadRequest
+from parity_audit.workers import forks
+from parity_audit.workers.client import Worker
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+BACKEND = textwrap.dedent(
+    """
+    import os, time
+    from parity_audit.core.types import Description
+
+    IMPORTED_BY = os.getpid()
+    time.sleep(float(os.environ.get("SECONDS_OF_IMPORT", 0)))
+    assert "NO_IMPORT" not in os.environ, "no import today"
+
+    class Engine:
+        def load(self, request):
+            print("loaded", flush=True)
+
+        def describe(self):
+            found = {
+                "imported_by": IMPORTED_BY, "pid": os.getpid(), "session": os.getsid(0), "cwd": os.getcwd(),
+                "variable": os.environ.get("PARITY_AUDIT_SAID"), "wire": sorted(n for n in os.environ if "_FD" in n),
+            }
+            return Description(backend="engine", package="", version="1", settings=found)
+    """
+)
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Starts a worker whose environment has the given variables too; everything ends with the test."""
+    module = Path(sysconfig.get_path("purelib")) / f"forked_backend_{os.getpid()}.py"
+    module.write_text(BACKEND)
+    key, started = f"{module.stem}:Engine", []
+    monkeypatch.setitem(forks.IMPORTS, key, (module.stem,))
+
+    def one(log="worker.log", cwd=None, **variables):
+        worker = Worker.start(key, sys.executable, variables, tmp_path / log, tmp_path, cwd=cwd, may_fork=True)
+        started.append(worker)
+        return worker
+
+    yield one
+    for worker in started:
+        worker.kill()
+    forks.end_servers()
+    module.unlink()
+
+
+def settings(worker):
+    worker.load(LoadRequest(checkpoint=Checkpoint(repo_id="x", path="/x"), dtype="float32", device="cpu"))
+    return worker.describe().settings
+
+
+def test_copies_share_one_import_and_nothing_else(start, tmp_path):
+    one = settings(start(log="one.log", cwd=tmp_path, PARITY_AUDIT_SAID="one"))
+    two = settings(start(log="two.log", PARITY_AUDIT_SAID="two"))
+
+    assert one["imported_by"] == two["imported_by"] not in (one["pid"], two["pid"])
+    assert one["pid"] == one["session"] != two["pid"] == two["session"]
+    assert (one["cwd"], two["cwd"]) == (str(tmp_path), os.getcwd())
+    assert (one["variable"], two["variable"]) == ("one", "two")
+    assert one["wire"] == []
+    assert [(tmp_path / f"{name}.log").read_text() for name in ("one", "two")] == ["loaded\n"] * 2
+
+
+def test_variables_that_an_import_may_read_are_those_of_the_worker(start):
+    one = start(OMP_NUM_THREADS="1")
+    two = start(OMP_NUM_THREADS="2")
+    assert settings(one)["imported_by"] != settings(two)["imported_by"]
+    assert len(forks._SERVERS) == 2
+
+    for worker in (one, two):
+        worker.kill()
+    start(OMP_NUM_THREADS="1")
+    assert len(forks._SERVERS) == 1, "what nobody uses is not kept in memory"
+
+
+def test_one_worker_ends_and_the_others_go_on(start):
+    one, two = start(), start()
+    settings(one)
+    here = settings(two)
+    one.kill()
+
+    assert one.process.returncode == -signal.SIGKILL
+    assert settings(two) == here
+    assert not is_alive(one.process.pid)
+
+
+def test_a_worker_whose_server_is_killed_is_said_to_be_killed_and_the_next_one_has_another(start):
+    worker = start()
+    server = settings(worker)["imported_by"]
+    os.kill(server, signal.SIGKILL)
+    worker.process.wait(20)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        worker.describe()
+
+    assert settings(start())["imported_by"] != server
+
+
+def test_what_is_killed_before_it_exists_never_begins(start, tmp_path):
+    worker = start(log="never.log", SECONDS_OF_IMPORT="3")
+    begun = time.monotonic()
+    worker.kill()
+    assert time.monotonic() - begun < 2
+
+    settings(start(SECONDS_OF_IMPORT="3"))
+    assert (tmp_path / "never.log").read_text() == ""
+
+
+def test_an_import_that_fails_is_what_loading_fails_with(start):
+    with pytest.raises(BackendFailed, match="no import today"):
+        settings(start(NO_IMPORT="1"))
+
+
+def test_an_end_of_the_parent_ends_the_server_too(tmp_path):
+    script = textwrap.dedent(
+        f"""
+        import os, sys
+        from pathlib import Path
+        from parity_audit.workers.client import Worker
+        from parity_audit.workers import forks
+        forks.IMPORTS["spec"] = ("parity_audit.backends.spec",)
+        worker = Worker.start("spec", sys.executable, {{}}, Path({str(tmp_path)!r}) / "log", Path({str(tmp_path)!r}), may_fork=True)
+        [server] = forks._SERVERS.values()
+        print(server._process.pid, flush=True)
+        if sys.argv[1] == "killed":
+            os.kill(os.getpid(), 9)
+        """
+    )
+    for how in ("killed", "ended"):
+        done = subprocess.run([sys.executable, "-c", script, how], capture_output=True, text=True)
+        pid = int(done.stdout)
+        deadline = time.monotonic() + 20
+        while is_alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not is_alive(pid), how
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
