@@ -23,6 +23,8 @@ def end_family(process: Process, mark: str) -> None:
     if process.pid is None:
         return
     with contextlib.suppress(ProcessLookupError):
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)  # one that was forked just now may have no group of its own yet
         os.killpg(process.pid, signal.SIGKILL)
     for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -125,6 +125,15 @@ def test_what_is_killed_before_it_exists_never_begins(start, tmp_path):
     assert (tmp_path / "never.log").read_text() == ""
 
 
+def test_what_is_killed_as_soon_as_it_exists_ends(start):
+    for _ in range(20):
+        worker = start()
+        while worker.process.pid is None:
+            pass
+        worker.kill()
+        assert worker.process.returncode == -signal.SIGKILL
+
+
 def test_an_import_that_fails_is_what_loading_fails_with(start):
     with pytest.raises(BackendFailed, match="no import today"):
         settings(start(NO_IMPORT="1"))
