@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from parity_audit.capture.session import SidePlan
 from parity_audit.checks.repeat import CHANGED, STATE
@@ -82,7 +83,7 @@ def propose(
             continue
         target = whole_value(rewritten.get(finding.knob, target_value(finding, match_reference)), finding, plan)
         causes = [other for other in known if other.kind not in NO_PATCH_KINDS]
-        targets = {other.knob: whole_value(target_value(other, match_reference), other, plan) for other in causes}
+        targets = whole_values(causes, partial(target_value, match_reference=match_reference), plan)
         found = _found(finding, plan, version, target, targets)
         if finding.knob in rewritten and not isinstance(found, str):
             found = on_layers(found, finding.layers) or found  # the layers that are right take the right value
@@ -156,14 +157,38 @@ def nearest(fitted: KnobValue, spec: KnobValue, error: float = 0.0) -> KnobValue
 
 def whole_value(value: KnobValue, finding: Finding, plan: SidePlan) -> KnobValue:
     """A value that was found layer by layer, as one per layer; layers that the finding does not speak of have the spec's."""
-    known = knob_values(plan.spec, plan.config).get(finding.knob)
-    layers = range(dims(plan.spec, plan.config)["n_layers"])
+    by_layer = value_by_layer(value, finding)
+    return value if by_layer is None else _in_each_layer(by_layer, finding.knob, plan)
+
+
+def whole_values(
+    findings: Sequence[Finding], value_of: Callable[[Finding], KnobValue], plan: SidePlan
+) -> dict[str, KnobValue]:
+    """One value per knob: each finding's in its own layers, where the knob is set layer by layer; else the last finding's."""
+    whole: dict[str, KnobValue] = {}
+    told: dict[str, dict[int, KnobValue]] = {}
+    for finding in findings:
+        value = value_of(finding)
+        by_layer = value_by_layer(value, finding)
+        if by_layer is None:
+            whole[finding.knob] = value
+        else:
+            told.setdefault(finding.knob, {}).update(by_layer)
+    return {**whole, **{knob: _in_each_layer(by_layer, knob, plan) for knob, by_layer in told.items()}}
+
+
+def value_by_layer(value: KnobValue, finding: Finding) -> dict[int, KnobValue] | None:
+    """A finding's value in each of its layers, where it was found so or the setting is one value per layer; else None."""
     if isinstance(value, dict) and value.keys() == {"by_layer"}:
-        by_layer = {int(layer): own for layer, own in value["by_layer"].items()}
-    elif finding.knob in BY_LAYER and finding.layers is not None:
-        by_layer = dict.fromkeys(finding.layers, value)
-    else:
-        return value
+        return {int(layer): own for layer, own in value["by_layer"].items()}
+    if finding.knob in BY_LAYER and finding.layers is not None:
+        return dict.fromkeys(finding.layers, value)
+    return None
+
+
+def _in_each_layer(by_layer: Mapping[int, KnobValue], knob: str, plan: SidePlan) -> list[KnobValue]:
+    known = knob_values(plan.spec, plan.config).get(knob)
+    layers = range(dims(plan.spec, plan.config)["n_layers"])
     return [by_layer[layer] if layer in by_layer or known is None else known.at(layer) for layer in layers]
 
 

@@ -18,7 +18,7 @@ from parity_audit.core.types import Edit, KnobValue
 from parity_audit.diagnose.findings import is_by_formula, places_of
 from parity_audit.diagnose.structure.projections import PROJECTIONS
 from parity_audit.formulas.choices import FACTORS
-from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, on_norms, whole_value
+from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, on_norms, value_by_layer, whole_values
 from parity_audit.repair.layers import on_layers
 from parity_audit.specs.settings import edits
 from parity_audit.specs.view import dims, roles
@@ -51,11 +51,12 @@ class Way:
 
 def ways_of(findings: Sequence[Finding], reference: Session) -> list[Way]:
     """One way per finding."""
-    whole = {item.knob: item for item in findings if item.kind not in NO_PATCH_KINDS and "extent" not in item.evidence}
-    return [_way(finding, whole, reference) for finding in findings]
+    whole = [item for item in findings if item.kind not in NO_PATCH_KINDS and "extent" not in item.evidence]
+    known = whole_values(whole, imposed_value, reference.plan)
+    return [_way(finding, known, reference) for finding in findings]
 
 
-def _way(finding: Finding, whole: Mapping[str, Finding], reference: Session) -> Way:
+def _way(finding: Finding, known: Mapping[str, KnobValue], reference: Session) -> Way:
     if finding.kind == "unexplained":
         return Way(finding=finding, why="no cause is known")
     if finding.kind in NO_PATCH_KINDS:
@@ -65,8 +66,8 @@ def _way(finding: Finding, whole: Mapping[str, Finding], reference: Session) -> 
             finding=finding, why=f"it holds only {finding.evidence['extent']}, a setting of the reference everywhere"
         )
     plan, version = reference.plan, reference.description().version
-    known = {knob: whole_value(imposed_value(item), item, plan) for knob, item in whole.items()}
-    value = known[finding.knob]
+    own = imposed_value(finding)
+    value = own if value_by_layer(own, finding) is None else known[finding.knob]
     found = edits(
         plan.spec, plan.backend_key, finding.knob, value, plan.config, version, known, finding.reference_value
     )

@@ -7,7 +7,7 @@ import pytest
 
 from parity_audit.core.report import Finding, Patch
 from parity_audit.core.types import Edit, ReadBack
-from parity_audit.repair.choose import target_value, whole_value
+from parity_audit.repair.choose import target_value, whole_value, whole_values
 from parity_audit.repair.verify import changes_nothing
 from parity_audit.specs.resolve import resolve_model
 
@@ -43,6 +43,14 @@ def test_a_window_of_one_layer_is_no_other_s():
     assert whole_value(32, one, PLAN) == [4096, 32, 4096, None]
     assert whole_value({"by_layer": {"1": 7, "2": 8}}, one, PLAN) == [4096, 7, 8, None]
     assert whole_value(16.0, finding("attention.scale", 16.0, layers=(1,)), PLAN) == 16.0
+
+
+def test_windows_that_were_found_in_several_layers_are_one_setting():
+    found = [finding("attention.window", None, layers=(layer,)) for layer in (1, 2)]
+    scales = [finding("attention.scale", 16.0, layers=(layer,)) for layer in (1, 2)]
+    values = whole_values([*found, *scales], lambda item: 10 + item.layers[0], PLAN)
+
+    assert values == {"attention.window": [4096, 11, 12, None], "attention.scale": 12}
 
 
 def patch(*changed):

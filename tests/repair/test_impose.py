@@ -28,6 +28,14 @@ def test_a_value_is_imposed_in_the_layers_of_its_finding():
     assert way.edits[0].value == pytest.approx(1 / 9.5)
 
 
+def test_several_values_of_one_setting_are_each_imposed_in_their_own_layers():
+    ways = ways_of([finding(value=16.0, layers=(0,)), finding(value=32.0, layers=(1,))], REFERENCE)
+
+    assert [(edit.path, edit.value) for way in ways for edit in way.edits] == [
+        ("model.layers[0].self_attn.scaling", 1 / 16), ("model.layers[1].self_attn.scaling", 1 / 32),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("read_from", "norms"),
     [
