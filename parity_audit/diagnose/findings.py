@@ -126,7 +126,7 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     candidate, reference = _pooled([p.candidate for p in group]), _pooled([p.reference for p in group])
     if knob == "attention.window" and len({(p.candidate.value, p.reference.value) for p in group}) > 1:
         candidate, reference = _by_layer([p.candidate for p in group]), _by_layer([p.reference for p in group])
-    candidate, reference = _as_map(candidate, first.reference), _as_map(reference, first.candidate)
+    candidate, reference = _in_form_of(candidate, first.reference), _in_form_of(reference, first.candidate)
     fits = [pair.candidate for pair in group], [pair.reference for pair in group]
     return Finding(
         knob=knob, kind=_kind(knob, candidate, reference), layers=_layers([*group, *blunt], every),
@@ -169,14 +169,14 @@ def _by_layer(fits: Sequence[KnobFit]) -> dict[str, Any]:
 def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the usual value where the spec is silent."""
     said = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else DEFAULTS.get(fit.knob)
-    value: KnobValue = meant(fit.knob, said)
+    return _in_form_of(meant(fit.knob, said), fit)
+
+
+def _in_form_of(value: KnobValue, fit: KnobFit) -> KnobValue:
+    """A value as a fit of its knob says it: a multiple of the usual ALiBi slopes as the slopes themselves, the number of heads of
+    keys and values as the one that each query head reads."""
     if fit.knob == "attention.alibi" and isinstance(value, (int, float)) and isinstance(fit.value, list):
         return [float(value) * slope for slope in standard_slopes(len(fit.value))]
-    return _as_map(value, fit)
-
-
-def _as_map(value: KnobValue, fit: KnobFit) -> KnobValue:
-    """How many heads of keys and values there are, as the one that each query head reads, where a fit says that."""
     of_heads = fit.value["k"] if isinstance(fit.value, dict) and "k" in fit.value else fit.value
     if fit.knob != "n_kv_heads" or not isinstance(value, int) or not isinstance(of_heads, list):
         return value

@@ -53,6 +53,15 @@ def test_which_side_departs(candidate: float, reference: float, side: str):
     assert finding.departs_from_spec == side
 
 
+def test_slopes_are_told_beside_slopes():
+    slopes = [0.5, 0.25, 0.125, 0.0625]
+    candidate, reference = (fit(value, knob="attention.alibi", stderr=None) for value in (slopes, 1.0))
+    (finding,) = merge([candidate], [reference], {"attention.alibi": Knob(value=1.0)})
+
+    usual = [0.25, 0.0625, 0.015625, 0.00390625]
+    assert (finding.candidate_value, finding.reference_value, finding.spec_value) == (slopes, usual, usual)
+
+
 def test_equal_errors_of_several_layers_are_one_finding():
     wrong, right = [fit(15.0 + 1e-7 * k, k) for k in range(4)], [fit(16.0, k) for k in range(4)]
 
