@@ -120,3 +120,18 @@ def test_where_an_error_enters():
     assert places(head, PLAN) == {"embed"}
     named = finding("qkv", None, kind="unexplained", evidence={"sites": ["blocks.1.k"]})
     assert places(named, PLAN) == {"blocks.1.k"}
+
+
+@pytest.mark.parametrize(("source", "value"), [("ln1.out + attn_out", True), ("resid_pre", None)])
+def test_a_bloom_that_adds_to_its_norms_is_what_a_setting_says_and_other_sums_are_not(source, value):
+    bloom = resolve_model("bigscience/bloom-560m")
+    reference = SimpleNamespace(
+        plan=SimpleNamespace(spec=bloom.spec, config=bloom.config, backend_key="hf"), description=REFERENCE.description
+    )
+    wrong = Finding(
+        knob="resid_mid.source", kind="variant", layers=None, site="blocks.0.resid_mid",
+        reference_value="as computed", candidate_value=source,
+    )  # fmt: skip
+    (way,) = ways_of([wrong], reference)
+
+    assert [edit.value for edit in way.edits] == ([] if value is None else [value])
