@@ -55,15 +55,26 @@ def forked_worker(modules: Sequence[str]) -> str:
         workers.let_go(ready)
         if control in ready:
             wire, log, status, asked = _request(control)
-            pid = os.fork()
+            pid = _forked()
             if pid == 0:
                 for held in (control, status, *workers.sockets()):
                     held.close()
                 return _become_worker(wire, log, asked)
             for fd in (*wire, log):
                 os.close(fd)
-            workers.add(pid, status)
+            if pid is None:
+                status.close()
+            else:
+                workers.add(pid, status)
     os._exit(0)
+
+
+def _forked() -> int | None:
+    """As `os.fork`; None where there is no room for another process. The others go on."""
+    try:
+        return os.fork()
+    except OSError:
+        return None
 
 
 class _Workers:
@@ -102,7 +113,7 @@ class _Workers:
         for pid in gone:
             self._statuses.pop(pid).close()
             self._told.discard(pid)
-        for pid in set(_children()) - self._statuses.keys() if gone else ():
+        for pid in {*gone, *_children()} - self._statuses.keys() if gone else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -114,7 +125,11 @@ def _adopt_orphans() -> None:
 
 
 def _children() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    """The processes whose parent this one is; none where the kernel does not list them."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _request(control: socket.socket) -> tuple[tuple[int, int], int, socket.socket, dict[str, Any]]:

@@ -30,6 +30,15 @@ BACKEND = textwrap.dedent(
     time.sleep(float(os.environ.get("SECONDS_OF_IMPORT", 0)))
     assert "NO_IMPORT" not in os.environ, "no import today"
 
+    fork, forks = os.fork, iter(range(int(os.environ.get("FORKS", 99))))
+
+    def counted():
+        if next(forks, None) is None:
+            raise BlockingIOError("no room for another process")
+        return fork()
+
+    os.fork = counted
+
     class Engine:
         def load(self, request):
             print("loaded", flush=True)
@@ -132,6 +141,15 @@ def test_what_is_killed_as_soon_as_it_exists_ends(start):
             pass
         worker.kill()
         assert worker.process.returncode == -signal.SIGKILL
+
+
+def test_where_no_further_process_can_be_made_the_others_go_on(start):
+    one = start(FORKS="1")
+    before = settings(one)
+    with pytest.raises(WorkerDied):
+        settings(start(FORKS="1"))
+
+    assert settings(one) == before
 
 
 def test_an_import_that_fails_is_what_loading_fails_with(start):
