@@ -157,7 +157,7 @@ def nearest(fitted: KnobValue, spec: KnobValue, error: float = 0.0) -> KnobValue
 
 def whole_value(value: KnobValue, finding: Finding, plan: SidePlan) -> KnobValue:
     """A value that was found layer by layer, as one per layer; layers that the finding does not speak of have the spec's."""
-    by_layer = value_by_layer(value, finding)
+    by_layer = value_by_layer(value, finding, plan)
     return value if by_layer is None else _in_each_layer(by_layer, finding.knob, plan)
 
 
@@ -169,7 +169,7 @@ def whole_values(
     told: dict[str, dict[int, KnobValue]] = {}
     for finding in findings:
         value = value_of(finding)
-        by_layer = value_by_layer(value, finding)
+        by_layer = value_by_layer(value, finding, plan)
         if by_layer is None:
             whole[finding.knob] = value
         else:
@@ -177,13 +177,22 @@ def whole_values(
     return {**whole, **{knob: _in_each_layer(by_layer, knob, plan) for knob, by_layer in told.items()}}
 
 
-def value_by_layer(value: KnobValue, finding: Finding) -> dict[int, KnobValue] | None:
+def value_by_layer(value: KnobValue, finding: Finding, plan: SidePlan) -> dict[int, KnobValue] | None:
     """A finding's value in each of its layers, where it was found so or the setting is one value per layer; else None."""
     if isinstance(value, dict) and value.keys() == {"by_layer"}:
         return {int(layer): own for layer, own in value["by_layer"].items()}
-    if finding.knob in BY_LAYER and finding.layers is not None:
+    if finding.layers is not None and (finding.knob in BY_LAYER or _has_several_rotations(finding.knob, plan)):
         return dict.fromkeys(finding.layers, value)
     return None
+
+
+def _has_several_rotations(knob: str, plan: SidePlan) -> bool:
+    """Whether a knob of the rotation has not the same right value in all layers: their tables are made of all values at once."""
+    known = knob_values(plan.spec, plan.config).get(knob)
+    if known is None or not knob.startswith("rope."):
+        return False
+    values = [known.at(layer) for layer in range(dims(plan.spec, plan.config)["n_layers"])]
+    return any(value != values[0] for value in values)
 
 
 def _in_each_layer(by_layer: Mapping[int, KnobValue], knob: str, plan: SidePlan) -> list[KnobValue]:

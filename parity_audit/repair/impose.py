@@ -67,7 +67,7 @@ def _way(finding: Finding, known: Mapping[str, KnobValue], reference: Session) -
         )
     plan, version = reference.plan, reference.description().version
     own = imposed_value(finding)
-    value = own if value_by_layer(own, finding) is None else known[finding.knob]
+    value = own if value_by_layer(own, finding, plan) is None else known[finding.knob]
     found = edits(
         plan.spec, plan.backend_key, finding.knob, value, plan.config, version, known, finding.reference_value
     )

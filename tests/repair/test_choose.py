@@ -7,7 +7,7 @@ import pytest
 
 from parity_audit.core.report import Finding, Patch
 from parity_audit.core.types import Edit, ReadBack
-from parity_audit.repair.choose import target_value, whole_value, whole_values
+from parity_audit.repair.choose import propose, target_value, whole_value, whole_values
 from parity_audit.repair.verify import changes_nothing
 from parity_audit.specs.resolve import resolve_model
 
@@ -51,6 +51,23 @@ def test_windows_that_were_found_in_several_layers_are_one_setting():
     values = whole_values([*found, *scales], lambda item: 10 + item.layers[0], PLAN)
 
     assert values == {"attention.window": [4096, 11, 12, None], "attention.scale": 12}
+
+
+@pytest.mark.parametrize(("layers", "right"), [((0, 1, 2, 3, 4), 1e4), ((5,), 1e6), (None, 1e4)])
+def test_the_right_base_of_some_layers_is_not_given_to_those_that_have_another(layers, right):
+    gemma = resolve_model("google/gemma-3-270m")
+    plan = SimpleNamespace(
+        spec=gemma.spec, config=gemma.config, backend_key="hf", ref=SimpleNamespace(name="hf", target=None)
+    )
+    wrong = finding("rope.theta", right, spec=right, layers=layers)
+    (proposal,), gaps = propose([wrong], plan, "5.19.0", [wrong])
+
+    bases = {
+        edit.path.split(".")[-1]: edit.value[1] ** -(256 / 2) for edit in proposal.edits
+    }  # inv_freq[1] = base^(-2/d_head)
+    assert gaps == []
+    assert bases["sliding_attention_inv_freq"] == pytest.approx(1e4)
+    assert bases["full_attention_inv_freq"] == pytest.approx(1e4 if layers is None else 1e6)
 
 
 def patch(*changed):
