@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from parity_audit.formulas.choices import CLAMPED_WITH, LEAKY, SWISH, TIMES, number_in
+from parity_audit.formulas.choices import CLAMPED_PARTS, CLAMPED_WITH, LEAKY, SWISH, TIMES, number_in
 
 CLAMPED, TANH_GELU = "swiglu_clamped", "gelu_pytorch_tanh"
 CLAMPED_ALONE = f"{CLAMPED} without the 1 added"
@@ -93,7 +93,18 @@ def slope_of_clamped(name: str) -> float | None:
     return SWISH_SLOPE if name in (CLAMPED, CLAMPED_ALONE) else number_in(name, CLAMPED_WITH)
 
 
-def clamped_swiglu(pre: Tensor, linear: Tensor, alpha: float, limit: float, *, added: float = 1.0) -> Tensor:
-    """The activation of gpt-oss: (clamp(linear, -limit, limit) + added) x sigmoid(alpha x) with x = min(pre, limit)."""
-    x = pre.clamp(max=limit)
-    return (linear.clamp(-limit, limit) + added) * x * torch.sigmoid(alpha * x)
+def clamped_swiglu(
+    pre: Tensor, linear: Tensor, alpha: float, limit: float, *, clamped: str = CLAMPED_PARTS[0], added: float = 1.0
+) -> Tensor:  # fmt: skip
+    """The activation of gpt-oss: (clamp(linear, -limit, limit) + added) x sigmoid(alpha x) with x = min(pre, limit).
+
+    `clamped`: one of `choices.CLAMPED_PARTS`, for programs that clamp something else.
+    """
+    of_both, of_gate, of_linear, on_both_sides = CLAMPED_PARTS
+    if clamped in (of_both, of_gate):
+        pre = pre.clamp(max=limit)
+    if clamped == on_both_sides:
+        pre = pre.clamp(-limit, limit)
+    if clamped in (of_both, of_linear, on_both_sides):
+        linear = linear.clamp(-limit, limit)
+    return (linear + added) * pre * torch.sigmoid(alpha * pre)

@@ -73,6 +73,11 @@ RULES = ("gated delta", "delta without decay", "decay without correction")
 """What becomes of the state of a linear attention at each token."""
 DELTA, UNDECAYED, DECAYED = RULES
 GATE_ORDERS = ("behind the norm", "in front of the norm")
+GATES = ("sigmoid", "silu", "tanh", "linear", "none")
+CLAMPED_PARTS = ("gate from above and linear input", "gate from above", "linear input", "gate and linear input")
+"""What a clamped MLP clamps; a gate that is not clamped from above alone is clamped on both sides."""
+UNIT_LENGTH = ("queries and keys", "neither", "queries", "keys")
+"""What a linear attention divides by its length."""
 """Where a linear attention is gated."""
 TAPS = ("in order", "reversed")
 """The order in which the weights of a convolution stand: the last one is that of the token itself, or the first one."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from parity_audit.formulas import delta
 from parity_audit.formulas.activations import activation
+from parity_audit.formulas.choices import UNIT_LENGTH
 from parity_audit.formulas.in_heads import at_queries, attention_input
 from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import heads, project
@@ -32,12 +33,16 @@ def read(at: Place) -> Tensor:
     """What each head reads of its state, `[batch pos head d_value]`."""
     q, k, v = _convolved(at)
     eps, scale, count = at.knob("delta.length_eps"), at.knob("delta.scale"), at.dim("n_value_heads")
-    q = delta.of_unit_length(q, eps) / (q.shape[-1] ** 0.5 if scale is None else scale)
-    kept = delta.kept_share(at.site("delta.a"), at.tensor("delta.rate"), at.tensor("delta.step"))
+    divided = at.knob("delta.unit_length")
+    q = delta.of_unit_length(q, eps) if divided in UNIT_LENGTH[::2] else q
+    k = delta.of_unit_length(k, eps) if divided in UNIT_LENGTH[::3] else k
+    q = q / (q.shape[-1] ** 0.5 if scale is None else scale)
+    step = at.tensor("delta.step") if at.knob("delta.step_bias") else torch.zeros(()).to(q)
+    kept = delta.kept_share(at.site("delta.a"), at.tensor("delta.rate"), step)
     corrected = torch.sigmoid(at.site("delta.b")) * at.knob("delta.correction")
     made = delta.read_states(
-        delta.shared(q, count), delta.shared(delta.of_unit_length(k, eps), count), v, kept, corrected,
-        rule=at.knob("delta.rule"), chunk=at.knob("delta.chunk"),
+        delta.shared(q, count), delta.shared(k, count), v, kept, corrected, rule=at.knob("delta.rule"),
+        chunk=at.knob("delta.chunk"),
     )  # fmt: skip
     return made if at.queries is None else made[:, at.queries]
 

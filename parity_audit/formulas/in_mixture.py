@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.formulas import experts
+from parity_audit.formulas.activations import activation
 from parity_audit.formulas.choices import LARGEST, NO_TOKEN, OTHERS
 from parity_audit.formulas.in_mlp import combined, cut_as_said, hidden, mlp_input
 from parity_audit.formulas.in_norms import normed
@@ -110,7 +111,7 @@ def _shared(at: Place) -> Tensor:
     shared = experts.Expert(*(at.tensor(f"moe.shared.{name}") for name in ("gate", "up", "down")))
     made = shared.output(mlp_input(at), partial(hidden, at)) * float(at.knob("moe.shared_scale"))
     weigher = at.weight("moe.shared.router")
-    return made if weigher is None else made * torch.sigmoid(project(mlp_input(at), weigher))
+    return made if weigher is None else made * activation(at.knob("moe.shared_gate"))(project(mlp_input(at), weigher))
 
 
 def _expert(at: Place, e: int) -> experts.Expert:

@@ -46,9 +46,9 @@ def has_gate(at: Place) -> bool:
 def hidden(at: Place, pre: Tensor, linear: Tensor | None) -> Tensor:
     """The activation of `pre`, times `linear` where there is one."""
     name = at.knob("mlp.activation")
-    limit = None if slope_of_clamped(name) is None else at.knob("mlp.limit")
-    root = at.knob("mlp.gelu_root") if is_tanh_gelu(name) else GELU_ROOT
-    return gated(pre, linear, name=name, limit=limit, gelu_root=root)
+    if slope_of_clamped(name) is not None:
+        return gated(pre, linear, name=name, limit=at.knob("mlp.limit"), clamped=at.knob("mlp.clamped"))
+    return gated(pre, linear, name=name, gelu_root=at.knob("mlp.gelu_root") if is_tanh_gelu(name) else GELU_ROOT)
 
 
 def combined(at: Place, pre: Tensor, linear: Tensor) -> Tensor:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from parity_audit.formulas.activations import CLAMPED_ALONE, GELU_ROOT, activation, clamped_swiglu, slope_of_clamped
+from parity_audit.formulas.choices import CLAMPED_PARTS
 
 
 def gated(
-    pre: Tensor, linear: Tensor | None, *, name: str, limit: float | None = None, gelu_root: float = GELU_ROOT
+    pre: Tensor, linear: Tensor | None, *, name: str, limit: float | None = None, clamped: str = CLAMPED_PARTS[0],
+    gelu_root: float = GELU_ROOT,
 ) -> Tensor:  # fmt: skip
     """`[... d_mlp]` of the activated input and the linear one, both of that shape.
 
@@ -27,6 +29,7 @@ def gated(
         linear: what it is multiplied with; None in an MLP without a gate.
         name: of the activation.
         limit: where a clamped one clamps; None where it does not.
+        clamped: what it clamps, one of `choices.CLAMPED_PARTS`.
         gelu_root: the constant sqrt(2/pi) of the tanh form of GELU.
 
     Raises:
@@ -37,7 +40,8 @@ def gated(
         if linear is None:
             raise ValueError("a clamped SwiGLU needs a linear input")
         added = 0.0 if name == CLAMPED_ALONE else 1.0
-        return clamped_swiglu(pre, linear, slope, math.inf if limit is None else limit, added=added)
+        limit = math.inf if limit is None else limit
+        return clamped_swiglu(pre, linear, slope, limit, clamped=clamped, added=added)
     made = activation(name, gelu_root)(pre)
     return made if linear is None else made * linear
 

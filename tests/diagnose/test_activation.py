@@ -52,6 +52,21 @@ def test_the_clamped_one_of_gpt_oss():
 
 
 @pytest.mark.parametrize(
+    ("gate", "linear", "said"),
+    [
+        (PRE.clamp(max=7.0), LINEAR, "gate from above"),
+        (PRE, LINEAR.clamp(-7.0, 7.0), "linear input"),
+        (PRE.clamp(-7.0, 7.0), LINEAR.clamp(-7.0, 7.0), "gate and linear input"),
+    ],
+)
+def test_what_a_clamped_one_clamps(gate: Tensor, linear: Tensor, said: str):
+    post = (linear + 1) * gate * torch.sigmoid(1.702 * gate)
+    found = told(*(side(made, gated=True, act="swiglu_clamped") for made in (post, clamped(PRE, LINEAR))))
+
+    assert {knob: finding.candidate_value for knob, finding in found.items()} == {"mlp.clamped": said}
+
+
+@pytest.mark.parametrize(
     ("post", "said"),
     [
         (PRE * torch.sigmoid(1.5 * PRE) * LINEAR, "swish(1.5)"),

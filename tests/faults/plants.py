@@ -669,14 +669,16 @@ def change_delta_rule(model: nn.Module, plant: Plant) -> None:
 
 
 def _with_other_rule(forward: Callable[..., Any], names: dict[str, Any], plant: Plant, *args: Any, **more: Any) -> Any:
-    rule, convolve = "torch_chunk_gated_delta_rule", "causal_conv1d_fn"
-    kept = {name: names[name] for name in (rule, convolve)}
+    rule, convolve, step = "torch_chunk_gated_delta_rule", "causal_conv1d_fn", forward.__self__.dt_bias  # type: ignore[attr-defined]
+    kept, bias = {name: names[name] for name in (rule, convolve)}, step.data
     names[rule] = functools.partial(_read_states, kept[rule], plant)
     names[convolve] = functools.partial(_convolve, kept[convolve], plant)
+    step.data = bias * plant.get("step_bias", 1.0)
     try:
         return forward(*args, **more)
     finally:
         names.update(kept)
+        step.data = bias
 
 
 def _convolve(original: Callable[..., Any], plant: Plant, x: Tensor, weight: Tensor, *args: Any, **more: Any) -> Any:
@@ -687,10 +689,13 @@ def _convolve(original: Callable[..., Any], plant: Plant, x: Tensor, weight: Ten
 def _read_states(
     original: Callable[..., Any], plant: Plant, query: Tensor, key: Tensor, value: Tensor, **more: Any
 ) -> Any:
-    """length_eps, times (of queries), correction (of its share), decay (none), correct (false: the state is only added to), chunk
-    (of so many tokens, each from a state of zeros)."""
-    squares = plant.get("length_eps", 1e-6)
-    query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + squares) for x in (query, key))
+    """length_eps, as_long (which of q and k keep their length), times (of queries), correction (of its share), decay (none), correct
+    (false: the state is only added to), chunk (of so many tokens, each from a state of zeros)."""
+    squares, as_long = plant.get("length_eps", 1e-6), plant.get("as_long", "")
+    query, key = (
+        x if name in as_long else x * torch.rsqrt(x.square().sum(-1, keepdim=True) + squares)
+        for name, x in (("q", query), ("k", key))
+    )
     more["g"] = more["g"] * 0 if plant.get("decay") is False else more["g"]
     more["beta"] = more["beta"] * plant.get("correction", 1.0)
     more["use_qk_l2norm_in_kernel"] = False
