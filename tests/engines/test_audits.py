@@ -19,6 +19,7 @@ from parity_audit.core.report import Report, Verdict
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 LLAMA = "meta-llama/Llama-3.2-1B"
 AGREE = 2e-5
+FORKED = "a forked worker"
 SHORT = ("short", "left_padded")
 """Probes of the tests whose faults show everywhere; a clean Gemma-2 is run on all."""
 WITHIN_THE_WINDOW = (
@@ -217,7 +218,7 @@ def test_ctrl_c_leaves_no_worker(tmp_path):
     audit = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=obey_ctrl_c
     )
-    wait_for_worker("hf", audit)
+    wait_for_worker(FORKED, audit)
     audit.send_signal(signal.SIGINT)
     _, stderr = audit.communicate(timeout=60)
 
@@ -229,23 +230,25 @@ def test_ctrl_c_leaves_no_worker(tmp_path):
 def wait_for_worker(backend: str, parent: subprocess.Popen[str], seconds: float = 900) -> int:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and parent.poll() is None:
-        for pid, command in workers_of(parent.pid):
-            if command[-1] == backend:
+        for pid, label in workers_of(parent.pid):
+            if label == backend:
                 time.sleep(2.0)
                 return pid
         time.sleep(0.1)
     raise AssertionError(f"no {backend} worker was started")
 
 
-def workers_of(parent: int) -> list[tuple[int, list[str]]]:
-    """(pid, command line) of every worker process of this user that is a child of `parent` or was orphaned."""
-    found = []
+def workers_of(audit: int) -> list[tuple[int, str]]:
+    """(pid, backend) of every worker process that `audit` or a fork server of it started, or that was orphaned; `FORKED`
+    for those of a server, which have its command line."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().decode().split("\0")[:-1]
             owner = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
         except (OSError, ValueError, IndexError):
             continue
-        if owner in (parent, 1) and any("worker-" in part and part.endswith(".pyz") for part in command):
-            found.append((int(folder.name), command))
-    return found
+        if any("worker-" in part and part.endswith(".pyz") for part in command):
+            found[int(folder.name)] = (owner, command)
+    own = {pid: command[-1] for pid, (owner, command) in found.items() if owner in (audit, 1)}
+    return [*own.items(), *((pid, FORKED) for pid, (owner, _) in found.items() if owner in own)]
