@@ -36,6 +36,8 @@ STRAYS, STRAYS_OF_WRONG = 0.01, 0.1
 """Shares of all tokens, and of the wrong ones, that a rule may get wrong: single tokens may be off by little by chance."""
 MOST_IDS = 8
 """Token ids that are named one by one; more of them are no rule."""
+OF_POSITIONS = ("attention.temperature_by_position", "attention.window", "attention.chunk", "delta.chunk")
+"""Knobs that say themselves from where on they act: no rule of positions is said beside them."""
 FIRST_TOLD = 2
 """The first token sees only itself and has no angle to turn: an error that begins at position 1 begins everywhere."""
 
@@ -86,7 +88,7 @@ def _with_extent(finding: Finding, pairs: Sequence[Pair]) -> Finding:
         "extent", ""
     )  # what only decoded tokens say says so already, and may hold in some of them
     tokens = _tokens(pairs, finding.site)
-    said = None if tokens is None else extent(tokens)
+    said = None if tokens is None else extent(tokens, by_position=finding.knob not in OF_POSITIONS)
     return finding if said is None or not said.startswith(known) else only_where(finding, said)
 
 
@@ -102,17 +104,20 @@ def is_of_decoding(finding: Finding) -> bool:
     return str(finding.evidence.get("extent", "")).startswith(DECODED)
 
 
-def extent(tokens: Tokens) -> str | None:
-    """The rule that tells wrong tokens from right ones, in words; None where there is none, or no need of one."""
+def extent(tokens: Tokens, *, by_position: bool = True) -> str | None:
+    """The rule that tells wrong tokens from right ones, in words; None where there is none, or no need of one.
+
+    `by_position`: whether it may be one of positions.
+    """
     if not bool(tokens.wrong.any()) or bool(tokens.wrong.all()):
         return None
-    for words, rule in _rules(tokens):
+    for words, rule in _rules(tokens, by_position):
         if tokens.is_where(rule):
             return words
     return None
 
 
-def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
+def _rules(tokens: Tokens, by_position: bool) -> Iterator[tuple[str, Tensor]]:
     yield DECODED, tokens.decoded
     yield ONE_AT_A_TIME, tokens.decoded & ~tokens.of_several
     yield SEVERAL_AT_A_TIME, tokens.decoded & tokens.of_several
@@ -131,7 +136,7 @@ def _rules(tokens: Tokens) -> Iterator[tuple[str, Tensor]]:
     rows = sorted(set(tokens.row[tokens.wrong].tolist()))
     named = torch.isin(tokens.row, torch.tensor(rows))
     yield f"in row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))} of a batch", named & tokens.in_batch
-    places = (tokens.position, ""), (tokens.column, ", padding counted")
+    places = ((tokens.position, ""), (tokens.column, ", padding counted")) if by_position else ()
     for place, counted in places:
         first, last = _span(place, tokens)
         if first >= FIRST_TOLD:

@@ -229,6 +229,5 @@ def _grown(at: Place, q: Tensor) -> Tensor:
     said = at.knob("attention.temperature_by_position")
     if said is None:
         return q
-    places = torch.arange(q.shape[1], device=q.device).expand_as(at.batch.positions)
-    grown = places if said.get("counts") == PLACES else at.batch.positions
+    grown = at.batch.places if said.get("counts") == PLACES else at.batch.positions
     return q * rearrange(growth(grown, said["scale"], said["step"]), "batch pos -> batch pos 1 1").to(q)

@@ -30,8 +30,16 @@ class Batch:
     positions: Tensor
     decoded_from: int | None = None
     at_once: int = 1
+    shown: Tensor | None = None
+    """The places in their row `[pos]` of tokens that are computed each by itself, out of a longer text; None of a whole row."""
     masks: dict[Hashable, tuple[Tensor, Tensor | None]] = field(default_factory=dict, init=False, compare=False)
     """Which keys some of its queries see, and which of them see none: kept by the formulas of attention, for this batch alone."""
+
+    @property
+    def places(self) -> Tensor:
+        """The place of each token in its row, padding counted, `[batch pos]`."""
+        own = torch.arange(self.mask.shape[1], device=self.mask.device) if self.shown is None else self.shown
+        return own.expand_as(self.positions)
 
 
 @dataclass(frozen=True, kw_only=True)

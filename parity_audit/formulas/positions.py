@@ -49,7 +49,7 @@ def standing(batch: Batch, said: float | str | Mapping[str, int]) -> Tensor:
     Raises:
         ValueError: no position is called so in this run.
     """
-    places = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.positions)
+    places = batch.places
     first = batch.decoded_from
     if isinstance(said, str) and AND_MORE in said:
         words, more = said.split(AND_MORE)

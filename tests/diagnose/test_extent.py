@@ -40,7 +40,7 @@ def real_positions(of):
     return mask.cumsum(1) - 1
 
 
-def said(rule, dtype="float32", by=1.1, known=None):
+def said(rule, dtype="float32", by=1.1, known=None, knob="x"):
     """What is said when tokens for which `rule(probe, position, row)` holds are wrong by a factor."""
     g = torch.Generator().manual_seed(0)
     true = {of.name: torch.randn(*of.shape, 16, generator=g) for of in PROBES}
@@ -50,7 +50,7 @@ def said(rule, dtype="float32", by=1.1, known=None):
         wrong = rule(of, real_positions(of), row)
         own[of.name] = torch.where(wrong[..., None], by * true[of.name], true[of.name])
     finding = Finding(
-        knob="x", kind="variant", layers=(1,), site=SITE, reference_value=None, candidate_value=None, message="m"
+        knob=knob, kind="variant", layers=(1,), site=SITE, reference_value=None, candidate_value=None, message="m"
     )
     finding = finding if known is None else only_where(finding, known)
     return with_extents([finding], [(Shown(own), Shown(true))], dtype)[0][0].evidence.get("extent")
@@ -147,3 +147,12 @@ def test_rounding_is_not_wrong():
 
 def test_nothing_is_said_in_coarse_dtypes():
     assert said(lambda of, p, row: p >= 20, dtype="bfloat16") is None
+
+
+def test_a_window_says_itself_from_where_on_it_acts():
+    def far(of, position, row):
+        return position >= 20
+
+    assert "at positions from 20 on" in said(far)
+    assert said(far, knob="attention.window") is None
+    assert said(lambda of, position, row: row == 1, knob="attention.window") is not None

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from parity_audit.formulas.alibi import penalties, standard_slopes
+from parity_audit.formulas.choices import FROM_PADDING
 from parity_audit.formulas.place import Batch
 from parity_audit.formulas.positions import counted, standing
 
@@ -91,3 +92,13 @@ def test_penalties_of_rounded_distances_are_wrong_far_from_the_query_alone(batch
     assert (made != exact).nonzero().flatten().tolist() == [
         key for key in range(LENGTH) if float(torch.tensor(float(LENGTH - 1 - key)).bfloat16()) != LENGTH - 1 - key
     ]
+
+
+@pytest.mark.parametrize("said", [FROM_PADDING, 2])
+def test_tokens_out_of_a_longer_text_stand_where_they_stand_in_it(batch: Batch, said: str | int):
+    shown = torch.tensor([0, 5, 300, 319])
+    own = {name: getattr(batch, name)[:, shown] for name in ("tokens", "mask", "positions")}
+    some = Batch(**own, shown=shown)
+
+    assert torch.equal(some.places, batch.places[:, shown])
+    assert torch.equal(standing(some, said), standing(batch, said)[:, shown])

@@ -221,7 +221,9 @@ class Residuals:
         )
         if rows is not None and local_name(component.site) in OF_EACH_TOKEN:
             own = {name: getattr(run.batch, name)[:, rows] for name in ("tokens", "mask", "positions")}
-            run = Run(decoder=decoder, batch=Batch(**own), given=lambda site: self._at(probe.name, site, rows))
+            run = Run(
+                decoder=decoder, batch=Batch(**own, shown=rows), given=lambda site: self._at(probe.name, site, rows)
+            )
         elif rows is not None:
             run.given = lambda site: self._long_input(run, probe, site, values)
         try:
