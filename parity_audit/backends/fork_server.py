@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import json
 import os
@@ -24,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parity_audit.backends.importing import without_collection
 from parity_audit.core.wire import FORK_SERVER_FD_ENV, WIRE_FD_ENV
 
 LOOK_SECONDS = 1.0
@@ -42,12 +42,10 @@ def forked_worker(modules: Sequence[str]) -> str:
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _adopt_orphans()
-    gc.disable()
-    with contextlib.suppress(Exception):
+    with without_collection(), contextlib.suppress(Exception):
         for module in modules:
             importlib.import_module(module)
-    gc.freeze()
-    gc.enable()
+    sys.stdout.flush()  # or every copy prints it once more
     workers = _Workers()
     while os.getppid() == parent:
         workers.tell_ended()
@@ -150,7 +148,6 @@ def _become_worker(wire: tuple[int, int], log: int, asked: Mapping[str, Any]) ->
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    sys.stdout.flush()
     for stream in (STDOUT, STDERR):
         os.dup2(log, stream)
     os.close(log)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import gc
 import importlib
 import json
 import os
@@ -17,13 +16,13 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from parity_audit.backends.base import CONFIG_TABLES, REGISTRY
 from parity_audit.backends.fork_server import forked_worker
+from parity_audit.backends.importing import without_collection
 from parity_audit.backends.invariant_mode import InvariantMode
 from parity_audit.backends.no_installs import refuse_installs
 from parity_audit.core.errors import ParityError, is_out_of_memory
@@ -130,7 +129,7 @@ class Server:
     def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:
         if op in ("prepare", "load"):
             request = self.mode.taken_from(from_plain(LoadRequest, args))
-            with _without_collection():
+            with without_collection():
                 self.backend = _backend_class(self.backend_key)()
                 if op == "prepare":
                     return self.backend.prepare(request)
@@ -179,18 +178,6 @@ class Server:
         if ask is None:
             raise NotImplementedError(f"the backend `{self.backend_key}` cannot {op} completions")
         return ask(from_plain(ROLLOUT_OPS[op], args), tell)
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Import without looking for garbage, now and ever after among what was imported: there is next to none, and looking takes a
-    fifth of a worker's start."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _backend_class(key: str) -> Any:

@@ -104,7 +104,7 @@ def is_of_decoding(finding: Finding) -> bool:
     return str(finding.evidence.get("extent", "")).startswith(DECODED)
 
 
-def extent(tokens: Tokens, *, by_position: bool = True) -> str | None:
+def extent(tokens: Tokens, *, by_position: bool) -> str | None:
     """The rule that tells wrong tokens from right ones, in words; None where there is none, or no need of one.
 
     `by_position`: whether it may be one of positions.

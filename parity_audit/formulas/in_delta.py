@@ -33,9 +33,9 @@ def read(at: Place) -> Tensor:
     """What each head reads of its state, `[batch pos head d_value]`."""
     q, k, v = _convolved(at)
     eps, scale, count = at.knob("delta.length_eps"), at.knob("delta.scale"), at.dim("n_value_heads")
-    divided = at.knob("delta.unit_length")
-    q = delta.of_unit_length(q, eps) if divided in UNIT_LENGTH[::2] else q
-    k = delta.of_unit_length(k, eps) if divided in UNIT_LENGTH[::3] else k
+    divided, (both, _, queries, keys) = at.knob("delta.unit_length"), UNIT_LENGTH
+    q = delta.of_unit_length(q, eps) if divided in (both, queries) else q
+    k = delta.of_unit_length(k, eps) if divided in (both, keys) else k
     q = q / (q.shape[-1] ** 0.5 if scale is None else scale)
     step = at.tensor("delta.step") if at.knob("delta.step_bias") else torch.zeros(()).to(q)
     kept = delta.kept_share(at.site("delta.a"), at.tensor("delta.rate"), step)

@@ -72,6 +72,8 @@ def propose(
         findings, known = (
             [item for item in some if item.departs_from_spec != "reference"] for some in (findings, known)
         )
+    causes = [other for other in known if other.kind not in NO_PATCH_KINDS]
+    targets = whole_values(causes, partial(target_value, match_reference=match_reference), plan)
     proposals: list[Proposal] = []
     gaps: list[NotTested] = []
     for finding in findings:
@@ -82,8 +84,6 @@ def propose(
             gaps.append(no_patch(finding.knob, "a whole run is right: cached decoding has no setting of its own"))
             continue
         target = whole_value(rewritten.get(finding.knob, target_value(finding, match_reference)), finding, plan)
-        causes = [other for other in known if other.kind not in NO_PATCH_KINDS]
-        targets = whole_values(causes, partial(target_value, match_reference=match_reference), plan)
         found = _found(finding, plan, version, target, targets)
         if finding.knob in rewritten and not isinstance(found, str):
             found = on_layers(found, finding.layers) or found  # the layers that are right take the right value

@@ -8,9 +8,10 @@ import os
 import select
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from parity_audit.core.jsonio import dumps
+from parity_audit.workers.processes import Process
 
 WATCH_SECONDS = 0.2
 """How often the process and its log are looked at while nothing arrives."""
@@ -31,24 +32,6 @@ class Ended(Exception):
 
 class Garbled(Exception):
     """What arrived, or what the worker printed, is not what a worker says; the message says what it is."""
-
-
-class Process(Protocol):
-    """What a wire needs of a worker's process: the part of `subprocess.Popen` that a forked worker has too."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its number, None before it exists."""
-
-    @property
-    def returncode(self) -> int | None:
-        """What `poll` or `wait` found."""
-
-    def poll(self) -> int | None:
-        """Its exit status, None while it lives."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, when it has ended; raises `subprocess.TimeoutExpired`."""
 
 
 class Channel:

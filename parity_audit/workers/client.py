@@ -21,8 +21,9 @@ from parity_audit.core.wire import (
 )
 from parity_audit.workers.asking import Asking, OnProgress
 from parity_audit.workers.bundle import bundle
-from parity_audit.workers.channel import Channel, Ended, Garbled, Process, TimedOut
+from parity_audit.workers.channel import Channel, Ended, Garbled, TimedOut
 from parity_audit.workers.forks import can_fork, end_servers, forked
+from parity_audit.workers.processes import Process, started
 from parity_audit.workers.reap import MARK_ENV, end_family, how_it_ended
 
 LOG_TAIL_LINES, LOG_TAIL_BYTES = 20, 1 << 16
@@ -79,19 +80,14 @@ class Worker(Asking):
         environ.pop("PYTHONPATH", None)
         environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait starve their neighbours
         log.parent.mkdir(parents=True, exist_ok=True)
-        fork = may_fork and can_fork(backend_key)
+        fork, wire = may_fork and can_fork(backend_key), (to_worker, from_worker)
         process: Process
         try:
+            program = [python, "-I", str(bundle(scratch))]
             if fork:
-                process = forked(
-                    python, bundle(scratch), backend_key, environ, cwd=cwd, log=log, wire=(to_worker, from_worker)
-                )
+                process = forked(program, backend_key, environ, log, wire, cwd=cwd)
             else:
-                with log.open("ab") as sink:
-                    process = subprocess.Popen(
-                        [python, "-I", str(bundle(scratch)), backend_key], stdin=subprocess.DEVNULL, stdout=sink,
-                        stderr=sink, env=environ, cwd=cwd, pass_fds=(to_worker, from_worker), start_new_session=True,
-                    )  # fmt: skip
+                process = started([*program, backend_key], environ, log, wire, cwd=cwd)
         except OSError as error:
             os.close(theirs)
             os.close(ours)
@@ -179,11 +175,10 @@ class Worker(Asking):
 
     def _died(self, op: str) -> WorkerDied:
         try:
-            self.process.wait(ENDING)
+            code = self.process.wait(ENDING)
         except subprocess.TimeoutExpired:
             return self._bad(op, "closed the wire")
         self.kill()
-        code = self.process.returncode or 0
         hint = "likely out of memory, or somebody killed it; captures already taken are kept" if code == -9 else ""
         return WorkerDied(
             f"the {self.label} process {how_it_ended(code)} during `{op}`", where=str(self.log),

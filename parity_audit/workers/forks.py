@@ -11,10 +11,11 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from parity_audit.core.wire import FORK_SERVER, FORK_SERVER_FD_ENV
+from parity_audit.workers.processes import started
 from parity_audit.workers.reap import MARK_ENV, end_family
 
 IMPORTS = {"hf": ("parity_audit.backends.hf", "transformers.modeling_utils")}
@@ -81,7 +82,7 @@ class Forked:
 class ForkServer:
     """A process that has imported an engine, and what this process tells it."""
 
-    def __init__(self, command: list[str], environ: Mapping[str, str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         """Start it; it imports while this process goes on.
 
         Raises:
@@ -91,17 +92,14 @@ class ForkServer:
         self._workers: weakref.WeakSet[Forked] = weakref.WeakSet()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own = {**environ, FORK_SERVER_FD_ENV: str(theirs.fileno()), MARK_ENV: self.mark}
-        with theirs, log.open("ab") as sink:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=own, pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )  # fmt: skip
+        with theirs:
+            self._process = started(command, own, log, (theirs.fileno(),))
 
     def fork(self, key: str, environ: Mapping[str, str], cwd: Path | None, log: Path, wire: tuple[int, int]) -> Forked:
         """A new worker.
 
         Raises:
-            OSError: the server is gone.
+            ConnectionError: the server is gone.
         """
         ours, theirs = socket.socketpair()
         request = {"key": key, "environ": dict(environ), "cwd": str(cwd or Path.cwd())}
@@ -128,7 +126,9 @@ class ForkServer:
         end_family(self._process, self.mark)
 
 
-_SERVERS: dict[tuple[str, str, frozenset[tuple[str, str]]], ForkServer] = {}
+_Key = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
+"""The command line of a server, and its variables."""
+_SERVERS: dict[_Key, ForkServer] = {}
 
 
 def can_fork(key: str) -> bool:
@@ -137,23 +137,32 @@ def can_fork(key: str) -> bool:
 
 
 def forked(
-    python: str, program: Path, key: str, environ: Mapping[str, str], *, cwd: Path | None, log: Path, wire: tuple[int, int]
-) -> Forked:  # fmt: skip
-    """A worker of `key`, from a server with the same interpreter, program and variables; one is started where there is none.
+    program: Sequence[str], key: str, environ: Mapping[str, str], log: Path, wire: tuple[int, int], *, cwd: Path | None
+) -> Forked:
+    """A worker of `key`, from a server with the same program and variables; one is started where there is none.
 
     Raises:
         OSError: there is no such interpreter.
     """
     lasting = {name: value for name, value in environ.items() if not name.startswith(OWN_PREFIXES)}
-    command = [python, "-I", str(program), FORK_SERVER, *IMPORTS[key]]
-    wanted = (python, str(program), frozenset(lasting.items()))
+    wanted = ((*program, FORK_SERVER, *IMPORTS[key]), frozenset(lasting.items()))
     _end_those_not_needed(wanted)
+    try:
+        return _server(wanted, log).fork(key, environ, cwd, log, wire)
+    except ConnectionError:  # one that is ending has closed its socket before it can be seen to have ended
+        _SERVERS.pop(wanted).end()
+        return _server(wanted, log).fork(key, environ, cwd, log, wire)
+
+
+def _server(wanted: _Key, log: Path) -> ForkServer:
+    """The server of this kind, started where there is none."""
     if wanted not in _SERVERS:
-        _SERVERS[wanted] = ForkServer(command, lasting, log)
-    return _SERVERS[wanted].fork(key, environ, cwd, log, wire)
+        command, variables = wanted
+        _SERVERS[wanted] = ForkServer(command, dict(variables), log)
+    return _SERVERS[wanted]
 
 
-def _end_those_not_needed(wanted: tuple[str, str, frozenset[tuple[str, str]]]) -> None:
+def _end_those_not_needed(wanted: _Key) -> None:
     """A server holds what it imported in memory: those that have ended or that nobody uses make room."""
     for key, server in list(_SERVERS.items()):
         if not server.is_alive or (key != wanted and server.is_idle):

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from parity_audit.workers.channel import Process
+from parity_audit.workers.processes import Process
 
 MARK_ENV = "PARITY_AUDIT_WORKER"
 """Environment variable with a worker's own mark; what the worker starts or forks inherits it."""
