@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from parity_audit.cache.locks import Lock
 from parity_audit.cache.root import cache_root
+from parity_audit.capture.hub_home import shared_home
 from parity_audit.capture.prompts import Prompt
 from parity_audit.capture.scratch import Scratch
 from parity_audit.core.backend_ref import LIVE
@@ -34,6 +35,7 @@ from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import dims, reads, weight_taps
 from parity_audit.workers.asking import Asking
 from parity_audit.workers.client import TIMEOUT, Worker
+from parity_audit.workers.forks import can_fork
 from parity_audit.workers.live import LiveWorker
 
 T = TypeVar("T")
@@ -231,9 +233,10 @@ class Session:
             return LiveWorker(self.label, self.log)
         environment = self.plan.environment
         self._use = self._use or use(environment)
+        fork = self.plan.device == "cpu" and can_fork(environment.backend_key)
         return Worker.start(
-            environment.backend_key, environment.python, self._environ(), self.log, cache_root() / "workers",
-            self.timeout, cwd=self.home, may_fork=self.plan.device == "cpu",
+            environment.backend_key, environment.python, self._environ(shared=fork), self.log, cache_root() / "workers",
+            self.timeout, cwd=self.home, fork=fork,
         )  # fmt: skip
 
     def _request(self) -> LoadRequest:
@@ -254,12 +257,13 @@ class Session:
         plan = self.plan
         return {name: reads(plan.spec, name, "") for name in plan.spec.content.backends}
 
-    def _environ(self) -> dict[str, str]:
+    def _environ(self, *, shared: bool) -> dict[str, str]:
         environ, hf_home = dict(self.plan.environment.env_vars), self.plan.checkpoint.hf_home
         if hf_home is None:
             return environ
-        own = {name: str(Path(hf_home) / "hub") for name in HUB_CACHES if name in os.environ}
-        return {**environ, **own, "HF_HOME": hf_home, "HF_HUB_OFFLINE": "1"}
+        home = shared_home(Path(hf_home)) if shared else Path(hf_home)
+        own = {name: str(home / "hub") for name in HUB_CACHES if name in os.environ}
+        return {**environ, **own, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
 
     def _relay(self, stage: str) -> Any:
         return lambda text, done=None, total=None: self.progress.update(stage, f"{self.label} {text}", done, total)

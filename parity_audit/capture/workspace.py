@@ -51,12 +51,9 @@ class Workspace:
         out = out or Path("reports") / f"{slug(model)}-{stamp}"
         cache = cache_root()
         kept = cache / CAPTURES
-        for folder in (out / "logs", kept, cache / WORKING):
+        for folder in (out / "logs", kept):
             make_folder(folder)
-        with locked(cache / f"{WORKING}.lock"):
-            reclaim(cache)
-            working = Path(tempfile.mkdtemp(dir=cache / WORKING))
-            alive = hold(working / ALIVE)
+        working, alive = working_folder(cache)
         captures = working / CAPTURES
         captures.mkdir()
         _move_finished(kept, captures)
@@ -108,6 +105,19 @@ def kept_captures(cache: Path) -> tuple[int, int]:
     """How many finished captures wait for an audit that asks for them, and their bytes."""
     folders = [file.parent for file in (cache / CAPTURES).glob(f"*/{MANIFEST_NAME}")]
     return len(folders), sum(map(bytes_below, folders))
+
+
+def working_folder(cache: Path) -> tuple[Path, Lock]:
+    """A new directory in the cache that is this process's own for as long as the lock is held; what killed ones left is deleted.
+
+    Raises:
+        NotJudged: the disk is read-only or full.
+    """
+    make_folder(cache / WORKING)
+    with locked(cache / f"{WORKING}.lock"):
+        reclaim(cache)
+        folder = Path(tempfile.mkdtemp(dir=cache / WORKING))
+        return folder, hold(folder / ALIVE)
 
 
 def reclaim(cache: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from parity_audit.core.wire import (
 from parity_audit.workers.asking import Asking, OnProgress
 from parity_audit.workers.bundle import bundle
 from parity_audit.workers.channel import Channel, Ended, Garbled, TimedOut
-from parity_audit.workers.forks import can_fork, end_servers, forked
+from parity_audit.workers.forks import end_servers, forked
 from parity_audit.workers.processes import Process, started
 from parity_audit.workers.reap import MARK_ENV, end_family, how_it_ended
 
@@ -62,11 +62,11 @@ class Worker(Asking):
     @staticmethod
     def start(
         backend_key: str, python: str, env_vars: dict[str, str], log: Path, scratch: Path, timeout: float = TIMEOUT,
-        *, cwd: Path | None = None, may_fork: bool = False,
+        *, cwd: Path | None = None, fork: bool = False,
     ) -> Worker:  # fmt: skip
         """Start a worker, in the directory `cwd` or the parent's own; `timeout` is for each request.
 
-        With `may_fork` it is a copy of a process that has imported its engine, where that can be done; this returns before it
+        With `fork` (see `can_fork`) it is a copy of a process that has imported its engine; this returns before it
         exists. Otherwise it is a process of its own, and this waits for its greeting.
 
         Raises:
@@ -80,7 +80,7 @@ class Worker(Asking):
         environ.pop("PYTHONPATH", None)
         environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait starve their neighbours
         log.parent.mkdir(parents=True, exist_ok=True)
-        fork, wire = may_fork and can_fork(backend_key), (to_worker, from_worker)
+        wire = (to_worker, from_worker)
         process: Process
         try:
             program = [python, "-I", str(bundle(scratch))]

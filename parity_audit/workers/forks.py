@@ -18,8 +18,20 @@ from parity_audit.core.wire import FORK_SERVER, FORK_SERVER_FD_ENV
 from parity_audit.workers.processes import started
 from parity_audit.workers.reap import MARK_ENV, end_family
 
-IMPORTS = {"hf": ("parity_audit.backends.hf", "transformers.modeling_utils")}
-"""Backends whose workers may be forked, and what they all import: modules that open no GPU and start no engine."""
+_TORCH = ("parity_audit.backends.python_port", "parity_audit.backends.spec")
+_TRANSFORMER_LENS = ("parity_audit.backends.hooked_transformer", "transformer_lens")
+IMPORTS = {
+    "hf": ("parity_audit.backends.hf", "transformers.modeling_utils"),
+    "hooked_transformer": _TRANSFORMER_LENS,
+    "transformer_bridge": _TRANSFORMER_LENS,
+    "spec": _TORCH,
+    "python": _TORCH,
+}
+"""Backends whose workers may be forked, and what they all import: modules that open no GPU and start no engine. A port's own
+imports are left to it, since its file may set variables before them."""
+IDLE_SERVERS = 2
+"""Servers without a worker that are kept: an audit, and the next one, goes back and forth between a reference, a candidate's engine
+and ports. One holds some 300 MB, so more are not."""
 OWN_PREFIXES = ("PARITY_AUDIT_", "PYTEST_")
 """Variables that no engine reads while it is imported, and that change from one worker to the next."""
 
@@ -155,17 +167,21 @@ def forked(
 
 
 def _server(wanted: _Key, log: Path) -> ForkServer:
-    """The server of this kind, started where there is none."""
-    if wanted not in _SERVERS:
+    """The server of this kind, started where there is none; it is the last in `_SERVERS` from now on."""
+    server = _SERVERS.pop(wanted, None)
+    if server is None:
         command, variables = wanted
-        _SERVERS[wanted] = ForkServer(command, dict(variables), log)
-    return _SERVERS[wanted]
+        server = ForkServer(command, dict(variables), log)
+    _SERVERS[wanted] = server
+    return server
 
 
 def _end_those_not_needed(wanted: _Key) -> None:
-    """A server holds what it imported in memory: those that have ended or that nobody uses make room."""
+    """A server holds what it imported in memory: those that have ended make room, and those that have not been used for longest."""
+    idle = [key for key, server in _SERVERS.items() if key != wanted and server.is_idle]
+    surplus = idle[: max(len(idle) - IDLE_SERVERS, 0)]
     for key, server in list(_SERVERS.items()):
-        if not server.is_alive or (key != wanted and server.is_idle):
+        if key in surplus or not server.is_alive:
             server.end()
             del _SERVERS[key]
 

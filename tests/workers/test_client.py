@@ -91,7 +91,7 @@ def worker(request, tmp_path, monkeypatch):
     module.write_text(BACKEND)
     key = f"{module.stem}:Tiny"
     monkeypatch.setitem(forks.IMPORTS, key, (module.stem,))
-    started = Worker.start(key, sys.executable, {}, tmp_path / "worker.log", tmp_path, may_fork=request.param)
+    started = Worker.start(key, sys.executable, {}, tmp_path / "worker.log", tmp_path, fork=request.param)
     yield started
     started.kill()
     forks.end_servers()
@@ -219,15 +219,15 @@ def wait_until(true, seconds):
     return true()
 
 
-@pytest.mark.parametrize("may_fork", [False, pytest.param(True, marks=LINUX)])
-def test_a_worker_dies_with_its_parent(tmp_path, may_fork):
+@pytest.mark.parametrize("fork", [False, pytest.param(True, marks=LINUX)])
+def test_a_worker_dies_with_its_parent(tmp_path, fork):
     script = textwrap.dedent(
         f"""
         import os, sys
         from pathlib import Path
         from parity_audit.workers.client import Worker
         folder = Path({str(tmp_path)!r})
-        worker = Worker.start("hf", sys.executable, {{}}, folder / "log", folder, may_fork={may_fork})
+        worker = Worker.start("hf", sys.executable, {{}}, folder / "log", folder, fork={fork})
         while worker.process.pid is None:
             pass
         print(worker.process.pid, flush=True)

@@ -62,7 +62,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setitem(forks.IMPORTS, key, (module.stem,))
 
     def one(log="worker.log", cwd=None, **variables):
-        worker = Worker.start(key, sys.executable, variables, tmp_path / log, tmp_path, cwd=cwd, may_fork=True)
+        worker = Worker.start(key, sys.executable, variables, tmp_path / log, tmp_path, cwd=cwd, fork=True)
         started.append(worker)
         return worker
 
@@ -96,10 +96,20 @@ def test_variables_that_an_import_may_read_are_those_of_the_worker(start):
     assert settings(one)["imported_by"] != settings(two)["imported_by"]
     assert len(forks._SERVERS) == 2
 
-    for worker in (one, two):
+
+def test_servers_without_workers_are_kept_but_the_one_not_used_for_longest(start):
+    def served_by(threads):
+        worker = start(OMP_NUM_THREADS=str(threads))
+        server = settings(worker)["imported_by"]
         worker.kill()
-    start(OMP_NUM_THREADS="1")
-    assert len(forks._SERVERS) == 1, "what nobody uses is not kept in memory"
+        return server
+
+    first, second, third, again = (served_by(threads) for threads in (1, 2, 3, 1))
+    assert again == first
+    assert all(map(is_alive, (first, second, third)))
+
+    served_by(4)
+    assert [is_alive(server) for server in (first, second, third)] == [True, False, True]
 
 
 def test_one_worker_ends_and_the_others_go_on(start):
@@ -164,8 +174,7 @@ def test_an_end_of_the_parent_ends_the_server_too(tmp_path):
         from pathlib import Path
         from parity_audit.workers.client import Worker
         from parity_audit.workers import forks
-        forks.IMPORTS["spec"] = ("parity_audit.backends.spec",)
-        worker = Worker.start("spec", sys.executable, {{}}, Path({str(tmp_path)!r}) / "log", Path({str(tmp_path)!r}), may_fork=True)
+        worker = Worker.start("spec", sys.executable, {{}}, Path({str(tmp_path)!r}) / "log", Path({str(tmp_path)!r}), fork=True)
         [server] = forks._SERVERS.values()
         print(server._process.pid, flush=True)
         if sys.argv[1] == "killed":

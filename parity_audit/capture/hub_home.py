@@ -1,0 +1,70 @@
+"""Hub caches that the forked workers of this process share: directories of links to the repositories of checkpoints.
+
+A copy of a process that has imported an engine (`workers.forks`) keeps the HF_HOME of that import, because libraries read it then.
+With an HF_HOME for each checkpoint every audit of a process would import its engines anew; through these one import serves all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity_audit.cache.locks import Lock
+from parity_audit.cache.root import cache_root
+from parity_audit.capture.workspace import working_folder
+
+
+@dataclass(frozen=True)
+class _Home:
+    path: Path
+    alive: Lock
+
+
+_HOMES: dict[Path, list[_Home]] = {}
+"""Those of this process, by the root of the cache that they are in."""
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def shared_home(hf_home: Path) -> Path:
+    """A directory for HF_HOME in which the repositories of `hf_home` are found under their names: the first of this process
+    that has no other checkpoint under one of these names, or a new one.
+
+    Raises:
+        NotJudged: the disk is full or read-only.
+    """
+    repositories = sorted((hf_home / "hub").glob("models--*"))
+    with _ONE_AT_A_TIME:
+        homes = _HOMES.setdefault(cache_root(), [])
+        path = next((home.path for home in homes if home.path.is_dir() and _is_free(home.path, repositories)), None)
+        if path is None:
+            homes.append(_Home(*working_folder(cache_root())))
+            path = homes[-1].path
+        for repository in repositories:
+            link = _link(path, repository)
+            link.parent.mkdir(exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(repository.absolute(), target_is_directory=True)
+    return path
+
+
+def _is_free(home: Path, repositories: list[Path]) -> bool:
+    """Whether none of these names stands for another checkpoint. One that has been deleted, with its audit, stands for nothing."""
+    links = ((_link(home, repository), repository) for repository in repositories)
+    return not any(link.exists() and not link.samefile(repository) for link, repository in links)
+
+
+def _link(home: Path, repository: Path) -> Path:
+    return home / "hub" / repository.name
+
+
+@atexit.register
+def _drop() -> None:
+    for home in (home for homes in _HOMES.values() for home in homes):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(home.path)
+        home.alive.release()
+    _HOMES.clear()
