@@ -173,11 +173,15 @@ class Session:
     def restore(self) -> None:
         """Take every edit back. A model that was loaded with other settings is let go; the next question loads it as it was."""
         if self.load_settings or not self.is_loaded:
-            self.release()
-            self.load_settings, self.edits, self.read_back = {}, (), ()
-            self._description = self._unedited
+            self.discard()
         else:
             self.apply(())
+
+    def discard(self) -> None:
+        """Let the process go, and every edit with it: the next question loads the model as it was first."""
+        self.release()
+        self.load_settings, self.edits, self.read_back = {}, (), ()
+        self._description = self._unedited
 
     def release(self) -> None:
         """Let the process and its memory go; the next call loads again."""

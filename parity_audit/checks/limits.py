@@ -93,8 +93,7 @@ def measure(
         found = [_found(bench, moved, n_layers) for moved in constants]
         session.restore()
     except NotJudged as error:  # what is known of small errors is not worth an audit
-        session.release()
-        session.edits = ()
+        session.discard()
         return Sensitivity(probe=probe.name, gaps=(NotTested(what="detection limits", why=error.message),))
     finally:
         shutil.rmtree(out, ignore_errors=True)

@@ -48,8 +48,7 @@ def reference_notes(
     try:
         return [*notes, *invariance_notes(session, capture, judge, out)]
     except NotJudged as error:  # a reference that was captured is judged by, whatever else it cannot do
-        session.release()
-        session.edits = ()
+        session.discard()
         return [*notes, f"the self-check broke off: {error.message}"]
 
 

@@ -58,8 +58,7 @@ def modes(
                 moved=None if values is None else float(np.abs(values - tested.values[leg]).max()), gap=gap,
             )
         )  # fmt: skip
-    context.engine.release()
-    context.engine.load_settings = {}
+    context.engine.discard()
     return tuple(found)
 
 
@@ -118,8 +117,7 @@ def attributed(
         )  # fmt: skip
     finally:
         if engine is not None:
-            engine.release()
-            engine.load_settings = {}
+            engine.discard()
 
 
 def _engine(context: Context, tested: legs.Tested, leg: str, settings: dict[str, Any]) -> Array:

@@ -48,8 +48,7 @@ def verified(
         except ParityError as error:
             result = Verified(rmse_before=rmse, error=error.message.splitlines()[0])
         found.append(replace(finding, verified=result))
-    engine.release()
-    engine.load_settings = {}
+    engine.discard()
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from interrupting import is_alive
 
 from parity_audit.core.errors import BackendFailed, EnvFailed, WorkerDied
 from parity_audit.core.types import Checkpoint
@@ -168,7 +169,7 @@ def test_no_answer_in_time_is_an_error_with_the_limit(tmp_path, worker):
 
     assert 0.9 < time.monotonic() - started < 10
     assert (caught.value.code, "--timeout" in caught.value.hint) == ("timeout", True)
-    assert not alive(worker.process.pid)
+    assert not is_alive(worker.process.pid)
 
 
 def test_a_request_that_nobody_reads_does_not_hang(worker):
@@ -238,10 +239,10 @@ def test_a_worker_dies_with_its_parent(tmp_path, fork):
     pid = int(done.stdout)
 
     deadline = time.monotonic() + 20
-    while alive(pid) and time.monotonic() < deadline:
+    while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
 
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 def test_a_worker_whose_parent_is_gone_already_begins_nothing(tmp_path):
@@ -259,11 +260,3 @@ def test_a_worker_whose_parent_is_gone_already_begins_nothing(tmp_path):
 
     with os.fdopen(theirs, "rb") as said:
         assert (done.returncode, said.read()) == (0, b"")
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"

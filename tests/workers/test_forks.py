@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from interrupting import is_alive
 
 from parity_audit.core.errors import BackendFailed, WorkerDied
 from parity_audit.core.types import Checkpoint
@@ -188,10 +189,3 @@ def test_an_end_of_the_parent_ends_the_server_too(tmp_path):
         while is_alive(pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not is_alive(pid), how
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
