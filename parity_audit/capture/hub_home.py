@@ -16,6 +16,7 @@ from pathlib import Path
 from parity_audit.cache.locks import Lock
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.workspace import working_folder
+from parity_audit.core.errors import refusals_of_the_disk
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,12 @@ def shared_home(hf_home: Path) -> Path:
         if path is None:
             homes.append(_Home(*working_folder(cache_root())))
             path = homes[-1].path
-        for repository in repositories:
-            link = _link(path, repository)
-            link.parent.mkdir(exist_ok=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(repository.absolute(), target_is_directory=True)
+        with refusals_of_the_disk("write into the cache", path):
+            for repository in repositories:
+                link = _link(path, repository)
+                link.parent.mkdir(exist_ok=True)
+                link.unlink(missing_ok=True)
+                link.symlink_to(repository.absolute(), target_is_directory=True)
     return path
 
 

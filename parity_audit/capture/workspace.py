@@ -17,7 +17,7 @@ from parity_audit.cache.root import cache_root
 from parity_audit.capture.checkpoint import SMALL_BYTES
 from parity_audit.capture.scratch import bytes_below
 from parity_audit.capture.store import Capture
-from parity_audit.core.errors import NotJudged
+from parity_audit.core.errors import ELSEWHERE, refusals_of_the_disk
 from parity_audit.core.manifest import MANIFEST_NAME
 from parity_audit.core.types import Checkpoint
 
@@ -153,15 +153,10 @@ def _copy_finished(source: Path | None, target: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """Create a directory, or say what to do when the disk does not let us."""
-    try:
+    with refusals_of_the_disk(f"write to {folder}", folder, f"{ELSEWHERE}, or set PARITY_AUDIT_CACHE"):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} is not writable")
-    except OSError as error:
-        raise NotJudged(
-            f"cannot write to {folder}: {error.strerror or error}",
-            code="disk", where=str(folder), hint="choose another place with --out, or set PARITY_AUDIT_CACHE",
-        ) from error  # fmt: skip
 
 
 LONGEST_SLUG = 150

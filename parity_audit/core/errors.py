@@ -14,6 +14,9 @@ ParityError
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 EXIT_OK = 0
@@ -23,6 +26,7 @@ EXIT_NOT_JUDGED = 3
 EXIT_INTERRUPTED = 130
 
 INTERNAL = "internal"
+ELSEWHERE = "choose another place with --out"
 LESS_MEMORY = "use a smaller --dtype, fewer probes (--probe short), or a machine with more memory"
 
 
@@ -137,6 +141,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
+@contextlib.contextmanager
+def refusals_of_the_disk(doing: str, where: Path, hint: str = "") -> Iterator[None]:
+    """A block that writes files in `where`; `doing` says what for, as in "write the report".
+
+    Raises:
+        NotJudged: the disk is full or read-only.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise NotJudged(
+            f"cannot {doing}: {error.strerror or error}", code="disk", where=str(where), hint=hint
+        ) from error
+
+
 def explained(error: Exception, log: str = "") -> ParityError:
     """Any exception as an error that says what to do; `log` is the file that has its traceback."""
     if isinstance(error, ParityError):
@@ -144,7 +163,7 @@ def explained(error: Exception, log: str = "") -> ParityError:
     if is_out_of_memory(error):
         return NotJudged("parity-audit itself ran out of memory", code="out-of-memory", where=log, hint=LESS_MEMORY)
     if isinstance(error, OSError):
-        return NotJudged(str(error), code="disk", hint="choose another place with --out, or set PARITY_AUDIT_CACHE")
+        return NotJudged(str(error), code="disk", hint=f"{ELSEWHERE}, or set PARITY_AUDIT_CACHE")
     return NotJudged(
         f"parity-audit itself failed: {type(error).__name__}: {error}", code="internal", where=log,
         hint="a mistake in parity-audit: please report it with that file",

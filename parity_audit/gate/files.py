@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from parity_audit.core.errors import NotJudged
+from parity_audit.core.errors import ELSEWHERE, refusals_of_the_disk
 from parity_audit.core.gate import GateReport
 from parity_audit.core.jsonio import dumps
 from parity_audit.report import junit, markdown, sarif
@@ -35,15 +35,10 @@ def write_gate(gate: GateReport, out: Path) -> None:
     Raises:
         NotJudged: the disk is full or read-only.
     """
-    try:
+    with refusals_of_the_disk("write what the gate found", out, ELSEWHERE):
         out.mkdir(parents=True, exist_ok=True)
         for name, render in FILES.items():
             (out / name).write_text(render(gate), encoding="utf-8")
         if os.environ.get(SUMMARY_ENV):
             with open(os.environ[SUMMARY_ENV], "a", encoding="utf-8") as shown:
                 shown.write(summary(gate) + "\n")
-    except OSError as error:
-        raise NotJudged(
-            f"cannot write what the gate found: {error.strerror or error}", code="disk", where=str(out),
-            hint="choose another place with --out",
-        ) from error  # fmt: skip

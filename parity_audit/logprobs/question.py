@@ -11,7 +11,7 @@ from parity_audit.capture.plan import AuditPlan, opened, side_plan
 from parity_audit.capture.prompts import read_prompts
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.workspace import Workspace
-from parity_audit.core.errors import NotJudged, UsageError
+from parity_audit.core.errors import ELSEWHERE, UsageError, refusals_of_the_disk
 from parity_audit.core.logprob_report import LogprobFinding, LogprobReport
 from parity_audit.core.progress import Progress
 from parity_audit.core.rollouts import Completion, Sampling
@@ -128,14 +128,10 @@ def _written(found: Answer, out: Path, kinds: Sequence[str]) -> LogprobReport:
     """The report with the path it was written to; a disk that does not take it is an error of its own."""
     path = out / REPORT_NAME
     report = dataclasses.replace(found.report, environment={**this_machine(), "report": str(path)})
-    try:
+    with refusals_of_the_disk("write the report", out, ELSEWHERE):
         write_report(report, out, found.tokens)
         write_tokens(found.tokens, out)
         export(report, found.tokens, out, kinds)
-    except OSError as error:
-        raise NotJudged(
-            f"cannot write the report: {error.strerror or error}", code="disk", where=str(out), hint="--out elsewhere"
-        ) from error
     return report
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from parity_audit.core.card import CARD_VERSION, Asked, Card, Question
-from parity_audit.core.errors import CannotRun, NotJudged
+from parity_audit.core.errors import CannotRun, NotJudged, refusals_of_the_disk
 from parity_audit.core.jsonio import dumps, from_plain
 from parity_audit.core.report import Verdict
 
@@ -37,12 +37,10 @@ def write_card(card: Card, folder: Path) -> Path:
     """
     path = card_path(folder, card.asked)
     part = path.with_name(f".{path.name}.part")
-    try:
+    with refusals_of_the_disk("write the card", path):
         folder.mkdir(parents=True, exist_ok=True)
         part.write_text(dumps(card, indent=1) + "\n", encoding="utf-8")
         os.replace(part, path)
-    except OSError as error:
-        raise NotJudged(f"cannot write the card: {error.strerror or error}", code="disk", where=str(path)) from error
     return path
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parity_audit.core.card import Asked, Card
-from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, CannotRun, NotJudged
+from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK, CannotRun, refusals_of_the_disk
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.report import Verdict
@@ -72,12 +72,10 @@ def write(table: Table, folder: Path) -> None:
     Raises:
         NotJudged: the disk is full or read-only.
     """
-    try:
+    with refusals_of_the_disk("write the table", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, format in (("matrix.md", "markdown"), ("matrix.html", "html")):
             (folder / name).write_text(rendered(table, format), encoding="utf-8")
-    except OSError as error:
-        raise NotJudged(f"cannot write the table: {error.strerror or error}", code="disk", where=str(folder)) from error
 
 
 def rendered(table: Table, format: str, *, width: int = 160, quiet: bool = False, colour: bool = False) -> str:

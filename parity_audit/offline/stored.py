@@ -13,7 +13,7 @@ from parity_audit.cache.aside import aside_root
 from parity_audit.cache.locks import Lock, hold_if_free, locked
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.workspace import ALIVE, CAPTURES, WORKING, reclaim
-from parity_audit.core.errors import NotJudged, UsageError
+from parity_audit.core.errors import UsageError, refusals_of_the_disk
 from parity_audit.core.manifest import MANIFEST_NAME
 from parity_audit.envs.build import envs_root, is_ready, use_lock
 
@@ -57,14 +57,10 @@ def prune(kinds: Sequence[str] = (), *, everything: bool = False, dry_run: bool 
     chosen = [item for item in stored() if item.kind in wanted and not item.in_use]
     if dry_run:
         return chosen
-    try:
-        with locked(cache_root() / f"{WORKING}.lock"):
-            reclaim(cache_root())
-            return [item for item in chosen if _deleted(item)]
-    except OSError as error:
-        raise NotJudged(
-            f"cannot write to the cache: {error}", code="disk", where=str(cache_root()), hint="is it mounted read-only?"
-        ) from error
+    refusals = refusals_of_the_disk("write to the cache", cache_root(), "is it mounted read-only?")
+    with refusals, locked(cache_root() / f"{WORKING}.lock"):
+        reclaim(cache_root())
+        return [item for item in chosen if _deleted(item)]
 
 
 def _paths() -> Iterator[tuple[str, Path]]:

@@ -7,7 +7,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from parity_audit.core.errors import EXIT_USAGE, Interrupted, NotJudged, UsageError, explained
+from parity_audit.core.errors import (
+    ELSEWHERE,
+    EXIT_USAGE,
+    Interrupted,
+    NotJudged,
+    UsageError,
+    explained,
+    refusals_of_the_disk,
+)
 from parity_audit.core.logprob_report import TokenTable
 from parity_audit.core.report import Report
 from parity_audit.report import json
@@ -27,15 +35,10 @@ def write_report(report: Finished, folder: Path, tokens: TokenTable | None = Non
     """
     stem = view_of(report).stem
     name = f"{stem}.json"
-    try:
+    with refusals_of_the_disk("write the report", folder, ELSEWHERE):
         folder.mkdir(parents=True, exist_ok=True)
         for ending, format in FILES.items():
             _write(folder / f"{stem}{ending}", rendered(report, format, where=name, tokens=tokens))
-    except OSError as error:
-        raise NotJudged(
-            f"cannot write the report: {error.strerror or error}", code="disk", where=str(folder),
-            hint="choose another place with --out",
-        ) from error  # fmt: skip
     return folder / name
 
 
@@ -75,15 +78,10 @@ def set_aside(folder: Path, stem: str = AUDIT) -> None:
     Raises:
         NotJudged: it cannot be renamed.
     """
-    try:
+    with refusals_of_the_disk("set an earlier report aside", folder, ELSEWHERE):
         for name in (f"{stem}{ending}" for ending in FILES):
             if (folder / name).is_file():
                 os.replace(folder / name, folder / f"previous-{name}")
-    except OSError as error:
-        raise NotJudged(
-            f"an earlier report cannot be set aside: {error.strerror or error}", code="disk", where=str(folder),
-            hint="choose another place with --out",
-        ) from error  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 from parity_audit.cache.aside import set_aside
-from parity_audit.core.errors import NotJudged
+from parity_audit.core.errors import refusals_of_the_disk
 
 PARTS = ("core", "formulas", "batch_invariant", "backends")
 MAIN = "from parity_audit.backends.serve import main\nmain()\n"
@@ -24,7 +24,7 @@ def bundle(folder: Path) -> Path:
     """
     data = _zipped(_sources())
     target = folder / f"worker-{hashlib.sha256(data).hexdigest()[:16]}.pyz"
-    try:
+    with refusals_of_the_disk("write the worker program", target, "set PARITY_AUDIT_CACHE"):
         if target.is_file() and target.read_bytes() == data:
             return target
         if target.exists():
@@ -37,10 +37,6 @@ def bundle(folder: Path) -> Path:
             os.replace(part, target)
         finally:
             Path(part).unlink(missing_ok=True)
-    except OSError as error:
-        raise NotJudged(
-            f"cannot write the worker program: {error}", code="disk", where=str(target), hint="set PARITY_AUDIT_CACHE"
-        ) from error
     return target
 
 

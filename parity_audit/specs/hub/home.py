@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from parity_audit.cache.locks import locked
-from parity_audit.core.errors import NotJudged
+from parity_audit.core.errors import refusals_of_the_disk
 from parity_audit.specs.hub.cached import MAIN
 
 
@@ -24,7 +24,9 @@ def pinned_home(repo_id: str, snapshot: Path, root: Path) -> Path:
     home = root / f"{name}-{snapshot.name}"
     repository = home / "hub" / f"models--{name}"
     link = repository / "snapshots" / snapshot.name
-    try:
+    with refusals_of_the_disk(
+        "write into the cache", root, "set PARITY_AUDIT_CACHE to a directory that can be written"
+    ):
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f"{home.name}.lock"):
             if not (link.is_symlink() and link.resolve() == snapshot.resolve()):
@@ -34,9 +36,4 @@ def pinned_home(repo_id: str, snapshot: Path, root: Path) -> Path:
             ref = repository / "refs" / MAIN
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(snapshot.name)
-    except OSError as error:
-        raise NotJudged(
-            f"cannot write into the cache: {error.strerror or error}", code="disk", where=str(root),
-            hint="set PARITY_AUDIT_CACHE to a directory that can be written",
-        ) from error  # fmt: skip
     return home
