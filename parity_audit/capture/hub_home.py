@@ -25,6 +25,7 @@ class _Home:
     alive: Lock
 
 
+PREFIX = "hub-"
 _HOMES: dict[Path, list[_Home]] = {}
 """Those of this process, by the root of the cache that they are in."""
 _ONE_AT_A_TIME = threading.Lock()
@@ -42,7 +43,7 @@ def shared_home(hf_home: Path) -> Path:
         homes = _HOMES.setdefault(cache_root(), [])
         path = next((home.path for home in homes if home.path.is_dir() and _is_free(home.path, repositories)), None)
         if path is None:
-            homes.append(_Home(*working_folder(cache_root())))
+            homes.append(_Home(*working_folder(cache_root(), PREFIX)))
             path = homes[-1].path
         with refusals_of_the_disk("write into the cache", path):
             for repository in repositories:

@@ -107,7 +107,7 @@ def kept_captures(cache: Path) -> tuple[int, int]:
     return len(folders), sum(map(bytes_below, folders))
 
 
-def working_folder(cache: Path) -> tuple[Path, Lock]:
+def working_folder(cache: Path, prefix: str = "audit-") -> tuple[Path, Lock]:
     """A new directory in the cache that is this process's own for as long as the lock is held; what killed ones left is deleted.
 
     Raises:
@@ -116,7 +116,7 @@ def working_folder(cache: Path) -> tuple[Path, Lock]:
     make_folder(cache / WORKING)
     with locked(cache / f"{WORKING}.lock"):
         reclaim(cache)
-        folder = Path(tempfile.mkdtemp(dir=cache / WORKING))
+        folder = Path(tempfile.mkdtemp(dir=cache / WORKING, prefix=prefix))
         return folder, hold(folder / ALIVE)
 
 
