@@ -123,9 +123,15 @@ def _part_of(site: str) -> tuple[int | None, str]:
 
 
 def _settings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The candidate's values by findings that a formula explains: all together, and each alone."""
-    values = {item.knob: item.candidate_value for item in findings if is_by_formula(item)}
-    return [values, *({knob: value} for knob, value in values.items())] if values else []
+    """The candidate's values by findings that a formula explains: all that a layer has together, and each alone."""
+    fitted = [item for item in findings if is_by_formula(item)]
+    layers = {layer for item in fitted for layer in item.layers or (None,)}
+    together = [
+        {item.knob: item.candidate_value for item in fitted if item.layers is None or layer in item.layers}
+        for layer in layers
+    ]
+    every = [*sorted(together, key=len, reverse=True), *({item.knob: item.candidate_value} for item in fitted)]
+    return [one for place, one in enumerate(every) if one not in every[:place]]
 
 
 def not_in(whole: Sequence[Finding], decoded: Sequence[Finding], suspects: Collection[str]) -> list[Finding]:

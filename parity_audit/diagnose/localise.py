@@ -123,13 +123,15 @@ def origins(
     found: dict[str, tuple[str, ...]] = {}
     for (probe, site), ratio in ratios.items():
         if ratio > limit_of(site):
-            own = (site, *(one for one in _hidden_before(site, shown[probe]) if local_name(one) in in_block))
+            hidden = _hidden_before(site, shown[probe], in_block)
+            own = (site, *(one for one in hidden if local_name(one) in in_block))
             found[site] = min(own, found.get(site, own), key=len)
     return found
 
 
-def _hidden_before(site: str, shown: set[str]) -> list[str]:
-    """The sites between this one and the nearest shown one before it in the same block."""
+def _hidden_before(site: str, shown: set[str], in_block: Collection[str]) -> list[str]:
+    """The sites between this one and the nearest shown one before it in the same block. An MLP without a norm of its own reads that
+    of the attention (GPT-J, Phi)."""
     name = local_name(site)
     if layer_of(site) is None or name not in BLOCK_ORDER:
         return []
@@ -139,7 +141,9 @@ def _hidden_before(site: str, shown: set[str]) -> list[str]:
         if prefix + before in shown:
             break
         hidden.append(prefix + before)
-    return hidden
+    norm = prefix + "ln1.out"
+    reads_first_norm = prefix + "ln2.out" in hidden and "ln2.out" not in in_block
+    return [*hidden, norm] if reads_first_norm and norm not in {*shown, *hidden} else hidden
 
 
 def suspects(ratios: dict[tuple[str, str], float]) -> dict[str, set[int | None]]:

@@ -194,6 +194,23 @@ def test_an_error_does_not_come_from_a_site_that_the_architecture_does_not_have(
     assert (left.knob, left.site) == ("norm", "blocks.0.ln1.out")
 
 
+def test_an_mlp_without_a_norm_of_its_own_may_be_wrong_by_the_norm_of_the_attention():
+    eps = Finding(
+        knob="norm.eps", kind="constant", layers=(0,), site="blocks.0.ln1.out", reference_value=1e-5, candidate_value=1e-3,
+        evidence={"candidate": [{"layer": 0, "read_from": "ln1.out"}]},
+    )  # fmt: skip
+    stream_alone = {
+        ("batch", "blocks.0.resid_pre"): 1.0,
+        ("batch", "blocks.0.attn_out"): 99.0,
+        ("batch", "blocks.0.mlp_out"): 99.0,
+    }
+    shared = {"resid_pre", "ln1.out", "attn_out", "mlp_out", "resid_post"}
+
+    assert unexplained(origins(stream_alone, shared), [eps]) == []
+    (left,) = unexplained(origins(stream_alone, {*shared, "ln2.out"}), [eps])
+    assert left.site == "blocks.0.mlp_out"
+
+
 @pytest.mark.parametrize(("tokens", "ratio"), [(1, 10 / 8**0.5), (2, 10 / 4**0.5), (8, 10.0), (64, 10.0)])
 def test_of_few_tokens_more_counts_as_rounding(tokens: int, ratio: float):
     own, site = probe(length=tokens), "blocks.0.ln1.out"
