@@ -50,14 +50,17 @@ def edits(
             for layer in (range(names["n_layers"]) if layers is None else layers)
         ]
 
+    def rotates() -> list[bool]:
+        return [base is not None for base in _dealt(spec, config, "rope.theta", targets.get("rope.theta"))]
+
     def turning() -> list[int]:
         """The layers that rotate anything: a table that all share is theirs."""
-        bases = _dealt(spec, config, "rope.theta", targets.get("rope.theta"))
-        return [layer for layer, base in enumerate(bases) if base is not None]
+        return [layer for layer, turned in enumerate(rotates()) if turned]
 
     functions = {
         "rotary": lambda: joined(rotaries(turning() or None)),
         "rotaries": rotaries,
+        "rotates": rotates,
         "rotary_of": lambda kind: rotaries()[names["layer_types"].index(kind)],
         "rope_parameters": lambda: _rope_parameters(targets, names),
         "per_layer": lambda: _dealt(spec, config, knob, value),

@@ -56,6 +56,7 @@ FINE = 2.0**-20
 only explanation, since a constant is known to five digits all the same. In bfloat16 that would be everything."""
 OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale", "residual.stream", "mlp.activation")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
+ROTATED = ("rot_q", "rot_k")
 ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel", "attention.scaled")
 """Knobs that say in which order several components of a block do their work: one of these orders leaves rounding of all of them, or
 it is another."""
@@ -149,6 +150,7 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
     if not all(parts) or any(side.side.residuals.made(own[0]) is None for side, own in zip(sides, parts, strict=True)):
         return []
     left = [residual(one.side.residuals, own) for one, own in zip(sides, parts, strict=True)]
+    left[1] = max(left[1], _left_where_turned(site, sides[1].side))
     step = max(one.side.eps(own[0]) for one, own in zip(sides, parts, strict=True))
     steps = STEPS_OF_ROUNDING * step
     # What the reference makes without any rounding, as a lookup is, the candidate may round once.
@@ -161,6 +163,20 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
         )
         for one, own, off in zip(sides, parts, left, strict=True)
     ]  # fmt: skip
+
+
+def _left_where_turned(site: str, reference: Side) -> float:
+    """What the spec's values leave of a rotation of the reference in another layer, where its own layer rotates nothing: queries and
+    keys that are handed on show none of the rounding that a rotation has. 0 at all other sites."""
+    if local_name(site) not in ROTATED or _base(reference, layer_of(site)) is not None:
+        return 0.0
+    turning = (layer for layer in reference.evidence if layer is not None and _base(reference, layer) is not None)
+    parts = next((found for layer in turning if (found := reference.shown(f"blocks.{layer}.{local_name(site)}"))), [])
+    return residual(reference.residuals, parts) if parts else 0.0
+
+
+def _base(side: Side, layer: int | None) -> Any:
+    return side.residuals.decoder.knob("rope.theta", layer)
 
 
 def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:
