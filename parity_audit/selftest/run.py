@@ -20,7 +20,10 @@ from parity_audit.specs.resolve import resolve_model
 CLEAN = Fault(id="clean", plant=[], knob="", harmless=True)
 AT_ONCE = 12
 NO_WEIGHTS: Mapping[str, Path] = {}
-SHORT_PROBES = ("short", "repeated", "ragged", "left_padded", "decode", "decode_batch", "continued")
+SHORT_PROBES = (
+    "short", "repeated", "ragged", "left_padded", "decode", "ids", "batch", "decode_batch", "continued", "one", "two", "again",
+)  # fmt: skip
+"""All but the long text, which costs more than all of these."""
 
 
 @dataclass(frozen=True, kw_only=True)

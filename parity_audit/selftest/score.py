@@ -51,13 +51,19 @@ def score(fault: Fault, candidate: Candidate, *, repair: bool = True) -> Score:
     right = _matched(named, fault)
     hits = [finding for finding in right if finding is not None]
     first = str((candidate.first_divergence or {}).get("site", ""))
-    wrong = [finding for finding in named if finding.knob not in (*fault.knobs, *fault.also)]
+    every_part = len(hits) == len(right)
+    # An error without a known cause stands for a part that was not named; where all are, for nothing.
+    wrong = [
+        finding
+        for finding in (candidate.findings if every_part else named)
+        if finding.knob not in (*fault.knobs, *fault.also)
+    ]
     single = hits[0] if len(fault.knobs) == 1 and hits else None
     return Score(
         id=fault.id, model=fault.model, verdict=candidate.verdict.value,
         detected=(candidate.verdict in WRONG) != fault.harmless,
         placed=None if fault.site is None or fault.harmless else first == fault.site,
-        named=None if fault.harmless else len(hits) == len(right),
+        named=None if fault.harmless else every_part,
         layers=None if fault.layers is None or single is None else _all_layers(named, fault) == fault.layers,
         valued=None if fault.value is None or fault.harmless else single is not None and _close(single.candidate_value, fault.value),
         extent=None if fault.extent is None else any(fault.extent in str(item.evidence.get("extent", "")) for item in hits),
@@ -65,7 +71,7 @@ def score(fault: Fault, candidate: Candidate, *, repair: bool = True) -> Score:
         recognised=_recognised(candidate, fault) if repair else None,
         proved=_proved(candidate, fault) if repair else None, template=fault.template,
         parts=_parts(right, candidate.findings, fault),
-        false_alarms=tuple(_words(finding) for finding in (named if fault.harmless else wrong)),
+        false_alarms=tuple(_words(finding) for finding in (candidate.findings if fault.harmless else wrong)),
         confidence=max((finding.confidence for finding in hits), default=0.0), first_site=first,
         found=tuple(_words(finding) for finding in candidate.findings),
         error=str((candidate.error or {}).get("message", "")),

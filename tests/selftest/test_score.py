@@ -62,6 +62,16 @@ def test_a_finding_that_is_not_there_is_a_false_alarm():
     assert len(score(FAULT, candidate(finding(), finding("norm.eps"))).false_alarms) == 1
 
 
+def test_an_error_without_a_cause_is_a_false_alarm_beside_all_parts_that_were_planted():
+    left = dataclasses.replace(finding("mlp_out"), kind="unexplained", site="blocks.1.mlp_out")
+    clean = Fault(id="m clean", model="m", plant=[], knob="", harmless=True)
+
+    assert len(score(FAULT, candidate(finding(), left)).false_alarms) == 1
+    assert score(FAULT, candidate(left)).false_alarms == ()
+    assert score(FAULT.model_copy(update={"also": ["mlp_out"]}), candidate(finding(), left)).false_alarms == ()
+    assert len(score(clean, candidate(left)).false_alarms) == 1
+
+
 def test_stacked_faults_need_every_name():
     stacked = FAULT.model_copy(update={"knob": ["attention.scale", "norm.eps"], "value": None, "layers": None})
 
