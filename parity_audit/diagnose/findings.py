@@ -20,6 +20,7 @@ from parity_audit.diagnose.agreement import (
     Pair,
     alike,
     differs,
+    has_places,
     is_number,
     pairs_of,
     same,
@@ -68,6 +69,8 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 ONE_SITE = (*NORMS, *(f"weights.{item.role}" for item in PROJECTIONS), *(bias_knob(item.role) for item in PROJECTIONS))
 """Knobs of components that a block has several of: what was read off one of them says nothing of the others."""
+RIGHT_AT = "right_at"
+"""The evidence that a knob of several components of a block is right in others of the same block: their sites."""
 MADE_BY = {"attn_out": "ln1_post.out", "mlp_out": "ln2_post.out"}
 """Where a block has a norm behind a sublayer, what the sublayer adds is that norm's output."""
 FOLLOWS = {**MADE_BY, "mlp.router_weights": "mlp.router_logits"}
@@ -121,8 +124,9 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     own = {id(pair) for pair in group}
     expected = _spec(first.candidate, knobs)
     # A layer that should have another value is not assumed to have the same fault.
-    alike_places = (pair for pair in every if id(pair) not in own and _spec(pair.candidate, knobs) == expected)
+    alike_places = [pair for pair in every if id(pair) not in own and _spec(pair.candidate, knobs) == expected]
     blunt = [pair for pair in alike_places if undecided(pair, group)]
+    right = [pair for pair in alike_places if pair not in blunt and not differs(pair)]
     candidate, reference = _pooled([p.candidate for p in group]), _pooled([p.reference for p in group])
     if knob == "attention.window" and len({(p.candidate.value, p.reference.value) for p in group}) > 1:
         candidate, reference = _by_layer([p.candidate for p in group]), _by_layer([p.reference for p in group])
@@ -131,7 +135,8 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     return Finding(
         knob=knob, kind=_kind(knob, candidate, reference), layers=_layers([*group, *blunt], every),
         site=_full_site(first.candidate), reference_value=_finite(reference), candidate_value=_finite(candidate),
-        spec_value=_finite(_spec(first.candidate, knobs)), evidence=_evidence(group, blunt), confidence=confidence(_marks(group)),
+        spec_value=_finite(_spec(first.candidate, knobs)), evidence=_evidence(group, blunt, right),
+        confidence=confidence(_marks(group)),
         departs_from_spec=departure(*fits, knobs),
         message=f"{knob} is {shown(candidate)} in the candidate and {shown(reference)} in the reference",
     )  # fmt: skip
@@ -232,8 +237,8 @@ def _ties(group: Sequence[Pair]) -> list[str]:
     return sorted({str(name) for fit in fits for name in fit.evidence.get("tied_with", [])})
 
 
-def _evidence(group: Sequence[Pair], blunt: Sequence[Pair]) -> dict[str, Any]:
-    """The numbers a sceptic would ask for, of both sides, in each layer."""
+def _evidence(group: Sequence[Pair], blunt: Sequence[Pair], right: Sequence[Pair]) -> dict[str, Any]:
+    """The numbers a sceptic would ask for, of both sides, in each layer, and at which other sites of these layers they are right."""
     least, ties = min(pair.sigmas for pair in group), _ties(group)
     out: dict[str, Any] = {
         "sigmas": None if math.isinf(least) else least,
@@ -242,6 +247,10 @@ def _evidence(group: Sequence[Pair], blunt: Sequence[Pair]) -> dict[str, Any]:
     }
     if blunt:
         out["consistent_but_not_decisive"] = [_full_site(pair.candidate) for pair in blunt]
+    layers = {pair.candidate.layer for pair in group}
+    beside = {pair.candidate.site for pair in right if pair.candidate.layer in layers and has_places(pair.candidate)}
+    if beside:
+        out[RIGHT_AT] = sorted(beside)
     return out | ({"tied_with": ties} if ties else {})
 
 

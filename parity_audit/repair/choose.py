@@ -9,11 +9,11 @@ from functools import partial
 from parity_audit.capture.session import SidePlan
 from parity_audit.checks.repeat import CHANGED, STATE
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import NORM_ROLES
+from parity_audit.core.sites import NORM_ROLES, local_name
 from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.diagnose.extent import is_of_decoding
-from parity_audit.diagnose.findings import stderr_of
+from parity_audit.diagnose.findings import RIGHT_AT, places_of, stderr_of
 from parity_audit.diagnose.narrow import DTYPE
 from parity_audit.diagnose.returned import NO_PATCH
 from parity_audit.repair.layers import RELATIVE, in_every_layer, on_layers
@@ -33,6 +33,11 @@ REWRITTEN = (
 SAME_VALUE = 1e-3
 BY_LAYER = ("attention.window",)
 """Knobs that differ from layer to layer by design: one layer's value is no other's."""
+OF_BOTH_SUBLAYERS = "residual.scale"
+"""The knob of what attention and the MLP add, which programs set with one number."""
+OTHER_SUBLAYER = {"attn_out": "mlp_out", "mlp_out": "attn_out", "resid_mid": "resid_post", "resid_post": "resid_mid"}
+"""Where the other sublayer shows the same: what it makes, or the stream behind it."""
+ONE_SETTING = "one setting says it of attention and the MLP, and it is right in one of them"
 NORM_AT = {
     **NORM_ROLES, "q_norm.out": "norm.q", "k_norm.out": "norm.k", "q_latent_norm.out": "norm.q_latent",
     "kv_latent_norm.out": "norm.kv_latent",
@@ -80,6 +85,9 @@ def propose(
         if finding.kind in NO_PATCH_KINDS:
             gaps.append(no_patch(finding.knob, f"{finding.kind}: no setting repairs it"))
             continue
+        if is_of_one_sublayer(finding):
+            gaps.append(no_patch(finding.knob, ONE_SETTING))
+            continue
         if is_of_decoding(finding):
             gaps.append(no_patch(finding.knob, "a whole run is right: cached decoding has no setting of its own"))
             continue
@@ -95,6 +103,14 @@ def propose(
             Proposal(knob=finding.knob, backend=str(plan.ref), value=target, edits=found, note=note)
         )  # fmt: skip
     return proposals, gaps
+
+
+def is_of_one_sublayer(finding: Finding) -> bool:
+    """Whether what one sublayer adds has another factor, and what the other one adds the right one."""
+    right = finding.evidence.get(RIGHT_AT, ())
+    return finding.knob == OF_BOTH_SUBLAYERS and all(
+        OTHER_SUBLAYER[local_name(site)] in right for site in places_of(finding)
+    )
 
 
 def no_patch(knob: str, why: str) -> NotTested:

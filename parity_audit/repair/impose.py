@@ -18,7 +18,16 @@ from parity_audit.core.types import Edit, KnobValue
 from parity_audit.diagnose.findings import is_by_formula, places_of
 from parity_audit.diagnose.structure.projections import PROJECTIONS
 from parity_audit.formulas.choices import FACTORS
-from parity_audit.repair.choose import NO_PATCH_KINDS, NORM_AT, nearest, on_norms, value_by_layer, whole_values
+from parity_audit.repair.choose import (
+    NO_PATCH_KINDS,
+    NORM_AT,
+    ONE_SETTING,
+    is_of_one_sublayer,
+    nearest,
+    on_norms,
+    value_by_layer,
+    whole_values,
+)
 from parity_audit.repair.layers import on_layers
 from parity_audit.specs.settings import edits
 from parity_audit.specs.view import dims, roles
@@ -65,6 +74,8 @@ def _way(finding: Finding, known: Mapping[str, KnobValue], reference: Session) -
         return Way(
             finding=finding, why=f"it holds only {finding.evidence['extent']}, a setting of the reference everywhere"
         )
+    if is_of_one_sublayer(finding):
+        return Way(finding=finding, why=ONE_SETTING)
     plan, version = reference.plan, reference.description().version
     own = imposed_value(finding)
     value = own if value_by_layer(own, finding, plan) is None else known[finding.knob]

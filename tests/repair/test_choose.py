@@ -70,6 +70,30 @@ def test_the_right_base_of_some_layers_is_not_given_to_those_that_have_another(l
     assert bases["full_attention_inv_freq"] == pytest.approx(1e4 if layers is None else 1e6)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right", "one"),
+    [
+        (["mlp_out"], ["attn_out", "resid_mid"], True),
+        (["resid_mid"], ["attn_out", "mlp_out", "resid_post"], True),
+        (["resid_mid", "resid_post"], ["attn_out", "mlp_out"], False),  # hooks that show what is made before the factor
+        (["mlp_out"], [], False),  # nobody sees what attention adds
+    ],
+)
+def test_a_factor_that_one_sublayer_lost_is_no_setting(wrong, right, one):
+    facts = [{"layer": 0, "read_from": site} for site in wrong]
+    lost = dataclasses.replace(
+        finding("residual.scale", 0.22, spec=0.22), evidence={"candidate": facts, "right_at": right}
+    )
+    granite = resolve_model("ibm-granite/granite-3.0-2b-base")
+    plan = SimpleNamespace(
+        spec=granite.spec, config=granite.config, backend_key="hf", ref=SimpleNamespace(name="hf", target=None)
+    )
+    proposals, gaps = propose([lost], plan, "5.19.0", known=[lost])
+
+    assert [(proposal.value, len(gaps)) for proposal in proposals] == ([] if one else [(0.22, 0)])
+    assert ["attention and the MLP" in gap.why for gap in gaps] == ([True] if one else [])
+
+
 def patch(*changed):
     read_back = tuple(ReadBack(path=f"m[{n}]", before=1, after=1, changed=this) for n, this in enumerate(changed))
     return Patch(knob="x", backend="hf", value=1, edits=(), code="", fixes=("x",), read_back=read_back)
