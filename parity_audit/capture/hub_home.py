@@ -16,7 +16,6 @@ from pathlib import Path
 from parity_audit.cache.locks import Lock
 from parity_audit.cache.root import cache_root
 from parity_audit.capture.workspace import working_folder
-from parity_audit.core.errors import refusals_of_the_disk
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 def shared_home(hf_home: Path) -> Path:
     """A directory for HF_HOME in which the repositories of `hf_home` are found under their names: the first of this process
-    that has no other checkpoint under one of these names, or a new one.
+    that has no other checkpoint under one of these names, or a new one. `hf_home` itself on a disk without symbolic links.
 
     Raises:
         NotJudged: the disk is full or read-only.
@@ -45,12 +44,14 @@ def shared_home(hf_home: Path) -> Path:
         if path is None:
             homes.append(_Home(*working_folder(cache_root(), PREFIX)))
             path = homes[-1].path
-        with refusals_of_the_disk("write into the cache", path):
+        try:
             for repository in repositories:
                 link = _link(path, repository)
                 link.parent.mkdir(exist_ok=True)
                 link.unlink(missing_ok=True)
                 link.symlink_to(repository.absolute(), target_is_directory=True)
+        except OSError:
+            return hf_home
     return path
 
 

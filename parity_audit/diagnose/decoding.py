@@ -125,7 +125,7 @@ def _part_of(site: str) -> tuple[int | None, str]:
 def _settings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """The candidate's values by findings that a formula explains: all that a layer has together, and each alone."""
     fitted = [item for item in findings if is_by_formula(item)]
-    layers = {layer for item in fitted for layer in item.layers or (None,)}
+    layers = dict.fromkeys(layer for item in fitted for layer in item.layers or (None,))
     together = [
         {item.knob: item.candidate_value for item in fitted if item.layers is None or layer in item.layers}
         for layer in layers

@@ -107,10 +107,9 @@ def propose(
 
 def is_of_one_sublayer(finding: Finding) -> bool:
     """Whether what one sublayer adds has another factor, and what the other one adds the right one."""
-    right = finding.evidence.get(RIGHT_AT, ())
-    return finding.knob == OF_BOTH_SUBLAYERS and all(
-        OTHER_SUBLAYER[local_name(site)] in right for site in places_of(finding)
-    )
+    right, wrong = finding.evidence.get(RIGHT_AT, ()), places_of(finding)
+    of_one = bool(wrong) and all(OTHER_SUBLAYER.get(local_name(site)) in right for site in wrong)
+    return finding.knob == OF_BOTH_SUBLAYERS and of_one
 
 
 def no_patch(knob: str, why: str) -> NotTested:

@@ -53,6 +53,15 @@ def test_a_name_is_free_again_when_its_checkpoint_is_gone(checkpoint):
     assert seen(one, "gpt2") == "second"
 
 
+def test_a_disk_without_links_shares_nothing(checkpoint, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError("no symbolic links here")
+
+    own = checkpoint("gpt2", "one")
+    monkeypatch.setattr("pathlib.Path.symlink_to", refuse)
+    assert hub_home.shared_home(own) == own
+
+
 def test_another_audit_leaves_it_alone_and_it_goes_with_its_process(checkpoint):
     home = hub_home.shared_home(checkpoint("gpt2", "one"))
     reclaim(cache_root())
