@@ -17,11 +17,10 @@ from dataclasses import dataclass
 
 from parity_audit.core.limits import ratio_of, share_of_limit
 from parity_audit.core.report import SiteDelta
-from parity_audit.core.sites import local_name
+from parity_audit.core.sites import ROTATED, local_name
 from parity_audit.core.types import NotVisible
 
 AT_THE_FLOOR = "everything that modules of this port show of the block is within the noise floor"
-TURNED = ("rot_q", "rot_k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +45,9 @@ def set_aside(
     shown = {
         (delta.probe, delta.layer)
         for delta in departing
-        if (delta.probe, delta.site) not in assumed and local_name(delta.site) not in TURNED
+        if (delta.probe, delta.site) not in assumed and local_name(delta.site) not in ROTATED
     }
-    doubtful = {(delta.probe, delta.layer) for delta in departing if local_name(delta.site) in TURNED} - shown
+    doubtful = {(delta.probe, delta.layer) for delta in departing if local_name(delta.site) in ROTATED} - shown
     causes = {(probe, layer): cause(probe, layer) for probe, layer in doubtful if layer is not None}
     shown |= {
         (delta.probe, delta.layer)
@@ -57,7 +56,7 @@ def set_aside(
     }
     aside = []
     for delta in departing:
-        known = causes.get((delta.probe, delta.layer or 0), "") if local_name(delta.site) in TURNED else ""
+        known = causes.get((delta.probe, delta.layer or 0), "") if local_name(delta.site) in ROTATED else ""
         if known or ((delta.probe, delta.site) in assumed and (delta.probe, delta.layer) not in shown):
             aside.append(Aside(delta=delta, cause=known))
     dropped = {(item.delta.probe, item.delta.site) for item in aside}

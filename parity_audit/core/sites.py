@@ -24,6 +24,9 @@ BLOCK_ORDER = (
 DELTA_SITES = tuple(site for site in BLOCK_ORDER if site.startswith("delta."))
 """Those of a linear attention."""
 
+ROTATED = ("rot_q", "rot_k")
+"""Queries and keys behind the rotation."""
+
 NORMS: dict[str, tuple[tuple[str, ...], str]] = {
     "embed_ln.out": (("embed",), "norm.embed_ln"),
     # Where there are several streams, a block computes on what was predicted for the active one.

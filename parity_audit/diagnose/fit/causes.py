@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.limits import limit_of
-from parity_audit.core.sites import layer_of, local_name, site_order
+from parity_audit.core.sites import ROTATED, layer_of, local_name, site_order
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
@@ -56,7 +56,6 @@ FINE = 2.0**-20
 only explanation, since a constant is known to five digits all the same. In bfloat16 that would be everything."""
 OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale", "residual.stream", "mlp.activation")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
-ROTATED = ("rot_q", "rot_k")
 ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel", "attention.scaled")
 """Knobs that say in which order several components of a block do their work: one of these orders leaves rounding of all of them, or
 it is another."""
