@@ -25,7 +25,8 @@ from parity_audit.core.wire import NATIVE, RunRequest
 from parity_audit.specs.view import dims, not_visible, taps
 
 RESIDUAL_SITES = (
-    *ENTERS_BLOCK, "altup.active", "resid_mid", *LEAVES_BLOCK, "attn_out", "mlp_out", "mlp.router_logits", "mlp.router_weights",
+    *ENTERS_BLOCK, "altup.active", "resid_mid", *LEAVES_BLOCK, "attn_out", "laurel.out", "mlp_out", "per_layer.out",
+    "mlp.router_logits", "mlp.router_weights",
 )  # fmt: skip
 """The residual stream, what is added to it, and what chooses experts: where that is undecided, the rest follows from the choice."""
 OF_A_PROBE = re.compile(r"(.*) \(probe ([\w-]+)\)")

@@ -15,9 +15,8 @@ from parity_audit.compare.deltas import Comparison
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.limits import limit_of, share_of_limit
 from parity_audit.core.report import Finding
-from parity_audit.core.sites import BLOCK_ORDER, DELTA_SITES, RETURNED, layer_of, local_name
+from parity_audit.core.sites import DELTA_SITES, RETURNED, layer_of, local_name
 from parity_audit.core.types import NotTested, Probe, SiteTap
-from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.decoding import (
     decoded_probes,
     identify_decoded,
@@ -30,7 +29,7 @@ from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import says_nothing, unexplained
-from parity_audit.diagnose.fit.sides import sites_in_block
+from parity_audit.diagnose.fit.sides import inputs_of_sites
 from parity_audit.diagnose.fitting import causes_at
 from parity_audit.diagnose.localise import component_of, origins, suspects
 from parity_audit.diagnose.misreported import misreported, without
@@ -128,9 +127,7 @@ def diagnose(case: Case) -> Diagnosis:
     plan = case.reference.plan
     layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan, case.dtype)
     reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan, case.dtype)
-    in_block = attempt("the sites of this architecture, by formula", partial(sites_in_block, reference_seen))
-    gaps += [in_block] if isinstance(in_block, NotTested) else []
-    wrong_sites = partial(origins, in_block=BLOCK_ORDER if isinstance(in_block, NotTested) else in_block)
+    wrong_sites = partial(origins, inputs_of=inputs_of_sites(reference_seen))
     decoded = decoded_probes(case.probes)
     whole, steps = ({place: ratio for place, ratio in ratios.items() if (place[0] in decoded) is side}
                     for side in (False, True))  # fmt: skip

@@ -13,7 +13,8 @@ sqrt(`FEW_TOKENS` / n) times as large: errors of one token share a factor, and a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 
 from parity_audit.compare.deltas import rmse_to_forced
 from parity_audit.compare.floor import FEW_TOKENS, noise_ratio, real_tokens
@@ -21,9 +22,10 @@ from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
-from parity_audit.core.sites import BLOCK_ORDER, NORMS, layer_of, local_name, site_order
+from parity_audit.core.sites import NORMS, layer_of, local_name, site_order
 from parity_audit.formulas.in_delta import PARTS
 
+InputsOf = Callable[[str], Collection[str]]
 READ_NORM = ("q", "k", "v", "attn_gate", *(f"delta.{part}" for part in PARTS))
 """What is projected of the same norm: none of them stands before another."""
 COMPONENT_OF = {
@@ -108,14 +110,12 @@ def with_introduced(deltas: Iterable[SiteDelta], ratios: dict[tuple[str, str], f
     return tuple(dataclasses.replace(delta, introduced_ratio=worst.get(delta.site)) for delta in deltas)
 
 
-def origins(
-    ratios: dict[tuple[str, str], float], in_block: Collection[str] = BLOCK_ORDER
-) -> dict[str, tuple[str, ...]]:
+def origins(ratios: dict[tuple[str, str], float], inputs_of: InputsOf) -> dict[str, tuple[str, ...]]:
     """Every site where more error is introduced than the floor explains, with the sites that the error may come from.
 
-    These are the site itself and what stands before it in its block without being shown: where a probe shows attn_out and
-    z, an error of the projection between them appears at attn_out. Of several probes the one that shows most counts.
-    `in_block`: the sites that a block of this architecture has, by their names in it.
+    These are the site itself and what it is made of without that being shown: where a probe shows attn_out and z, an error of the
+    projection between them appears at attn_out. Of several probes the one that shows most counts.
+    `inputs_of`: the sites that a site is made of.
     """
     shown: dict[str, set[str]] = {}
     for probe, site in ratios:
@@ -123,32 +123,26 @@ def origins(
     found: dict[str, tuple[str, ...]] = {}
     for (probe, site), ratio in ratios.items():
         if ratio > limit_of(site):
-            hidden = _hidden_before(site, shown[probe], in_block)
-            own = (site, *(one for one in hidden if local_name(one) in in_block))
+            own = (site, *_hidden_before(site, shown[probe], inputs_of))
             found[site] = min(own, found.get(site, own), key=len)
     return found
 
 
-def _hidden_before(site: str, shown: set[str], in_block: Collection[str]) -> list[str]:
-    """The sites between this one and the nearest shown one before it in the same block. An MLP without a norm of its own reads that
-    of the attention (GPT-J, Phi)."""
-    name = local_name(site)
-    if layer_of(site) is None or name not in BLOCK_ORDER:
-        return []
-    start = BLOCK_ORDER.index("q" if name in READ_NORM else name)
-    prefix, hidden = site.removesuffix(name), []
-    for before in reversed(BLOCK_ORDER[:start]):
-        if prefix + before in shown:
-            break
-        hidden.append(prefix + before)
-    norm = prefix + "ln1.out"
-    reads_first_norm = prefix + "ln2.out" in hidden and "ln2.out" not in in_block
-    return [*hidden, norm] if reads_first_norm and norm not in {*shown, *hidden} else hidden
+def _hidden_before(site: str, shown: set[str], inputs_of: InputsOf) -> list[str]:
+    """The sites between this one and the nearest shown ones that it is made of, the nearest first."""
+    hidden, ahead = [], deque([site])
+    while ahead:
+        new = [
+            one for one in sorted(inputs_of(ahead.popleft()), key=site_order) if one not in shown and one not in hidden
+        ]
+        hidden += new
+        ahead.extend(new)
+    return hidden
 
 
 def suspects(ratios: dict[tuple[str, str], float]) -> dict[str, set[int | None]]:
     """Components that introduce more error than the floor explains, with the layers where they do."""
     found: dict[str, set[int | None]] = {}
-    for site in origins(ratios):
+    for site in (site for (_, site), ratio in ratios.items() if ratio > limit_of(site)):
         found.setdefault(component_of(site), set()).add(layer_of(site))
     return found

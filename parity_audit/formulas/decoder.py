@@ -46,7 +46,8 @@ class Run:
     `given(site)` is a tensor that takes the place of the computed one for whatever comes after it. `shown`: the sites that
     the caller will ask for; attention matrices that are not among them are computed for some queries at a time. `queries`:
     the only queries whose attention is computed; what follows from it then has these positions alone. `asked`: the knobs
-    that were asked for so far. `undefined`: tokens `[batch pos]` of which attention is not defined, since a mask hides every key.
+    that were asked for so far. `read`: for each site that was computed, the sites that its formula asked for. `undefined`:
+    tokens `[batch pos]` of which attention is not defined, since a mask hides every key.
     """
 
     decoder: Decoder
@@ -55,6 +56,7 @@ class Run:
     shown: frozenset[str] = frozenset()
     queries: Tensor | None = None
     asked: set[str] = field(default_factory=set)
+    read: dict[str, set[str]] = field(default_factory=dict)
     undefined: list[Tensor] = field(default_factory=list)
     _computed: dict[str, Tensor] = field(default_factory=dict)
     _going_on: dict[str, Tensor] = field(default_factory=dict)
@@ -81,7 +83,7 @@ class Run:
         if site not in self._computed:
             layer = layer_of(site)
             make = OUTSIDE[site] if layer is None else IN_BLOCK[local_name(site)]
-            self._computed[site] = make(self._place(layer))
+            self._computed[site] = make(self._place(layer, site))
         return self._computed[site]
 
     def tensor(self, site: str) -> Tensor:
@@ -98,9 +100,10 @@ class Run:
             for site in [site for site in made if (layer_of(site) or 0) < before and site not in kept]:
                 del made[site]
 
-    def _place(self, layer: int | None) -> Place:
+    def _place(self, layer: int | None, made: str | None = None) -> Place:
+        read = self.read.setdefault(made, set()) if made is not None else set()
         return Place(
-            layer=layer, decoder=self.decoder, batch=self.batch, site=partial(self._site, layer),
+            layer=layer, decoder=self.decoder, batch=self.batch, site=partial(self._site, layer, read),
             is_given=partial(self._is_given, layer), asked=self.asked, undefined=self.undefined,
             block=self._block, queries=self.queries,
         )  # fmt: skip
@@ -114,7 +117,8 @@ class Run:
         )
         return again.computed(f"{block}resid_post")
 
-    def _site(self, layer: int | None, site: str) -> Tensor:
+    def _site(self, layer: int | None, read: set[str], site: str) -> Tensor:
+        read.add(_whole_name(layer, site))
         return self.tensor(_whole_name(layer, site))
 
     def _is_given(self, layer: int | None, site: str) -> bool:

@@ -1,6 +1,7 @@
 """The judgement between two fits: what differs, which side departs, which layers, and what stays unexplained."""
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
@@ -14,6 +15,11 @@ from parity_audit.diagnose.localise import introduced_ratios, origins
 
 SPEC = {"attention.scale": Knob(value=16.0), "mlp.activation": Knob(value="silu"),
         "attention.window": Knob(value=4096, layers=(0,))}  # fmt: skip
+
+
+def made_of(inputs: Mapping[str, Sequence[str]]) -> Callable[[str], Sequence[str]]:
+    """The sites that a site is made of, none where nothing is said."""
+    return lambda site: inputs.get(site, ())
 
 
 def fit(
@@ -125,7 +131,7 @@ def test_windows_that_differ_by_one_are_two():
 def test_what_no_finding_covers_is_unexplained():
     (finding,) = merge([fit(15.0)], [fit(16.0)], SPEC)
 
-    assert unexplained(origins({("short", "blocks.0.attn_scores"): 99.0}), [finding]) == []
+    assert unexplained(origins({("short", "blocks.0.attn_scores"): 99.0}, made_of({})), [finding]) == []
     wrong = ("logits", "blocks.0.attn_scores", "blocks.2.attn_scores", "blocks.1.mlp.post")
     left = unexplained({site: (site,) for site in wrong}, [finding])
     assert [(item.knob, item.layers, item.site) for item in left] == [
@@ -143,8 +149,12 @@ def test_what_may_come_from_a_site_that_is_listed_is_not_listed_again():
     }
     both = shown | {("short", "blocks.1.mlp_out"): 99.0}
 
-    assert [item.site for item in unexplained(origins(shown), [])] == ["blocks.1.mlp.post"]
-    assert [item.site for item in unexplained(origins(both), [])] == ["blocks.1.mlp.post", "blocks.1.mlp_out"]
+    inputs = {"blocks.1.mlp_out": ["blocks.1.mlp_proj"], "blocks.1.mlp_proj": ["blocks.1.mlp.post"]}
+    assert [item.site for item in unexplained(origins(shown, made_of(inputs)), [])] == ["blocks.1.mlp.post"]
+    assert [item.site for item in unexplained(origins(both, made_of(inputs)), [])] == [
+        "blocks.1.mlp.post",
+        "blocks.1.mlp_out",
+    ]
 
 
 def test_a_projection_explains_its_own_output_and_no_other_of_the_block():
@@ -176,39 +186,42 @@ def test_an_error_that_a_probe_shows_late_may_come_from_what_it_hides():
     fine = {("long", "blocks.0.z"): 1.0, ("short", "blocks.0.z"): 1.0}
     late = fine | {("long", "blocks.0.attn_out"): 99.0}
 
-    assert unexplained(origins(late), [output]) == []
+    inputs = made_of({"blocks.0.attn_out": ["blocks.0.attn_proj"], "blocks.0.attn_proj": ["blocks.0.z"]})
+
+    assert unexplained(origins(late, inputs), [output]) == []
     both_shown = late | {("short", "blocks.0.attn_proj"): 99.0, ("short", "blocks.0.attn_out"): 99.0}
-    assert [item.site for item in unexplained(origins(both_shown), [output])] == ["blocks.0.attn_out"]
+    assert [item.site for item in unexplained(origins(both_shown, inputs), [output])] == ["blocks.0.attn_out"]
 
 
-def test_an_error_does_not_come_from_a_site_that_the_architecture_does_not_have():
-    """Between a block's input and its first norm stand streams, where there are several; a stream's cause is not the norm's."""
-    parallel = Finding(
-        knob="residual.parallel", kind="variant", layers=(0,), site="blocks.0.resid_mid", reference_value=False,
-        candidate_value=True, evidence={"candidate": [{"layer": 0, "read_from": "resid_mid"}]},
-    )  # fmt: skip
-    norm = {("short", "blocks.0.resid_pre"): 1.0, ("short", "blocks.0.ln1.out"): 99.0}
-
-    assert unexplained(origins(norm), [parallel]) == []
-    (left,) = unexplained(origins(norm, {"resid_pre", "ln1.out", "resid_mid"}), [parallel])
-    assert (left.knob, left.site) == ("norm", "blocks.0.ln1.out")
-
-
-def test_an_mlp_without_a_norm_of_its_own_may_be_wrong_by_the_norm_of_the_attention():
+@pytest.mark.parametrize("inputs", [
+    {"mlp_out": ["ln1.out"]},
+    {"mlp_out": ["mlp.post"], "mlp.post": ["ln1.out"], "ln1.out": ["resid_pre"]},
+    {"mlp_out": ["resid_mid"], "resid_mid": ["resid_pre", "attn_out", "laurel.out"], "laurel.out": ["ln1.out"]},
+])  # fmt: skip
+def test_an_error_may_come_from_whatever_a_site_is_made_of_that_is_hidden(inputs: dict[str, list[str]]):
+    """An MLP may read the norm of the attention (GPT-J), and a residual of low rank stands beside attention (Gemma 3n)."""
     eps = Finding(
         knob="norm.eps", kind="constant", layers=(0,), site="blocks.0.ln1.out", reference_value=1e-5, candidate_value=1e-3,
         evidence={"candidate": [{"layer": 0, "read_from": "ln1.out"}]},
     )  # fmt: skip
-    stream_alone = {
-        ("batch", "blocks.0.resid_pre"): 1.0,
-        ("batch", "blocks.0.attn_out"): 99.0,
-        ("batch", "blocks.0.mlp_out"): 99.0,
-    }
-    shared = {"resid_pre", "ln1.out", "attn_out", "mlp_out", "resid_post"}
+    stream_alone = {("batch", f"blocks.0.{site}"): ratio for site, ratio in (("resid_pre", 1.0), ("mlp_out", 99.0))}
 
-    assert unexplained(origins(stream_alone, shared), [eps]) == []
-    (left,) = unexplained(origins(stream_alone, {*shared, "ln2.out"}), [eps])
+    found = origins(
+        stream_alone,
+        made_of({f"blocks.0.{site}": [f"blocks.0.{one}" for one in read] for site, read in inputs.items()}),
+    )
+
+    assert unexplained(found, [eps]) == []
+    own_norm = made_of({"blocks.0.mlp_out": ["blocks.0.ln2.out"], "blocks.0.ln2.out": ["blocks.0.resid_pre"]})
+    (left,) = unexplained(origins(stream_alone, own_norm), [eps])
     assert left.site == "blocks.0.mlp_out"
+
+
+def test_an_error_does_not_come_from_what_a_shown_site_is_made_of():
+    shown = {("batch", "blocks.0.attn_out"): 1.0, ("batch", "blocks.0.resid_mid"): 99.0}
+    inputs = made_of({"blocks.0.resid_mid": ["blocks.0.attn_out"], "blocks.0.attn_out": ["blocks.0.ln1.out"]})
+
+    assert origins(shown, inputs) == {"blocks.0.resid_mid": ("blocks.0.resid_mid",)}
 
 
 @pytest.mark.parametrize(("tokens", "ratio"), [(1, 10 / 8**0.5), (2, 10 / 4**0.5), (8, 10.0), (64, 10.0)])

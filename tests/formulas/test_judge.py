@@ -7,6 +7,7 @@ from judged import apart, judged
 from safetensors.torch import load_file, save_file
 
 from parity_audit.backends.spec import SpecBackend
+from parity_audit.core.sites import site_order
 from parity_audit.core.types import Edit
 from parity_audit.core.wire import FLOAT64, NATIVE, ApplyRequest, LoadRequest, RunRequest
 from parity_audit.specs.facts import decoder_facts
@@ -38,6 +39,15 @@ def test_every_component_and_the_whole_model_are_those_of_the_judge(architecture
     assert {site: distance for site, distance in off.items() if not distance <= COMPONENT} == {}
     assert apart("logits", case.chain.computed("logits"), sites["logits"], case.real) <= CHAIN
     assert apart("logits", spec_logits(architecture, FLOAT64), sites["logits"], case.real) <= CHAIN
+
+
+def test_what_a_site_is_made_of_stands_before_it(architecture):
+    chain = judged(architecture).chain
+    chain.computed("logits")
+
+    read = {(site, one) for site, inputs in chain.read.items() for one in inputs}
+    assert {(site, one) for site, one in read if site_order(one) >= site_order(site)} == set()
+    assert {f"blocks.0.{name}" for name in ("attn_proj", "mlp_proj")} <= {one for _, one in read}
 
 
 def loaded(architecture, settings=None):

@@ -196,9 +196,9 @@ class Residuals:
         apart = torch.logspace(0, math.log10(length), min(SPREAD, length), dtype=torch.float64)
         return torch.tensor(sorted({*(round(place) - 1 for place in apart.tolist()), *last}))
 
-    def sites(self, probe: Probe) -> list[str]:
-        """Every site that this decoder has, shown or not."""
-        return Run(decoder=self.decoder, batch=self._batch(probe)).sites()
+    def read_by(self, component: Component) -> frozenset[str]:
+        """The sites that a component's formula takes, under the spec's values."""
+        return frozenset(self._made(component, self.decoder.values)[1].read.get(component.site, ()))
 
     def made(self, component: Component, values: Values | None = None) -> Tensor | None:
         """What the formula makes, under the spec's values by default; None where a tensor that it needs is not there."""

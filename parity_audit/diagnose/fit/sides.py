@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -98,11 +98,11 @@ def side_of(evidence: ByLayer) -> Side:
     return Side(residuals=Residuals(decoder=decoder, captured=captured), probes=first.probes, evidence=evidence)
 
 
-def sites_in_block(evidence: ByLayer) -> frozenset[str]:
-    """The sites that some block of this architecture has, by their names in it, whether a capture shows them or not."""
+def inputs_of_sites(evidence: ByLayer) -> Callable[[str], frozenset[str]]:
+    """What the formula of a site reads: a function from a site to the sites before it, whether a capture shows them or not."""
     side = side_of(evidence)
-    every = side.residuals.sites(side.probes[0])
-    return frozenset(local_name(site) for site in every if layer_of(site) is not None)
+    probe = next((probe for probe in side.probes if probe.sites == "all"), side.probes[0])
+    return cache(lambda site: side.residuals.read_by(Component(probe=probe, site=site)))
 
 
 def sites_with_formula(evidence: ByLayer) -> list[str]:
