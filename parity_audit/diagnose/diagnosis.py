@@ -105,51 +105,75 @@ def diagnose(case: Case) -> Diagnosis:
     narrow = narrow_dtype(case.candidate_capture, case.reference_capture, case.dtype)
     gaps = [] if narrow is None else [hidden_by_dtype(narrow.dtype)]
     case = case if narrow is None else replace(case, dtype=narrow.dtype)
+    shown = _shown(case)
+    found, unread = _causes(case, shown)
+    sides = Replayed(
+        own=shown.sides[0].candidate, true=shown.replayed[0], ratios=shown.ratios,
+        d_head=dims(case.reference.plan.spec, case.reference.plan.config).get("d_head", 0),
+    )  # fmt: skip
+    described, undescribed = with_descriptions(found, sides)
+    held = [(sides.candidate, replayed) for sides, replayed in zip(shown.sides, shown.replayed, strict=True)]
+    placed, unplaced = with_extents(described, held, case.dtype)
+    placed = [item for item in placed if not follows_from(narrow, item) and not says_nothing(item)]
+    return Diagnosis(
+        findings=(*([coarse] if coarse else []), *shown.hooks, *placed), introduced=shown.ratios,
+        not_tested=(*gaps, *shown.gaps, *unread, *undescribed, *unplaced),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """What the replays show: introduced ratios by (probe, site); hooks that show something else than the model computes; captures
+    of each side, the first those of the wide probes, and what the judge made of the candidate's; what could not be looked at."""
+
+    ratios: dict[tuple[str, str], float]
+    hooks: Sequence[Finding]
+    sides: Sequence[Sides]
+    replayed: Sequence[Capture]
+    gaps: Sequence[NotTested]
+
+
+def _shown(case: Case) -> _Shown:
+    """Replay the probes that show every site, and in detail those of the others that may show more."""
     wide = tuple(probe for probe in case.probes if probe.sites == "all")
     own = Sides(
         candidate=case.candidate_capture, reference=case.reference_capture, definition=case.definition
     )  # fmt: skip
-    seen = introduced(case.judging, wide, own, "replay")
-    replayed, own = seen.replayed, seen.sides
-    hooks = misreported(own.candidate, replayed, seen.ratios, case.dtype)
-    ratios = without(seen.ratios, hooks)
-    pairs, held = [own], [(own.candidate, replayed)]
-    for probe in _to_detail(case, wide, found=bool(suspects(ratios))):
+    first = introduced(case.judging, wide, own, "replay")
+    hooks = misreported(first.sides.candidate, first.replayed, first.ratios, case.dtype)
+    ratios, seen, gaps = dict(first.ratios), [first], []
+    for probe in _to_detail(case, wide, found=bool(suspects(without(ratios, hooks)))):
         detail = _detail_within(case, probe)
         if isinstance(detail, NotTested):
             gaps.append(detail)
-            continue
-        ratios.update(detail.ratios)
-        pairs.append(detail.sides)
-        held.append((detail.sides.candidate, detail.replayed))
-    ratios = without(ratios, hooks)
-    found = suspects(ratios)
+        else:
+            ratios.update(detail.ratios)
+            seen.append(detail)
+    return _Shown(
+        ratios=without(ratios, hooks), hooks=hooks, sides=[one.sides for one in seen],
+        replayed=[one.replayed for one in seen], gaps=gaps,
+    )  # fmt: skip
+
+
+def _causes(case: Case, shown: _Shown) -> tuple[list[Finding], list[NotTested]]:
+    """Causes in whole runs, then those that decoded tokens alone show, then what has none; and what could not be read."""
     plan = case.reference.plan
-    layers_seen = evidence_by_layer("candidate", [pair.candidate for pair in pairs], plan, case.dtype)
-    reference_seen = evidence_by_layer("reference", [pair.reference for pair in pairs], plan, case.dtype)
-    wrong_sites = partial(origins, inputs_of=inputs_of_sites(reference_seen))
+    candidate = evidence_by_layer("candidate", [own.candidate for own in shown.sides], plan, case.dtype)
+    reference = evidence_by_layer("reference", [own.reference for own in shown.sides], plan, case.dtype)
+    wrong_sites = partial(origins, inputs_of=inputs_of_sites(reference))
     decoded = decoded_probes(case.probes)
-    whole, steps = ({place: ratio for place, ratio in ratios.items() if (place[0] in decoded) is side}
+    whole, steps = ({place: ratio for place, ratio in shown.ratios.items() if (place[0] in decoded) is side}
                     for side in (False, True))  # fmt: skip
     everywhere = set(suspects(whole))
-    findings, missing = causes_at(run_whole(layers_seen), run_whole(reference_seen), wrong_sites(whole))
-    asked = set(suspects(steps)) if case.thorough else only_decoded(found, everywhere)
+    findings, missing = causes_at(run_whole(candidate), run_whole(reference), wrong_sites(whole))
+    asked = set(suspects(steps)) if case.thorough else only_decoded(suspects(shown.ratios), everywhere)
     wrong = not_left_in_whole_runs(
         [site for site in wrong_sites(steps) if component_of(site) in asked], wrong_sites(whole), findings
     )
     departing = {probe for (probe, site), ratio in steps.items() if site in wrong and ratio > limit_of(site)}
-    later, more = identify_decoded(layers_seen, reference_seen, wrong, findings, departing)
-    findings, gaps = [*findings, *not_in(findings, later, everywhere)], [*gaps, *missing, *more]
-    sides = Replayed(
-        own=own.candidate, true=replayed, ratios=ratios, d_head=dims(plan.spec, plan.config).get("d_head", 0)
-    )  # fmt: skip
-    told, undescribed = with_descriptions([*findings, *unexplained(wrong_sites(ratios), findings)], sides)
-    placed, unplaced = with_extents(told, held, case.dtype)
-    placed = [item for item in placed if not follows_from(narrow, item) and not says_nothing(item)]
-    findings = [*([coarse] if coarse else []), *hooks, *placed]
-    return Diagnosis(
-        findings=tuple(findings), introduced=ratios, not_tested=(*gaps, *undescribed, *unplaced)
-    )  # fmt: skip
+    later, more = identify_decoded(candidate, reference, wrong, findings, departing)
+    findings = [*findings, *not_in(findings, later, everywhere)]
+    return [*findings, *unexplained(wrong_sites(shown.ratios), findings)], [*missing, *more]
 
 
 def _to_detail(case: Case, wide: Sequence[Probe], *, found: bool) -> list[Probe]:
