@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from loose import explained, loose
+from tiny_port import probe
 from torch import Tensor
 from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
@@ -93,8 +94,8 @@ def test_over_the_wrong_axis():
     assert found["qk_norm.axis"].candidate_value == "projection"
 
 
-def rotated(q: Tensor) -> Tensor:
-    angle = torch.arange(48)[:, None] * 10000.0 ** (-torch.arange(D // 2) / (D // 2))
+def rotated(q: Tensor, times: float = 1.0) -> Tensor:
+    angle = times * torch.arange(48)[:, None] * 10000.0 ** (-torch.arange(D // 2) / (D // 2))
     turn = torch.polar(torch.ones_like(angle), angle)[:, None].to(torch.complex128)
     turned = torch.view_as_real(torch.view_as_complex(q.unflatten(-1, (2, D // 2)).movedim(-2, -1).contiguous()) * turn)
     return turned.movedim(-1, -2).flatten(-2)
@@ -109,6 +110,26 @@ def test_after_the_rotation(name: str):
     assert found.keys() == {"qk_norm.order"}
     assert found["qk_norm.order"].candidate_value == "after rotation"
     assert found["qk_norm.order"].spec_value == "before rotation"
+
+
+def test_causes_that_are_known_from_other_sites_explain_one_together():
+    """A long text shows keys before their norm and behind the rotation: both are wrong between, and nothing else is."""
+    probes = (probe("short", (48,)), probe("long", (48,), sites="stream"))
+
+    def shown(q_normed: Tensor, k_normed: Tensor, times: float, side: str):
+        sites = {"q": Q, "q_norm.out": q_normed, "rot_q": rotated(q_normed, times), "k": Q}
+        short = sites | {"k_norm.out": k_normed, "rot_k": rotated(k_normed, times)}
+        held = {("short", name): x.float() for name, x in short.items()}
+        held |= {("long", name): x.float() for name, x in short.items() if not name.endswith("_norm.out")}
+        weights = {"norm.q": 1 + W["head"], "norm.k": 1 + W["head"]}
+        return loose(held, weights=weights, probes=probes, side=side, norm__eps=1e-5, norm__offset=0.0, rope__theta=1e4)
+
+    right = normed(Q, "qwen3", torch.float64)
+
+    found = explained(shown(right, Q, 0.5, "candidate"), shown(right, right, 1.0, "reference"))
+
+    assert found.keys() == {"qk_norm.present", "rope.scaling"}
+    assert found["rope.scaling"].candidate_value == {"rope_type": "linear", "factor": 2.0}
 
 
 def test_a_model_without_them_is_silent():

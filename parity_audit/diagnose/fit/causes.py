@@ -252,9 +252,13 @@ def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
 
 
 def _tried(at: _AtSite, held: Setting) -> list[Explanation]:
-    """What a search finds beside the values that are held, as far as they are needed, else what it finds without them."""
+    """The values that are held, where they leave rounding together; else what a search finds beside them, as far as they are
+    needed, else what it finds without them."""
     residuals, floor = at.searched.side.residuals, at.limit / limit_of(at.parts[0].site)
     if held:
+        together = _needed(at, held, held)
+        if together.residual <= at.enough:
+            return [together]
         decoder = replace(residuals.decoder, values=under(residuals, held, at.parts[0].layer))
         beside = explanations(replace(residuals, decoder=decoder), at.parts, at.enough, floor)
         if beside:
