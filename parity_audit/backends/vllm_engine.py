@@ -7,10 +7,8 @@ import importlib
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,7 +74,6 @@ def start(request: LoadRequest) -> Any:
             _inspect_in_process(architecture)
     llm = LLM(**arguments(request))
     _check_switch(request.device)
-    _remove_rendezvous_file()
     return llm
 
 
@@ -234,10 +231,3 @@ def _inspect_in_process(architecture: str) -> None:
     found = ModelRegistry.models.get(architecture)
     if found is not None:
         ModelRegistry.register_model(architecture, found.load_model_cls())
-
-
-def _remove_rendezvous_file() -> None:
-    """vLLM leaves the file its one process met itself at in the temporary folder."""
-    name = os.environ.get("VLLM_DIST_IDENT", "")
-    if name.startswith("vllm_dist_"):
-        (Path(tempfile.gettempdir()) / name).unlink(missing_ok=True)

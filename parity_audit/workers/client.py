@@ -25,6 +25,7 @@ from parity_audit.workers.channel import Channel, Ended, Garbled, TimedOut
 from parity_audit.workers.forks import end_servers, forked
 from parity_audit.workers.processes import Process, started
 from parity_audit.workers.reap import MARK_ENV, end_family, how_it_ended
+from parity_audit.workers.temporary import OwnTemporary
 
 LOG_TAIL_LINES, LOG_TAIL_BYTES = 20, 1 << 16
 TIMEOUT = 3600.0
@@ -52,9 +53,9 @@ _ALIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
 class Worker(Asking):
     """A running backend process. Use `start`, ask with the typed methods, always `kill` in the end."""
 
-    def __init__(self, channel: Channel, label: str, mark: str, timeout: float) -> None:
+    def __init__(self, channel: Channel, label: str, mark: str, timeout: float, temporary: OwnTemporary | None) -> None:
         self.channel, self.process, self.log = channel, channel.process, channel.log
-        self.label, self.mark, self.timeout = label, mark, timeout
+        self.label, self.mark, self.timeout, self._temporary = label, mark, timeout, temporary
         self._next_id = 0
         self._killed = False
         _ALIVE.add(self)
@@ -71,6 +72,7 @@ class Worker(Asking):
 
         Raises:
             EnvFailed: there is no such interpreter.
+            NotJudged: there is no room for temporary files.
             WorkerDied: the process ended before it could speak; the message has the log's last lines.
         """
         to_worker, ours = os.pipe()
@@ -82,20 +84,24 @@ class Worker(Asking):
         log.parent.mkdir(parents=True, exist_ok=True)
         wire = (to_worker, from_worker)
         process: Process
+        temporary = None
         try:
             program = [python, "-I", str(bundle(scratch))]
             if fork:
                 process = forked(program, backend_key, environ, log, wire, cwd=cwd)
             else:
-                process = started([*program, backend_key], environ, log, wire, cwd=cwd)
+                temporary = OwnTemporary()
+                process = started([*program, backend_key], environ | temporary.variables, log, wire, cwd=cwd)
         except OSError as error:
+            if temporary is not None:
+                temporary.drop()
             os.close(theirs)
             os.close(ours)
             raise EnvFailed(f"cannot start `{python}`: {error.strerror or error}", where=python) from error
         finally:
             os.close(to_worker)
             os.close(from_worker)
-        worker = Worker(Channel(process, theirs, ours, log), backend_key, mark, timeout)
+        worker = Worker(Channel(process, theirs, ours, log), backend_key, mark, timeout, temporary)
         if fork:
             return worker
         greeting = worker._answer("start", min(START_TIMEOUT, timeout))
@@ -142,6 +148,8 @@ class Worker(Asking):
         if not self._killed:
             end_family(self.process, self.mark)
             self.channel.close()
+            if self._temporary is not None:
+                self._temporary.drop()
             self._killed = True
 
     def _ask(self, op: str, args: Any, deadline: float) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from parity_audit.core.wire import FORK_SERVER, FORK_SERVER_FD_ENV
 from parity_audit.workers.processes import started
 from parity_audit.workers.reap import MARK_ENV, end_family
+from parity_audit.workers.temporary import OwnTemporary
 
 _TORCH = ("parity_audit.backends.python_port", "parity_audit.backends.spec")
 _TRANSFORMER_LENS = ("parity_audit.backends.hooked_transformer", "transformer_lens")
@@ -98,23 +99,29 @@ class ForkServer:
         """Start it; it imports while this process goes on.
 
         Raises:
+            NotJudged: there is no room for its temporary files.
             OSError: there is no such interpreter.
         """
         self.mark = uuid.uuid4().hex
+        self._temporary = OwnTemporary()
         self._workers: weakref.WeakSet[Forked] = weakref.WeakSet()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own = {**environ, FORK_SERVER_FD_ENV: str(theirs.fileno()), MARK_ENV: self.mark}
-        with theirs:
-            self._process = started(command, own, log, (theirs.fileno(),))
+        own = {**environ, **self._temporary.variables, FORK_SERVER_FD_ENV: str(theirs.fileno()), MARK_ENV: self.mark}
+        try:
+            with theirs:
+                self._process = started(command, own, log, (theirs.fileno(),))
+        except OSError:
+            self._temporary.drop()
+            raise
 
     def fork(self, key: str, environ: Mapping[str, str], cwd: Path | None, log: Path, wire: tuple[int, int]) -> Forked:
-        """A new worker.
+        """A new worker. Its temporary files are where the server's are: what was imported may hold that place.
 
         Raises:
             ConnectionError: the server is gone.
         """
         ours, theirs = socket.socketpair()
-        request = {"key": key, "environ": dict(environ), "cwd": str(cwd or Path.cwd())}
+        request = {"key": key, "environ": {**environ, **self._temporary.variables}, "cwd": str(cwd or Path.cwd())}
         with theirs, log.open("ab") as sink:
             socket.send_fds(self._control, [b"f"], [*wire, sink.fileno(), theirs.fileno()])
             ours.sendall(json.dumps(request).encode() + b"\n")
@@ -136,6 +143,7 @@ class ForkServer:
         """End it and every process that came from it."""
         self._control.close()
         end_family(self._process, self.mark)
+        self._temporary.drop()
 
 
 _Key = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
@@ -154,6 +162,7 @@ def forked(
     """A worker of `key`, from a server with the same program and variables; one is started where there is none.
 
     Raises:
+        NotJudged: there is no room for temporary files.
         OSError: there is no such interpreter.
     """
     lasting = {name: value for name, value in environ.items() if not name.startswith(OWN_PREFIXES)}

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -24,7 +25,7 @@ from parity_audit.workers.reap import marked
 
 BACKEND = textwrap.dedent(
     """
-    import os, sys, time
+    import os, sys, tempfile, time
     from parity_audit.core.types import Description
 
     LINES = {
@@ -65,6 +66,8 @@ BACKEND = textwrap.dedent(
                 time.sleep(600)
             if mode == "fork":
                 os._exit(3)
+            if mode == "temporary":
+                tempfile.mkdtemp(prefix="left-")
             if mode == "twice":
                 os.fork()
             if mode in LINES:
@@ -92,6 +95,9 @@ def worker(request, tmp_path, monkeypatch):
     module.write_text(BACKEND)
     key = f"{module.stem}:Tiny"
     monkeypatch.setitem(forks.IMPORTS, key, (module.stem,))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     started = Worker.start(key, sys.executable, {}, tmp_path / "worker.log", tmp_path, fork=request.param)
     yield started
     started.kill()
@@ -145,6 +151,16 @@ def test_what_would_end_a_program_is_a_failure_of_the_port(worker, mode, says):
     with pytest.raises(BackendFailed, match=says):
         load(worker, mode)
     load(worker)
+
+
+def test_temporary_files_of_an_engine_end_with_it(worker, tmp_path):
+    load(worker, "temporary")
+    assert len(list((tmp_path / "temporary").glob("audit-*/left-*"))) == 1
+
+    worker.kill()
+    forks.end_servers()
+
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_a_death_is_noticed_although_a_forked_child_holds_the_pipe_and_the_child_ends_too(worker):

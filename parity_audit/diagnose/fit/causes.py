@@ -56,6 +56,7 @@ FINE = 2.0**-20
 only explanation, since a constant is known to five digits all the same. In bfloat16 that would be everything."""
 OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale", "residual.stream", "mlp.activation")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
+TABLE = "rope.table_dtype"
 ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel", "attention.scaled")
 """Knobs that say in which order several components of a block do their work: one of these orders leaves rounding of all of them, or
 it is another."""
@@ -186,7 +187,10 @@ def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:
     told = [None if one.is_right else _explanation(one) for one in both]
     if any(one is None and not at.is_right for one, at in zip(told, both, strict=True)):
         return
+    turned = _base(sides[1].side, both[0].parts[0].layer) is not None
     for knob in dict.fromkeys(knob for one in told if one is not None for knob in one.values):
+        if knob == TABLE and not turned:
+            continue  # what the reference does not rotate at all is not rotated by another table
         for one, explanation, out in zip(both, told, (found.candidate, found.reference), strict=True):
             out.append(_fit(one, knob, explanation))
 
@@ -226,15 +230,25 @@ def _explanation(at: _AtSite) -> Explanation | None:
     return chosen
 
 
-def _asked_for(at: _AtSite) -> frozenset[str]:
-    """The knobs that the formulas of a site ask for on any probe: a long text does not show what a short one does, and asks for the
-    knobs of that too."""
-    return frozenset().union(*(asked(at.searched.side.residuals, part) for part in at.parts))
+def _asked_for(at: _AtSite, setting: Setting | None = None) -> frozenset[str]:
+    """The knobs that the formulas of a site ask for on any probe, under the spec's values or a setting: a long text does not show
+    what a short one does, and asks for the knobs of that too."""
+    return frozenset().union(*(asked(at.searched.side.residuals, part, setting) for part in at.parts))
+
+
+def _as_read(at: _AtSite, setting: Setting, knobs: frozenset[str]) -> Setting:
+    """What a site, whose formula asks for these knobs, reads of a setting: a layer that does not rotate asks for a law of its
+    frequencies only where a base is set too, and its keys for no temperature."""
+    if knobs.isdisjoint(setting):
+        return {}
+    read = knobs if knobs.issuperset(setting) else _asked_for(at, setting)
+    return {knob: value for knob, value in setting.items() if knob in read}
 
 
 def _known(at: _AtSite, knobs: frozenset[str]) -> Explanation | None:
     """What was found before, where it holds here too."""
-    return next((one for one in at.searched.found if knobs.issuperset(one.values) and _holds(at, one)), None)
+    read = (replace(one, values=_as_read(at, one.values, knobs)) for one in at.searched.found)
+    return next((one for one in read if one.values and _holds(at, one)), None)
 
 
 def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
@@ -243,8 +257,9 @@ def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
     residuals = at.searched.side.residuals
     held: Setting = {}
     for known in at.searched.found:
-        if knobs.issuperset(known.values) and held.keys().isdisjoint(known.values):
-            more = {**held, **known.values}
+        more = _as_read(at, known.values, knobs)
+        if more and held.keys().isdisjoint(more):
+            more = {**held, **more}
             left = left_by(residuals, at.parts, more).residual
             if math.isfinite(left) and HELPS * left <= at.residual:
                 held = more

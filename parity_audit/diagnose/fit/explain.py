@@ -1,6 +1,7 @@
 """The knob values that explain one site of one side: one knob, or two or three that are wrong together.
 
-Every knob that the site's formula asks for is searched alone. Where none leaves rounding, sets of knobs are built up: the
+Every knob that the site's formula asks for is searched alone. Where none leaves rounding, the values that the spec gives to
+layers of another kind are tried, as many at a time as it takes. Else sets of knobs are built up: the
 values that help most, and every other choice (a wrong pairing hides what a wrong base makes), are each held while the
 other knobs are searched, and the numbers of a set are then fitted together. A set is an explanation by the same measure
 as one knob: it leaves rounding. A smaller set comes before a larger one, and of equal ones the one with least freedom.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 from torch import Tensor
@@ -70,6 +72,8 @@ MOST_KNOBS = 3
 """Knobs that are searched together at one site. The knobs of a site are few, and each one more multiplies the search."""
 BEAM = 4
 """Sets of one size from which larger ones are built: those that leave least."""
+OF_A_KIND = 6
+"""Knobs of one site by which two kinds of layers differ: all sets of them are tried, 57 at most."""
 POLISHED = 8
 """Sets of each size whose numbers are fitted together: of two laws that say the same, one may start further from rounding."""
 OF_DECODING = ("cache.", "rope.offset", "pos_embed.offset")
@@ -182,6 +186,8 @@ class _Search:
         tried = list(self._with_one_more(whole))
         yield self._on_all(best_of_each(tried))
         yield from self._beyond_the_small()
+        for several in self._as_other_layers():
+            yield self._on_all(several)
         yield self._on_all(self._by_frequencies())
         for size in range(2, MOST_KNOBS + 1):
             starts = _starts(tried, HELPS * whole.residual)
@@ -270,6 +276,23 @@ class _Search:
         both = {each: of_part(own, each) for each in BY_PART}
         enough = [one for one in tried if one.left <= MORE_ON_ALL * self.limit]
         return [Fitted(value={**both, part: one.value}, left=one.left) for one in enough]
+
+    def _as_other_layers(self) -> Iterator[list[Explanation]]:
+        """Two and more of the values that the spec gives to another kind of layer, the smaller sets first: a program that takes a
+        layer for one of the other kind has several of them at once."""
+        spec, own = self.residuals.decoder, self.small.layer
+        if own is None:
+            return
+        kinds: dict[str, Setting] = {}
+        for layer in range(spec.dims["n_layers"]):
+            other = {knob: values[layer] for knob, values in spec.values.items() if values[layer] != values[own]}
+            read = asked(self.residuals, self.small) | asked(self.residuals, self.small, other)
+            kind = {knob: value for knob, value in sorted(other.items()) if knob in read}
+            if 1 < len(kind) <= OF_A_KIND:
+                kinds[repr(kind)] = kind
+        for size in range(2, OF_A_KIND + 1):
+            sets = (chosen for kind in kinds.values() for chosen in combinations(kind.items(), size))
+            yield [left_by(self.residuals, [self.small], dict(chosen)) for chosen in sets]
 
     def _by_frequencies(self) -> list[Explanation]:
         """The laws behind the frequencies of a rotation, and the frequencies themselves."""

@@ -1,0 +1,37 @@
+"""A directory for temporary files that is a worker's own: engines leave sockets, locks and folders there, and a worker is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from parity_audit.core.errors import ELSEWHERE, refusals_of_the_disk
+
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+
+
+class OwnTemporary:
+    """A new directory below the temporary directory of this process, until `drop`."""
+
+    def __init__(self) -> None:
+        """Make it.
+
+        Raises:
+            NotJudged: the disk is full or read-only.
+        """
+        self._base = Path(tempfile.gettempdir())
+        with refusals_of_the_disk("make a temporary directory", self._base, f"{ELSEWHERE}, or set TMPDIR"):
+            # Short: engines open Unix sockets in it, whose whole path has at most 107 characters.
+            self.folder = Path(tempfile.mkdtemp(prefix="audit-"))
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of a process that uses it; kernels that torch has compiled stay outside, for the next worker."""
+        kernels = os.environ.get(INDUCTOR) or str(self._base / f"torchinductor_{os.getuid()}")
+        return {"TMPDIR": str(self.folder), INDUCTOR: kernels}
+
+    def drop(self) -> None:
+        """Delete it with all that is in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
