@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -118,6 +118,21 @@ def working_folder(cache: Path, prefix: str = "audit-") -> tuple[Path, Lock]:
         reclaim(cache)
         folder = Path(tempfile.mkdtemp(dir=cache / WORKING, prefix=prefix))
         return folder, hold(folder / ALIVE)
+
+
+@contextlib.contextmanager
+def own_folder(prefix: str) -> Iterator[Path]:
+    """A directory in the cache that is deleted behind the block; what a killed process left of its own, the next one deletes.
+
+    Raises:
+        NotJudged: the disk is read-only or full.
+    """
+    folder, alive = working_folder(cache_root(), prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        alive.release()
 
 
 def reclaim(cache: Path) -> list[Path]:

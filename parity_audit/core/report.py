@@ -277,6 +277,9 @@ class Candidate:
     own_variation: OwnVariation | None = None
     error: dict[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        return f"<Candidate {self.backend} {self.version}: {self.verdict.value}, findings: {len(self.findings)}>"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
@@ -336,6 +339,9 @@ class Report:
     not_tested: tuple[NotTested, ...] = ()
     error: dict[str, Any] | None = None
     baseline: Baseline | None = None
+
+    def __repr__(self) -> str:
+        return f"<Report on {self.model}: {list(self.candidates)}, exit code {self.exit_code}>"
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows of it, once a renderer has registered."""

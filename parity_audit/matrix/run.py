@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from parity_audit.capture.workspace import own_folder
 from parity_audit.core.card import Asked, Card
 from parity_audit.core.errors import Interrupted, ParityError
 from parity_audit.core.progress import SILENT, Progress
@@ -45,8 +45,8 @@ def judged(
     `captures`: what the reference and judge of these cells computed, where that is at hand.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="parity-audit-matrix-") as out:
-            report = ask(group, out=Path(out), install=install, progress=progress, captures=captures)
+        with own_folder("matrix-") as out:
+            report = ask(group, out=out, install=install, progress=progress, captures=captures)
     except Interrupted:
         raise
     except ParityError as error:

@@ -33,6 +33,15 @@ def test_report_json_satisfies_the_published_schema(report):
     jsonschema.validate(stdlib_json.loads(json.dumps(report)), schema)
 
 
+def test_a_python_session_shows_a_report_in_a_line():
+    one = ONE_DEAD.candidates[0]
+
+    assert repr(one) == f"<Candidate {one.backend} {one.version}: {one.verdict.value}, findings: {len(one.findings)}>"
+    assert (
+        repr(ONE_DEAD) == f"<Report on {ONE_DEAD.model}: {list(ONE_DEAD.candidates)}, exit code {ONE_DEAD.exit_code}>"
+    )
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

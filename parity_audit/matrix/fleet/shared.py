@@ -8,13 +8,13 @@ takes its own.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.question import check_backends, check_options, nothing_left
 from parity_audit.audit.run import captured_alone
 from parity_audit.capture.plan import opened
+from parity_audit.capture.workspace import own_folder
 from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.card import Asked, Question
 from parity_audit.core.jsonio import dumps
@@ -59,9 +59,9 @@ def share(asked: Asked, store: Store, *, install: bool) -> str:
     """
     place = place_of(asked)
     if not _finished(store, place):
-        with tempfile.TemporaryDirectory(prefix="parity-audit-fleet-") as made:
-            for name in _captured(asked, Path(made), install=install):
-                store.put_folder(Path(made) / name, f"{place}/{name}", last=MANIFEST_NAME)
+        with own_folder("fleet-") as made:
+            for name in _captured(asked, made, install=install):
+                store.put_folder(made / name, f"{place}/{name}", last=MANIFEST_NAME)
     return place
 
 

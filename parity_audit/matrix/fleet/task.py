@@ -6,11 +6,11 @@ So it looks for its card first, and writes it last; two that answer the same que
 
 from __future__ import annotations
 
-import tempfile
 import time
 import uuid
 from pathlib import Path
 
+from parity_audit.capture.workspace import own_folder
 from parity_audit.core.card import Asked, Card
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.jsonio import dumps
@@ -53,8 +53,8 @@ def answer_cell(asked: Asked, store: Store, install: bool, *, node: str) -> str:
         StoreFailed: the store cannot be used.
     """
     name = card_path(Path(), asked).name
-    with tempfile.TemporaryDirectory(prefix="parity-audit-fleet-") as text:
-        folder, started = Path(text), time.time()
+    started = time.time()
+    with own_folder("fleet-") as folder:
         if pulled(asked, store, folder) is not None:
             return name
         (card,) = judged(
