@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.question import check_backends, check_options, check_weights_option, nothing_left
@@ -158,7 +158,7 @@ def audit_live(model: Any, name: str, **question: Any) -> Report:
     sites = question.pop("sites", None)
     about = facts_of(model)
     with lent(model, **({} if sites is None else {"sites": str(sites)})) as candidate:
-        return cast("Report", audit(name, candidates=candidate, **{**about, **question}))
+        return audit(name, candidates=candidate, **{**about, **question})
 
 
 @accepting(weights=path, out=path, dtype=torch_name, device=torch_name, probes=several, prompt=several, prompts=path)

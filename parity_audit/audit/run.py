@@ -45,8 +45,8 @@ def run_audit(
     with ExitStack() as stack:
         stack.callback(workspace.drop_working)
         session, judging = _believed(context, reference)
-        for owner in (session, judging, rights, *sides):
-            stack.callback(owner.release)
+        for release in (session.release, judging.release, rights.release, *(side.release for side in sides)):
+            stack.callback(release)
         for side in sides:
             side.settle()
         own = 2 if judging is session else 3

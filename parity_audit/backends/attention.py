@@ -17,7 +17,7 @@ arguments unless a replay replaces them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -179,7 +179,7 @@ def _are_4d(values: Any) -> bool:
 
 def _joins_sinks(args: Any) -> bool:
     """Whether scores `[b head q k]` and one more column are joined."""
-    parts = args[0] if args else ()
+    parts: Sequence[Any] = args[0] if args else ()
     if not _are_4d(parts):
         return False
     return bool(parts[0].shape[:3] == parts[1].shape[:3] and parts[1].shape[3] == 1)

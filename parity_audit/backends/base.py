@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
-Tell = Callable[[str], None]
+
+class Tell(Protocol):
+    """What a long step says of itself; `done` of `total` where they are known."""
+
+    def __call__(self, text: str, done: int | None = None, total: int | None = None) -> None: ...
+
 
 REGISTRY = {
     "hf": "parity_audit.backends.hf:HfBackend",

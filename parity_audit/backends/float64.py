@@ -115,7 +115,8 @@ def _promoted_while_running(module: nn.Module, left: Collection[str] = ()) -> It
     kept: list[tuple[dict[str, Any], str, Any]] = []
 
     def before(*_: Any) -> None:
-        for store in (module._parameters, module._buffers):
+        stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for store in stores:
             for name, value in store.items():
                 if name not in left and isinstance(value, Tensor) and value.dtype in LOW:
                     kept.append((store, name, value))

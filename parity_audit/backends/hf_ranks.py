@@ -215,25 +215,28 @@ class Rank:
 
     def load(self, request: LoadRequest) -> None:
         """Load this rank's part by the plan that transformers has for the model."""
-        from transformers.distributed import DistributedConfig
+        from transformers.distributed import DistributedConfig  # type: ignore[attr-defined]
 
         settings = {key: value for key, value in request.settings.items() if key != RANKS}
         divides = request.sizes["d_vocab"] % self.ranks == 0
-        plan = {} if divides else {"tp_plan": {"lm_head": "replicated_with_grad_allreduce"}}
+        plan: dict[str, Any] = {} if divides else {"tp_plan": {"lm_head": "replicated_with_grad_allreduce"}}
         how = DistributedConfig(tp_size=self.ranks, **plan)
         self.backend.load(replace(request, settings=settings), distributed_config=how)
         require_whole_heads(getattr(self.backend.model, "tp_plan", None) or {}, request.sizes, self.ranks)
-        head: Any = self.backend.model.get_output_embeddings()  # type: ignore[operator]
+        head: Any = self.backend.model.get_output_embeddings()
         if not divides and hasattr(head.weight, "full_tensor"):
             head.weight = nn.Parameter(head.weight.full_tensor(), requires_grad=False)
 
     def describe(self) -> Description:
         """What the backend says of itself."""
-        return self.backend.describe()
+        about: Description = self.backend.describe()
+        return about
 
     def run(self, request: RunRequest) -> RunReply:
         """Run a probe, into a folder of this rank's own."""
-        return self.backend.run(replace(request, out=str(Path(request.out) / f"rank-{self.rank}")), lambda *_: None)
+        own = replace(request, out=str(Path(request.out) / f"rank-{self.rank}"))
+        reply: RunReply = self.backend.run(own, lambda *_: None)
+        return reply
 
     def weights(self, request: WeightsRequest) -> list[WeightPrint]:
         """Fingerprints; every rank has to take part in gathering."""
@@ -243,4 +246,5 @@ class Rank:
         """Edits of every rank, and of this one."""
         places = [(edit, *of_rank(edit.path)) for edit in request.edits]
         own = tuple(replace(edit, path=path) for edit, only, path in places if only in (None, self.rank))
-        return self.backend.apply(replace(request, edits=own))
+        read_back: list[ReadBack] = self.backend.apply(replace(request, edits=own))
+        return read_back

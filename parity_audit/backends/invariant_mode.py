@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,5 +58,5 @@ class InvariantMode:
             return about
         from parity_audit.batch_invariant.context import is_open
 
-        settings: Mapping[str, Any] = {**about.settings, BATCH_INVARIANT: is_open()}
+        settings: dict[str, Any] = {**about.settings, BATCH_INVARIANT: is_open()}
         return replace(about, settings=settings)

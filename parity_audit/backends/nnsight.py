@@ -99,7 +99,7 @@ class NnsightBackend:
             "attention_mask": positions.mask(request.probe, device),
             "position_ids": positions.position_ids(request.probe, device),
         }
-        given = {key: value for key, value in padding.items() if value is not None}
+        given: dict[str, Any] = {key: value for key, value in padding.items() if value is not None}
         with torch.no_grad():
             recorder.returns(self.trace(recorder, input_ids=positions.tokens(request.probe, device), **given))
         return recorder.reply()
@@ -110,14 +110,14 @@ class NnsightBackend:
         """What the model returned in one trace, with an invoke for every site that the recorder asks for."""
         import nnsight
 
-        traced, taps = self.traced, [] if recorder is None else list(self._present(recorder))
+        traced, shows = self.traced, [] if recorder is None else [(recorder, *each) for each in self._present(recorder)]
         returned = None
         with traced.trace(use_cache=use_cache) as tracer:
             with tracer.invoke(**inputs):
                 returned = nnsight.save(traced.output)
-            for tap, envoy in taps:
+            for seen_by, tap, envoy in shows:
                 with tracer.invoke():
-                    shown(tap, recorder, envoy)
+                    shown(tap, seen_by, envoy)
         return returned
 
     def _present(self, recorder: Recorder) -> Iterator[tuple[SiteTap, Any]]:

@@ -18,15 +18,15 @@ SUMS = {"add", "sub", "__add__", "__radd__", "__sub__", "__rsub__"}
 
 
 class FineTable(Tensor):
-    """A table, or its product with activations; `narrow` is the dtype that the sum of products goes back to."""
+    """A table, or its product with activations; `sum_dtype` is the dtype that the sum of products goes back to."""
 
-    narrow: torch.dtype | None = None
+    sum_dtype: torch.dtype | None = None
 
     @classmethod
     def of(cls, table: Tensor, narrow: torch.dtype | None = None) -> FineTable:
         """The same values as a table of this kind."""
         made = table.as_subclass(cls)
-        made.narrow = narrow
+        made.sum_dtype = narrow
         return made
 
     @classmethod
@@ -38,7 +38,7 @@ class FineTable(Tensor):
             return out
         out = out.as_subclass(Tensor)
         fine = [arg for arg in args if isinstance(arg, FineTable)]
-        narrow = next((table.narrow for table in fine if table.narrow is not None), None)
+        narrow = next((table.sum_dtype for table in fine if table.sum_dtype is not None), None)
         if name in SUMS and narrow is not None:
             return out.to(narrow)
         if name in PRODUCTS:

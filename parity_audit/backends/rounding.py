@@ -96,8 +96,8 @@ def narrow_cache(dtype: str) -> Any:
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
             self.updates += 1
-            stored = [state.to(getattr(torch, dtype)).to(state.dtype) for state in (key_states, value_states)]
-            return super().update(*stored, *args, **kwargs)
+            keys, values = (state.to(getattr(torch, dtype)).to(state.dtype) for state in (key_states, value_states))
+            return super().update(keys, values, *args, **kwargs)
 
     return Narrow()
 

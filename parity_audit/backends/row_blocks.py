@@ -40,7 +40,7 @@ LOOKS = {Tensor.shape.__get__, Tensor.ndim.__get__, *_methods("size", "dim")}  #
 class Promise(Tensor):
     """Attention scores `[batch, head, query_pos, key_pos]` to be: a tensor without memory, for its shape."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     state: _State
 
 

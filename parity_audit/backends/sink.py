@@ -45,7 +45,7 @@ def write_site(request: RunRequest, site: str, value: Tensor, dtype: torch.dtype
         file.write(header)
         for block in _blocks(value, dtype, masked=masked):
             bad += _non_finite(block, masked=masked)
-            data = memoryview(block.numpy()).cast("B")
+            data = block.numpy().data.cast("B")
             digest.update(data)
             file.write(data)
     os.replace(part, path)
@@ -66,7 +66,7 @@ def _digest(value: Tensor, dtype: torch.dtype) -> str:
     """The hash of the file that `write_site` would write."""
     digest = hashlib.sha256(_header(value, dtype))
     for block in _blocks(value, dtype, masked=False):
-        digest.update(memoryview(block.numpy()).cast("B"))
+        digest.update(block.numpy().data.cast("B"))
     return digest.hexdigest()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from einops import EinopsError, rearrange
@@ -29,6 +29,19 @@ HOOK = "hook"
 TOKENS = "(b p"
 SCATTER = "output_scatter"
 METHOD = "method:"
+
+
+class Recording(Protocol):
+    """What hooks show tensors to: a `Recorder`, or what collects a site over the steps of an engine."""
+
+    request: RunRequest
+
+    @property
+    def not_visible(self) -> list[NotVisible]:
+        """Sites that cannot be shown, to add to."""
+
+    def see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
+        """As `Recorder.see`."""
 
 
 @dataclass
@@ -156,7 +169,7 @@ class Recorder:
 
 
 @contextmanager
-def hooked(root: nn.Module, recorder: Recorder, whole: nn.Module | None = None) -> Iterator[None]:
+def hooked(root: nn.Module, recorder: Recording, whole: nn.Module | None = None) -> Iterator[None]:
     """Hooks for every tap that names a module's input or output; attention taps belong to `attention.py`, and
     TransformerLens' own hooks to `hook_points.py`.
 
@@ -178,7 +191,7 @@ def hooked(root: nn.Module, recorder: Recorder, whole: nn.Module | None = None) 
         yield
 
 
-def _register(module: nn.Module, tap: SiteTap, recorder: Recorder) -> Any:
+def _register(module: nn.Module, tap: SiteTap, recorder: Recording) -> Any:
     if tap.take.startswith(METHOD):
         return WatchedMethod(module, tap, recorder)
     if tap.take.startswith("input"):
@@ -190,7 +203,7 @@ class WatchedMethod:
     """A method of a module other than its forward, watched until `remove`: `method:NAME` is what it returns, `method:NAME:1`
     its second argument."""
 
-    def __init__(self, module: nn.Module, tap: SiteTap, recorder: Recorder) -> None:
+    def __init__(self, module: nn.Module, tap: SiteTap, recorder: Recording) -> None:
         _, self.name, *argument = tap.take.split(":")
         self.module, self.before = module, vars(module).get(self.name)
         own = getattr(module, self.name)
@@ -214,7 +227,7 @@ class WatchedMethod:
             setattr(self.module, self.name, self.before)
 
 
-def before(tap: SiteTap, recorder: Recorder, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
+def before(tap: SiteTap, recorder: Recording, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
     """Record what a module is given; return `(args, kwargs)` to call it with where a replay replaces the site."""
     name = tap.take.partition(":")[2]
     if name in kwargs:
@@ -236,7 +249,7 @@ def before(tap: SiteTap, recorder: Recorder, module: nn.Module | None, args: Any
     return None if replacement is None else (args, {**kwargs, key: replacement})
 
 
-def after(tap: SiteTap, recorder: Recorder, module: nn.Module | None, args: Any, output: Any) -> Any:
+def after(tap: SiteTap, recorder: Recording, module: nn.Module | None, args: Any, output: Any) -> Any:
     """Record what a module returned; return what to go on with where a replay replaces the site."""
     if isinstance(output, Tensor):
         return recorder.see(tap, output)
@@ -252,7 +265,7 @@ def after(tap: SiteTap, recorder: Recorder, module: nn.Module | None, args: Any,
     return (*output[:number], replacement, *output[number + 1 :]) if isinstance(output, tuple) else None
 
 
-def _scattered(tap: SiteTap, recorder: Recorder, output: Any, number: int) -> Any:
+def _scattered(tap: SiteTap, recorder: Recording, output: Any, number: int) -> Any:
     """Weights `[..., k]` and the experts they are for, seen as one dense tensor, and put back as the k largest.
 
     A replacement that chooses more experts keeps them all.

@@ -40,7 +40,7 @@ def text_model(model: Any) -> Any:
     decoder = getattr(getattr(model, "model", None), INSIDE, None)
     if isinstance(decoder, nn.Module):  # transformers since 4.52
         return TextModel(model, decoder, model.lm_head, {"model": f"model.{INSIDE}"})
-    whole = getattr(model, "_modules", {}).get(INSIDE)
+    whole: Any = getattr(model, "_modules", {}).get(INSIDE)
     if hasattr(whole, "model") and hasattr(whole, "lm_head"):
         return TextModel(model, whole.model, whole.lm_head, {"": INSIDE})
     return model

@@ -101,7 +101,9 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
     given = {key: value for key, value in request.settings.items() if key not in OWN_SETTINGS}
     limit = int(getattr(config, "max_position_embeddings", 0)) or None
     asked = given.pop("max_model_len", None) or limit
-    length = asked if limit is None else min(int(asked), limit)
+    if asked is None:
+        raise ValueError("the config gives no longest text: say vllm,max_model_len=TOKENS")
+    length = int(asked) if limit is None else min(int(asked), limit)
     if "hf_overrides" in given:
         given["hf_overrides"] = typed(given["hf_overrides"], config)
     chosen: dict[str, Any] = {

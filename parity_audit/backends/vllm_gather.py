@@ -209,7 +209,8 @@ class Gatherer:
         if native.ndim > 2 and native.shape[:2] == (1, self.tokens):
             return native[0]
         if len(native) != self.tokens and len(native) % self.tokens == 0:
-            return native.unflatten(0, (self.tokens, -1))
+            by_token: Tensor = native.unflatten(0, (self.tokens, -1))
+            return by_token
         return native
 
     def _keep(self, tap: SiteTap, native: Tensor) -> None:
@@ -324,4 +325,5 @@ def logits(head: Head, hidden: Tensor) -> Tensor:
             out = torch.empty(len(flat), part.shape[-1], dtype=part.dtype)
         out[start : start + len(part)] = part
     assert out is not None
-    return out.unflatten(0, hidden.shape[:2])
+    logits: Tensor = out.unflatten(0, hidden.shape[:2])
+    return logits

@@ -129,7 +129,8 @@ def _fused_order(root: Any, edit: Edit) -> Change:
         sizes = list(of_weight(model, path, held[0]).sizes)
         split = [part.split(sizes) for part in held]
         whole = torch.cat([torch.cat([of[number] for of in split]) for number in range(len(sizes))])
-        return whole.chunk(len(held))[_group().rank_in_group].clone()
+        own: Tensor = whole.chunk(len(held))[_group().rank_in_group]
+        return own.clone()
 
     return _weight(root, edit, made)
 

@@ -195,7 +195,8 @@ def facts(worker: Any, reads: dict[str, str]) -> Facts:
 
 def attention_kernel(model: nn.Module) -> str | None:
     """The engine's name of the attention kernel in force."""
-    kernels = (module.attn_backend.get_name() for module in model.modules() if hasattr(module, "attn_backend"))
+    modules: list[Any] = list(model.modules())
+    kernels = (module.attn_backend.get_name() for module in modules if hasattr(module, "attn_backend"))
     return next(kernels, None)
 
 

@@ -125,5 +125,6 @@ def _scores(completion: Completion, output: Any) -> Scores:
 
 def cached_tokens(outputs: Any) -> int | None:
     """Prompt tokens that the engine took from its prefix cache, by its own counter; None where it does not count."""
-    counts = [getattr(output, "num_cached_tokens", None) for output in outputs]
-    return None if any(count is None for count in counts) else sum(counts)
+    counts: list[int | None] = [getattr(output, "num_cached_tokens", None) for output in outputs]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None

@@ -96,7 +96,8 @@ def shape_of(layer: Any) -> tuple[int, int]:
 
 def parameter_count(model: nn.Module) -> int:
     """Number of parameters: the packed ones included, the padding of the vocabulary not."""
-    packed = (module for module in model.modules() if hasattr(module, "cpu_linear") and not module.weight.numel())
+    modules: list[Any] = list(model.modules())
+    packed = (module for module in modules if hasattr(module, "cpu_linear") and not module.weight.numel())
     sizes = (shape_of(module) for module in packed)
     held = sum(parameter.numel() for parameter in model.parameters())
     return held + sum(out * width for out, width in sizes) - _vocabulary_padding(model)
@@ -104,6 +105,7 @@ def parameter_count(model: nn.Module) -> int:
 
 def _vocabulary_padding(model: nn.Module) -> int:
     """Entries of the rows that vLLM adds to (un)embeddings; a tied pair shares one parameter."""
-    padded = [module for module in model.modules() if hasattr(module, "org_vocab_size") and hasattr(module, "weight")]
+    modules: list[Any] = list(model.modules())
+    padded = [module for module in modules if hasattr(module, "org_vocab_size") and hasattr(module, "weight")]
     unique = {id(module.weight): module for module in padded}
     return sum((len(module.weight) - module.org_vocab_size) * module.weight.shape[1] for module in unique.values())

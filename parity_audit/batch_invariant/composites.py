@@ -33,7 +33,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
         return torch.mm(rows, right).view(*left.shape[:-1], right.shape[-1])
     batch = left.shape[:-2]
     if batch != right.shape[:-2]:
-        batch = torch.broadcast_shapes(batch, right.shape[:-2])  # type: ignore[no-untyped-call]
+        batch = torch.broadcast_shapes(batch, right.shape[:-2])
     count = math.prod(batch)
     found = (batched.times if plain else torch.bmm)(_merged(left, batch, count), _merged(right, batch, count))
     return found.reshape(*batch, left.shape[-2], right.shape[-1])

@@ -117,7 +117,7 @@ def _leave() -> None:
 
 def _registered() -> Any:
     """The kernels, in force; all of them or none."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():  # torch warns that kernels are replaced, which is what is wanted
             warnings.simplefilter("ignore", UserWarning)

@@ -40,7 +40,7 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[i
     must not remember.
     """
     draw = random.Random(seed)
-    rows = {"vocab": int(config["vocab_size"]), "bos": config.get("bos_token_id")}
+    rows: dict[str, Any] = {"vocab": int(config["vocab_size"]), "bos": config.get("bos_token_id")}
     probes = [
         padded(FIRST, "every component, from BOS on", [_tokens(draw, SHORT, **rows)]),
         padded("repeated", "copying heads: a segment said twice", [_repeated(draw, REPEATED, **rows)]),

@@ -115,7 +115,7 @@ class Capture:
         path = self.folder / entry.file
         self._verify(entry, path)
         try:
-            with safe_open(path, framework="pt") as handle:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as handle:
                 part: Tensor = handle.get_slice(TENSOR)[:, start:stop]
                 return part
         except (SafetensorError, OSError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.progress import progress_for
+from parity_audit.specs.schema import Spec
 
 EXIT_FAILED = 1
 
@@ -131,7 +133,7 @@ def new(
     return 0
 
 
-def _mutate(chosen: list, *, seed: int, quiet: bool, out: Path | None) -> int:  # type: ignore[type-arg]
+def _mutate(chosen: Sequence[Spec], *, seed: int, quiet: bool, out: Path | None) -> int:
     """Change the constants of these specs and print how many were contradicted by name."""
     import json
 

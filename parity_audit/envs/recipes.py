@@ -85,7 +85,9 @@ def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
         entry = {**entry, **entry["cuda"]}
     text = ref.version or entry["default"]
     version = parse_version(text, ref)
-    line = next((line for line in entry["releases"] if version in SpecifierSet(line["versions"], prereleases=True)), {})
+    line: dict[str, Any] = next(
+        (line for line in entry["releases"] if version in SpecifierSet(line["versions"], prereleases=True)), {}
+    )
     pin = f"{entry['package']}=={text}"
     added = {key: line.get(key, entry.get(key, ())) for key in ADDED}
     alone = tuple(pin if name == entry["package"] else name for name in added["alone"])
@@ -108,7 +110,7 @@ def _for_settings(entry: dict[str, Any], ref: BackendRef) -> Iterator[str]:
 
 def _lock(name: str) -> tuple[str, ...]:
     """`name==version` of a tested release's dependencies, as they are shipped; none for a release without a lock."""
-    path = files("parity_audit.envs").joinpath(LOCKS, name)
+    path = files("parity_audit.envs") / LOCKS / name
     return tuple(path.read_text().split()) if path.is_file() else ()
 
 

@@ -45,8 +45,8 @@ def _function(target: str) -> Callable[..., Any]:
         raise NotJudged(f"{path} cannot be imported: {type(error).__name__}: {error}", code="divergence") from error
     finally:
         sys.path.pop(0)
-    function = getattr(module, name, None)
-    if not callable(function):
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if function is None or not callable(function):
         near = difflib.get_close_matches(name, vars(module), 1)
         hint = f"did you mean `{near[0]}`?" if near else "write it as FILE:FUNCTION"
         raise UsageError(f"{path} has no function `{name}`", code="divergence-file", hint=hint)

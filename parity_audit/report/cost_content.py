@@ -34,13 +34,13 @@ def cost_content(cost: AuditCost, *, where: str = "") -> list[Block]:
         ("memory", f"{memory}; free {byte_size(cost.free_memory_bytes)}"),
         ("disk", f"{disk}; free {byte_size(cost.free_disk_bytes)}"),
     ]
-    table = [heading("What each probe takes"), columns(("probe", "tokens", "disk", "time"), rows)]
+    table: list[Block] = [heading("What each probe takes"), columns(("probe", "tokens", "disk", "time"), rows)]
     if cost.most_disk_bytes:
         bound = "" if cost.disk_bound_bytes is None else f"; --disk allows {byte_size(cost.disk_bound_bytes)}"
         about.append(("at most", f"{byte_size(cost.most_disk_bytes)} of disk where a candidate departs{bound}"))
     if cost.left_out:
         table += [SPACE, heading("Left out"), pairs((gap.what, gap.why) for gap in cost.left_out)]
-    notes = [heading("Notes"), pairs(("", note) for note in (*NOTES, *_advice(cost)))]
+    notes: list[Block] = [heading("Notes"), pairs(("", note) for note in (*NOTES, *_advice(cost)))]
     return [styled((headline(cost), BOLD), level=1), pairs(about), SPACE, *table, SPACE, *notes]
 
 

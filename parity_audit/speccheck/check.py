@@ -137,6 +137,7 @@ def _release(ref: BackendRef) -> str:
 def _reference(spec: Spec, model: str, report: Report) -> PairCheck:
     """The reference: that it ran with a judge is its test; what its self-check says is its failure, unless known."""
     side = report.reference
+    assert side is not None  # without one there is no report
     notes = list(side.self_check) if report.judge else [*side.self_check, "no judge ran in float64"]
     listed = _known(spec, BackendRef(name=side.backend, version=side.version))
     known = {words.removeprefix(SELF_CHECK): why for words, why in listed.items() if words.startswith(SELF_CHECK)}

@@ -68,7 +68,7 @@ def _class_says(config: Mapping[str, Any]) -> dict[str, Any]:
     if of_kind is None:
         return {}
     said = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     try:
         made = of_kind(**copy.deepcopy({key: value for key, value in config.items() if key != "model_type"}))
         shown: dict[str, Any] = json.loads(made.to_json_string(use_diff=False))

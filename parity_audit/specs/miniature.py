@@ -184,12 +184,12 @@ def _save(model: nn.Module, folder: Path) -> None:
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     try:
         model.save_pretrained(folder, max_shard_size=SHARD_BYTES)  # type: ignore[operator]
     finally:
         if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 

@@ -24,7 +24,7 @@ def interpreted() -> bool:
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Run a kernel on the device of its first tensor."""
-    with torch.cuda.device_of(args[0]):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(args[0]):
         kernel[grid](*args, **constants, num_warps=WARPS, enable_fp_fusion=False)
 
 

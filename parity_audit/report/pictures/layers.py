@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, TypeGuard
 
 from parity_audit.core.limits import PARITY_RATIO
 from parity_audit.core.report import Candidate, Finding, SiteDelta
@@ -126,7 +126,7 @@ def _fitted(evidence: Any) -> Points:
     ]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
