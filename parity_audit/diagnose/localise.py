@@ -22,7 +22,7 @@ from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
-from parity_audit.core.sites import NORMS, layer_of, local_name, site_order
+from parity_audit.core.sites import NORMS, PART_OF, layer_of, local_name, site_order
 from parity_audit.formulas.in_delta import PARTS
 
 InputsOf = Callable[[str], Collection[str]]
@@ -129,12 +129,14 @@ def origins(ratios: dict[tuple[str, str], float], inputs_of: InputsOf) -> dict[s
 
 
 def _hidden_before(site: str, shown: set[str], inputs_of: InputsOf) -> list[str]:
-    """The sites between this one and the nearest shown ones that it is made of, the nearest first."""
+    """The sites between this one and the nearest shown ones that it is made of, the nearest first. Where this one is a part of a
+    shown one, that stands between too: both are shown of one tensor."""
     hidden, ahead = [], deque([site])
     while ahead:
-        new = [
-            one for one in sorted(inputs_of(ahead.popleft()), key=site_order) if one not in shown and one not in hidden
-        ]
+        made = ahead.popleft()
+        whole = PART_OF.get(local_name(made))
+        passed = [one for one in inputs_of(made) if one not in shown or local_name(one) == whole]
+        new = [one for one in sorted(passed, key=site_order) if one not in hidden]
         hidden += new
         ahead.extend(new)
     return hidden

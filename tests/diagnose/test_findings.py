@@ -217,6 +217,21 @@ def test_an_error_may_come_from_whatever_a_site_is_made_of_that_is_hidden(inputs
     assert left.site == "blocks.0.mlp_out"
 
 
+def test_what_is_a_part_of_a_site_that_is_listed_is_not_listed_again():
+    """The active stream is a part of all streams (Gemma 3n), and shown beside them."""
+    both = {("batch", f"blocks.0.{site}"): 99.0 for site in ("altup.post", "resid_post")}
+    inputs = made_of(
+        {"blocks.0.resid_post": ["blocks.0.altup.post"], "blocks.0.altup.post": ["blocks.0.altup.corrected"]}
+    )
+    share = Finding(
+        knob="altup.share_offset", kind="constant", layers=(0,), site="blocks.0.altup.corrected", reference_value=1.0,
+        candidate_value=0.0, evidence={"candidate": [{"layer": 0, "read_from": "altup.corrected"}]},
+    )  # fmt: skip
+
+    assert unexplained(origins(both, inputs), [share]) == []
+    assert [item.site for item in unexplained(origins(both, inputs), [])] == ["blocks.0.altup.post"]
+
+
 def test_an_error_does_not_come_from_what_a_shown_site_is_made_of():
     shown = {("batch", "blocks.0.attn_out"): 1.0, ("batch", "blocks.0.resid_mid"): 99.0}
     inputs = made_of({"blocks.0.resid_mid": ["blocks.0.attn_out"], "blocks.0.attn_out": ["blocks.0.ln1.out"]})
