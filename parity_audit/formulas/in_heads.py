@@ -185,6 +185,7 @@ def clipped(at: Place, x: Tensor) -> Tensor:
 def read_by_scores(at: Place, part: str) -> Tensor:
     made = _rotated(at, part)
     made = _normed_heads(at, part, made) if normed_late(at, part) else made
+    made = _grown(at, made) if part == "q" else made  # behind a norm, which would undo it
     if part != "q" or at.knob("attention.scaled") != ON_QUERIES:
         return made
     return made / attention.of_heads(scale_of(at), made)
@@ -198,8 +199,6 @@ def scale_of(at: Place) -> float | list[float]:
 
 def _rotated(at: Place, part: str) -> Tensor:
     x = _before_rotation(at, part)
-    if part == "q":
-        x = _grown(at, x)
     return x if at.knob("rope.layers") == {"q": K_ONLY, "k": Q_ONLY}[part] else turned(at, x, part)
 
 

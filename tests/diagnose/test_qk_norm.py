@@ -132,6 +132,24 @@ def test_causes_that_are_known_from_other_sites_explain_one_together():
     assert found["rope.scaling"].candidate_value == {"rope_type": "linear", "factor": 2.0}
 
 
+def test_a_norm_without_weights_does_not_undo_a_temperature_by_position():
+    """Both stand behind the rotation, the norm first (Llama 4 has them in different layers)."""
+    turned = rotated(Q)
+    unit = turned * (turned.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    growth = 1 + 0.1 * torch.log1p(((torch.arange(48) + 1) / 16).floor())[None, :, None, None]
+
+    def shown(rot_q: Tensor, side: str):
+        return loose(
+            {"q": Q.float(), "rot_q": rot_q.float()}, side=side, norm__eps=1e-5, qk_norm__weighted=False, rope__theta=1e4,
+            attention__temperature_by_position={"scale": 0.1, "step": 16},
+        )  # fmt: skip
+
+    right = shown(unit * growth, "reference")
+
+    assert explained(shown(unit * growth, "candidate"), right) == {}
+    assert explained(shown(unit, "candidate"), right).keys() == {"attention.temperature_by_position"}
+
+
 def test_a_model_without_them_is_silent():
     plain = loose({"q": Q.float(), "rot_q": Q.float()}, rope__theta=None)
 
