@@ -12,8 +12,8 @@ AFTER_BLOCKS = ("altup.combined", "ln_final.out", LOGITS, RETURNED)
 ENTERS_BLOCK, LEAVES_BLOCK = ("resid_pre", "altup.pre"), ("resid_post", "altup.post")
 """What goes from block to block. Where there are several streams (`[batch pos stream d_model]`, Gemma 3n), `altup.pre` and
 `altup.post` are all of them, resid_pre and resid_post the active one of these; resid_mid is between attention and the MLP."""
-PART_OF = dict((ENTERS_BLOCK, LEAVES_BLOCK))
-"""What is a part of another site, which programs show of the same tensor: whatever is wrong there is wrong here too."""
+PART_OF = {"resid_pre": "altup.pre", "altup.active": "altup.predicted", "resid_post": "altup.post"}
+"""What is a part of another site, which programs show of the same tensor: the active stream of all of them."""
 BLOCK_ORDER = (
     "resid_pre", "altup.pre", "altup.predicted", "altup.active", "ln1.out", "laurel.out",
     "q_latent", "q_latent_norm.out", "kv_latent", "kv_latent_norm.out", "q", "k", "v", "attn_gate",

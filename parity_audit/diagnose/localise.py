@@ -22,7 +22,7 @@ from parity_audit.compare.source import TensorSource
 from parity_audit.compare.threads import one_thread
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import SiteDelta
-from parity_audit.core.sites import NORMS, PART_OF, layer_of, local_name, site_order
+from parity_audit.core.sites import LEAVES_BLOCK, NORMS, PART_OF, layer_of, local_name, site_order
 from parity_audit.formulas.in_delta import PARTS
 
 InputsOf = Callable[[str], Collection[str]]
@@ -129,17 +129,26 @@ def origins(ratios: dict[tuple[str, str], float], inputs_of: InputsOf) -> dict[s
 
 
 def _hidden_before(site: str, shown: set[str], inputs_of: InputsOf) -> list[str]:
-    """The sites between this one and the nearest shown ones that it is made of, the nearest first. Where this one is a part of a
-    shown one, that stands between too: both are shown of one tensor."""
+    """The sites between this one and the nearest shown ones that it is made of, the nearest first."""
     hidden, ahead = [], deque([site])
     while ahead:
         made = ahead.popleft()
-        whole = PART_OF.get(local_name(made))
-        passed = [one for one in inputs_of(made) if one not in shown or local_name(one) == whole]
-        new = [one for one in sorted(passed, key=site_order) if one not in hidden]
+        new = [one for one in sorted(inputs_of(made), key=site_order) if one not in hidden]
+        new = [one for one in new if one not in shown or _keeps_another(one, made, shown, inputs_of)]
         hidden += new
         ahead.extend(new)
     return hidden
+
+
+def _keeps_another(site: str, made: str, shown: set[str], inputs_of: InputsOf) -> bool:
+    """Whether a replay that goes on from a shown site leaves what is made of it as it was, since another tensor is read: of a part
+    and its whole each has a hook of its own, and what one block hands to another beside the stream (shared keys) is kept."""
+    name = local_name(site)
+    whole = site.removesuffix(name) + PART_OF.get(name, name)
+    is_whole = name == PART_OF.get(local_name(made))
+    is_part_alone = whole not in shown and whole in inputs_of(site)
+    is_handed_on = layer_of(site) not in (None, layer_of(made)) and name not in LEAVES_BLOCK
+    return is_whole or is_part_alone or is_handed_on
 
 
 def suspects(ratios: dict[tuple[str, str], float]) -> dict[str, set[int | None]]:

@@ -232,6 +232,28 @@ def test_what_is_a_part_of_a_site_that_is_listed_is_not_listed_again():
     assert [item.site for item in unexplained(origins(both, inputs), [])] == ["blocks.0.altup.post"]
 
 
+@pytest.mark.parametrize(("wrong", "read", "origin"), [
+    ("blocks.9.attn_scores", "blocks.4.rot_k", "blocks.4.rot_k"),
+    ("blocks.9.resid_mid", "blocks.9.altup.active", "blocks.9.altup.predicted"),
+])  # fmt: skip
+def test_an_error_may_come_from_before_a_shown_site_of_which_another_tensor_is_read(wrong: str, read: str, origin: str):
+    """Keys that several layers share, and a stream that is a part of what the residual is computed from."""
+    inputs = made_of({wrong: [read], "blocks.9.altup.active": ["blocks.9.altup.predicted"]})
+
+    found = origins({("short", read): 1.0, ("short", wrong): 99.0}, inputs)
+
+    assert origin in found[wrong]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "read"), [("blocks.9.resid_pre", "blocks.8.resid_post"), ("blocks.9.ln1.out", "blocks.9.resid_pre")]
+)
+def test_the_stream_ends_where_it_is_shown(wrong: str, read: str):
+    shown = {("short", read): 1.0, ("short", "blocks.9.altup.pre"): 1.0, ("short", wrong): 99.0}
+
+    assert origins(shown, made_of({wrong: [read]})) == {wrong: (wrong,)}
+
+
 def test_an_error_does_not_come_from_what_a_shown_site_is_made_of():
     shown = {("batch", "blocks.0.attn_out"): 1.0, ("batch", "blocks.0.resid_mid"): 99.0}
     inputs = made_of({"blocks.0.resid_mid": ["blocks.0.attn_out"], "blocks.0.attn_out": ["blocks.0.ln1.out"]})
