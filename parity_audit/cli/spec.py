@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,9 @@ from rich.text import Text
 
 from parity_audit.cli.errors import guarded
 from parity_audit.cli.progress import progress_for
-from parity_audit.specs.schema import Spec
+
+if TYPE_CHECKING:
+    from parity_audit.specs.schema import Spec
 
 EXIT_FAILED = 1
 

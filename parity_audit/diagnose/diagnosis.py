@@ -108,11 +108,11 @@ def diagnose(case: Case) -> Diagnosis:
     shown = _shown(case)
     found, unread = _causes(case, shown)
     sides = Replayed(
-        own=shown.sides[0].candidate, true=shown.replayed[0], ratios=shown.ratios,
+        own=shown.seen[0].sides.candidate, true=shown.seen[0].replayed, ratios=shown.ratios,
         d_head=dims(case.reference.plan.spec, case.reference.plan.config).get("d_head", 0),
     )  # fmt: skip
     described, undescribed = with_descriptions(found, sides)
-    held = [(sides.candidate, replayed) for sides, replayed in zip(shown.sides, shown.replayed, strict=True)]
+    held = [(one.sides.candidate, one.replayed) for one in shown.seen]
     placed, unplaced = with_extents(described, held, case.dtype)
     placed = [item for item in placed if not follows_from(narrow, item) and not says_nothing(item)]
     return Diagnosis(
@@ -123,13 +123,12 @@ def diagnose(case: Case) -> Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shown:
-    """What the replays show: introduced ratios by (probe, site); hooks that show something else than the model computes; captures
-    of each side, the first those of the wide probes, and what the judge made of the candidate's; what could not be looked at."""
+    """What the replays show: introduced ratios by (probe, site), of all replays; hooks that show something else than the model
+    computes; the replays, the first that of the wide probes; what could not be looked at."""
 
     ratios: dict[tuple[str, str], float]
     hooks: Sequence[Finding]
-    sides: Sequence[Sides]
-    replayed: Sequence[Capture]
+    seen: Sequence[Introduced]
     gaps: Sequence[NotTested]
 
 
@@ -149,17 +148,14 @@ def _shown(case: Case) -> _Shown:
         else:
             ratios.update(detail.ratios)
             seen.append(detail)
-    return _Shown(
-        ratios=without(ratios, hooks), hooks=hooks, sides=[one.sides for one in seen],
-        replayed=[one.replayed for one in seen], gaps=gaps,
-    )  # fmt: skip
+    return _Shown(ratios=without(ratios, hooks), hooks=hooks, seen=seen, gaps=gaps)
 
 
 def _causes(case: Case, shown: _Shown) -> tuple[list[Finding], list[NotTested]]:
     """Causes in whole runs, then those that decoded tokens alone show, then what has none; and what could not be read."""
     plan = case.reference.plan
-    candidate = evidence_by_layer("candidate", [own.candidate for own in shown.sides], plan, case.dtype)
-    reference = evidence_by_layer("reference", [own.reference for own in shown.sides], plan, case.dtype)
+    candidate = evidence_by_layer("candidate", [one.sides.candidate for one in shown.seen], plan, case.dtype)
+    reference = evidence_by_layer("reference", [one.sides.reference for one in shown.seen], plan, case.dtype)
     wrong_sites = partial(origins, inputs_of=inputs_of_sites(reference))
     decoded = decoded_probes(case.probes)
     whole, steps = ({place: ratio for place, ratio in shown.ratios.items() if (place[0] in decoded) is side}

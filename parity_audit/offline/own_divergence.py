@@ -46,7 +46,7 @@ def _function(target: str) -> Callable[..., Any]:
     finally:
         sys.path.pop(0)
     function: Callable[..., Any] | None = getattr(module, name, None)
-    if function is None or not callable(function):
+    if not callable(function):
         near = difflib.get_close_matches(name, vars(module), 1)
         hint = f"did you mean `{near[0]}`?" if near else "write it as FILE:FUNCTION"
         raise UsageError(f"{path} has no function `{name}`", code="divergence-file", hint=hint)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parity_audit.core.errors import LESS_MEMORY, BackendFailed, EnvFailed, WorkerDied
+from parity_audit.core.errors import LESS_MEMORY, BackendFailed, EnvFailed, NotJudged, WorkerDied
 from parity_audit.core.wire import (
     PROTOCOL,
     WIRE_FD_ENV,
@@ -84,19 +84,18 @@ class Worker(Asking):
         log.parent.mkdir(parents=True, exist_ok=True)
         wire = (to_worker, from_worker)
         process: Process
-        temporary = None
+        temporary: OwnTemporary | None = None
         try:
             program = [python, "-I", str(bundle(scratch))]
             if fork:
                 process = forked(program, backend_key, environ, log, wire, cwd=cwd)
             else:
-                temporary = OwnTemporary()
-                process = started([*program, backend_key], environ | temporary.variables, log, wire, cwd=cwd)
-        except OSError as error:
-            if temporary is not None:
-                temporary.drop()
+                process, temporary = started([*program, backend_key], environ, log, wire, cwd=cwd)
+        except (OSError, NotJudged) as error:
             os.close(theirs)
             os.close(ours)
+            if isinstance(error, NotJudged):
+                raise
             raise EnvFailed(f"cannot start `{python}`: {error.strerror or error}", where=python) from error
         finally:
             os.close(to_worker)

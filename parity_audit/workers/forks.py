@@ -17,7 +17,6 @@ from pathlib import Path
 from parity_audit.core.wire import FORK_SERVER, FORK_SERVER_FD_ENV
 from parity_audit.workers.processes import started
 from parity_audit.workers.reap import MARK_ENV, end_family
-from parity_audit.workers.temporary import OwnTemporary
 
 _TORCH = ("parity_audit.backends.python_port", "parity_audit.backends.spec")
 _TRANSFORMER_LENS = ("parity_audit.backends.hooked_transformer", "transformer_lens")
@@ -103,16 +102,11 @@ class ForkServer:
             OSError: there is no such interpreter.
         """
         self.mark = uuid.uuid4().hex
-        self._temporary = OwnTemporary()
         self._workers: weakref.WeakSet[Forked] = weakref.WeakSet()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own = {**environ, **self._temporary.variables, FORK_SERVER_FD_ENV: str(theirs.fileno()), MARK_ENV: self.mark}
-        try:
-            with theirs:
-                self._process = started(command, own, log, (theirs.fileno(),))
-        except OSError:
-            self._temporary.drop()
-            raise
+        own = {**environ, FORK_SERVER_FD_ENV: str(theirs.fileno()), MARK_ENV: self.mark}
+        with theirs:
+            self._process, self._temporary = started(command, own, log, (theirs.fileno(),))
 
     def fork(self, key: str, environ: Mapping[str, str], cwd: Path | None, log: Path, wire: tuple[int, int]) -> Forked:
         """A new worker. Its temporary files are where the server's are: what was imported may hold that place.

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from parity_audit.workers.temporary import OwnTemporary
+
 
 class Process(Protocol):
     """What a wire needs of a worker's process: the part of `subprocess.Popen` that a forked worker has too."""
@@ -28,14 +30,22 @@ class Process(Protocol):
 
 def started(
     command: Sequence[str], environ: Mapping[str, str], log: Path, fds: Sequence[int], *, cwd: Path | None = None
-) -> subprocess.Popen[bytes]:
-    """A process in a session of its own that holds these file descriptors, and prints to the end of `log`.
+) -> tuple[subprocess.Popen[bytes], OwnTemporary]:
+    """A process in a session of its own that holds these file descriptors, and prints to the end of `log`; and its directory for
+    temporary files, to drop when it has ended.
 
     Raises:
+        NotJudged: there is no room for temporary files.
         OSError: there is no such program.
     """
-    with log.open("ab") as sink:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ, cwd=cwd, pass_fds=fds,
-            start_new_session=True,
-        )  # fmt: skip
+    temporary = OwnTemporary()
+    try:
+        with log.open("ab") as sink:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env={**environ, **temporary.variables}, cwd=cwd,
+                pass_fds=fds, start_new_session=True,
+            )  # fmt: skip
+    except OSError:
+        temporary.drop()
+        raise
+    return process, temporary
