@@ -99,12 +99,20 @@ class EditEntry(_Strict):
 
 
 class BackendKnob(_Strict):
-    """Where a backend holds a knob, and how to set it."""
+    """Where a backend holds a knob, and how to set it: by `edits`, which a section inherits or gives itself, and by
+    `further_edits`, which it adds to them.
+    """
 
     read: str | None = None
     from_read: str = "x"
     edits: list[EditEntry] | None = None
+    further_edits: list[EditEntry] = []
     note: str = ""
+
+    @property
+    def every_edit(self) -> list[EditEntry]:
+        """All of them, in the order in which they are made."""
+        return [*(self.edits or ()), *self.further_edits]
 
 
 class BackendVariant(_Strict):

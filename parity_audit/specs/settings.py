@@ -33,7 +33,7 @@ def edits(
     `now`: the value that is in force, for edits that can only be said relative to it; None for the spec's.
     """
     entry = section(spec, backend_key, version).knobs.get(knob)
-    if entry is None or not entry.edits or _has_words_with_a_number(knob, value):
+    if entry is None or not entry.every_edit or _has_words_with_a_number(knob, value):
         return None
     targets = {**{name: item.value for name, item in knob_values(spec, config).items()}, **known, knob: value}
     own = knob_values(spec, config).get(knob)
@@ -76,7 +76,7 @@ def edits(
     try:
         made = tuple(
             Edit(op=edit.op, path=path, value=_said(edit.op, _filled(edit.value, names, functions), config))
-            for edit in entry.edits
+            for edit in entry.every_edit
             if evaluate(edit.when, names)
             for path in _edit_paths(edit.path, spec, config)
         )

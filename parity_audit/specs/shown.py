@@ -27,7 +27,7 @@ def show_spec(model: str) -> ShownSpec:
         (
             knob,
             known.value,
-            tuple(name for name, part in backends.items() if (item := part.knobs.get(knob)) and item.edits),
+            tuple(name for name, part in backends.items() if (item := part.knobs.get(knob)) and item.every_edit),
         )
         for knob, known in values.items()
     )

@@ -133,9 +133,12 @@ def test_norms_of_queries_and_keys_have_an_offset_of_their_own():
     assert len(paths("norm.offset")) == 4 * layers + 1
 
 
-@pytest.mark.parametrize("name", ["smollm3-3b", "exaone-4.0-32b"])
-def test_one_table_is_set_where_some_layers_rotate_nothing(name):
-    """Every fourth layer of both rotates nothing; transformers has one table, of the layers that do."""
+@pytest.mark.parametrize(
+    ("name", "setting"), [("smollm3-3b", "use_rope"), ("exaone-4.0-32b", "is_sliding"), ("llama-4-scout", "use_rope")]
+)
+def test_one_table_is_set_where_some_layers_rotate_nothing(name, setting):
+    """Every fourth layer of these rotates nothing; transformers has one table, of the layers that do, and the family's edits
+    of it come first."""
     model = resolve_model(name)
     known = knob_values(model.spec, model.config)
     found = edits(model.spec, "hf", "rope.theta", 20000.0, model.config, "5.19.0", {})
@@ -144,6 +147,8 @@ def test_one_table_is_set_where_some_layers_rotate_nothing(name):
     assert found[0].path == "model.rotary_emb.inv_freq"
     size = dims(model.spec, model.config)["d_head"]
     assert found[0].value == rope_table(20000.0, known["rope.scaling"].value, size)
+    assert found[1].path == "model.rotary_emb.attention_scaling"
+    assert [edit.path for edit in found[2:]] == [f"model.layers[*].self_attn.{setting}"]
 
 
 def test_entries_hold_by_layer():
