@@ -6,8 +6,9 @@ that no more than one site is held in memory and engines that reuse buffers cann
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +30,7 @@ HOOK = "hook"
 TOKENS = "(b p"
 SCATTER = "output_scatter"
 METHOD = "method:"
+CALLED_WITHOUT = "`{}` was called without a tensor at `{}`"
 
 
 class Recording(Protocol):
@@ -36,9 +38,8 @@ class Recording(Protocol):
 
     request: RunRequest
 
-    @property
-    def not_visible(self) -> list[NotVisible]:
-        """Sites that cannot be shown, to add to."""
+    def misses(self, tap: SiteTap, why: str) -> None:
+        """As `Recorder.misses`."""
 
     def see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
         """As `Recorder.see`."""
@@ -93,7 +94,7 @@ class Recorder:
         return canonical[:, list(probe.kept)] if whole and not site.endswith(ATTENTION_SITES) else canonical
 
     def misses(self, tap: SiteTap, why: str) -> None:
-        """A port that computes or lays out a site in another way keeps its other sites."""
+        """A site is not visible, said once: a port that computes or lays it out in another way keeps its other sites."""
         if tap.site not in {item.site for item in self.not_visible}:
             self.not_visible.append(NotVisible(site=tap.site, why=why))
 
@@ -185,7 +186,7 @@ def hooked(root: nn.Module, recorder: Recording, whole: nn.Module | None = None)
             except LookupError:
                 module = None
             if module is None:
-                recorder.not_visible.append(NotVisible(site=tap.site, why=f"no module `{tap.module}` here"))
+                recorder.misses(tap, f"no module `{tap.module}` here")
                 continue
             stack.callback(_register(module, tap, recorder).remove)
         yield
@@ -210,7 +211,7 @@ class WatchedMethod:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             if argument:
-                given = before(replace(tap, take=f"input:{argument[0]}"), recorder, module, args, kwargs)
+                given = before(replace(tap, take=f"input:{argument[0]}"), recorder, own, args, kwargs)
                 args, kwargs = (args, kwargs) if given is None else given
                 return own(*args, **kwargs)
             made = own(*args, **kwargs)
@@ -227,26 +228,45 @@ class WatchedMethod:
             setattr(self.module, self.name, self.before)
 
 
-def before(tap: SiteTap, recorder: Recording, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
-    """Record what a module is given; return `(args, kwargs)` to call it with where a replay replaces the site."""
-    name = tap.take.partition(":")[2]
-    if name in kwargs:
-        replacement = recorder.see(tap, kwargs[name])
-        return None if replacement is None else (args, {**kwargs, name: replacement})
-    number = _number(tap.take)
+def before(tap: SiteTap, recorder: Recording, called: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+    """Record what a module (or a method) is given; return `(args, kwargs)` to call it with where a replay replaces the site.
+
+    A call that does not hold such a tensor leaves the site not visible: another argument is not the site.
+    """
     if tap.take.startswith("input_sum"):
-        first, second = (*args[number:], None)[:2]
+        number = _number(tap.take)
+        first, second = (*args[number:], None, None)[:2]
+        if not isinstance(first, Tensor):
+            return recorder.misses(tap, CALLED_WITHOUT.format(tap.module, tap.take))
         replacement = recorder.see(tap, first if second is None else first + second)
         if replacement is None:
             return None
         both = (replacement,) if second is None else (replacement, torch.zeros_like(second))
         return (*args[:number], *both, *args[number + len(both) :]), kwargs
-    if len(args) > number:
-        replacement = recorder.see(tap, args[number])
-        return None if replacement is None else ((*args[:number], replacement, *args[number + 1 :]), kwargs)
-    key = next(key for key, value in kwargs.items() if isinstance(value, Tensor))
-    replacement = recorder.see(tap, kwargs[key])
-    return None if replacement is None else (args, {**kwargs, key: replacement})
+    held = dict(enumerate(args)) | kwargs
+    place = _place(tap.take.partition(":")[2] or "0", called, held)
+    if place not in held or not isinstance(held[place], Tensor):
+        return recorder.misses(tap, CALLED_WITHOUT.format(tap.module, tap.take))
+    replacement = recorder.see(tap, held[place])
+    if replacement is None:
+        return None
+    held[place] = replacement
+    return tuple(held[index] for index in range(len(args))), {name: held[name] for name in kwargs}
+
+
+def _place(asked: str, called: Callable[..., Any] | None, held: Mapping[int | str, Any]) -> int | str | None:
+    """Where a call holds the argument that is asked for by number or name: whoever calls may give either, and the callee's
+    signature says which is which. Where that takes anything, its first argument is the first tensor."""
+    place: int | str = int(asked) if asked.isdigit() else asked
+    if place in held:
+        return place
+    signature = [] if called is None else inspect.signature(getattr(called, "forward", called)).parameters.values()
+    names = [item.name for item in signature if item.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    if isinstance(place, str):
+        return names.index(place) if place in names else None
+    if names or place:
+        return names[place] if place < len(names) else None
+    return next((key for key, value in held.items() if isinstance(value, Tensor)), None)
 
 
 def after(tap: SiteTap, recorder: Recording, module: nn.Module | None, args: Any, output: Any) -> Any:

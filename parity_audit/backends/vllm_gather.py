@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from parity_audit.backends.sink import read_input
 from parity_audit.backends.taps import Recorder, from_canonical
-from parity_audit.core.types import NotTested, NotVisible, Probe, SiteTap
+from parity_audit.core.types import NotTested, Probe, SiteTap
 from parity_audit.core.wire import RunRequest
 
 Head = Callable[[Tensor], Tensor]
@@ -142,10 +142,9 @@ class Gatherer:
         self.columns = [[column for column, real in enumerate(row) if real] for row in self.request.probe.mask]
         self.done = [0] * len(self.rows)
 
-    @property
-    def not_visible(self) -> list[NotVisible]:
-        """Where `taps.hooked` says that a module is missing."""
-        return self.inner.not_visible
+    def misses(self, tap: SiteTap, why: str) -> None:
+        """As `Recorder.misses`."""
+        self.inner.misses(tap, why)
 
     @contextmanager
     def steps_seen(self, model: nn.Module) -> Iterator[None]:
@@ -214,7 +213,10 @@ class Gatherer:
         return native
 
     def _keep(self, tap: SiteTap, native: Tensor) -> None:
-        native = self._by_token(native, token_axis(tap))
+        shape, native = list(native.shape), self._by_token(native, token_axis(tap))
+        if len(native) < self.tokens:
+            self.misses(tap, f"it holds {shape} in a step of {self.tokens} tokens")
+            return
         if tap.slice is not None:
             native = native[..., tap.slice[0] : tap.slice[1]]
         if tap.site not in self.parts:

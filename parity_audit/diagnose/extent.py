@@ -36,7 +36,9 @@ STRAYS, STRAYS_OF_WRONG = 0.01, 0.1
 """Shares of all tokens, and of the wrong ones, that a rule may get wrong: single tokens may be off by little by chance."""
 MOST_IDS = 8
 """Token ids that are named one by one; more of them are no rule."""
-OF_POSITIONS = ("attention.temperature_by_position", "attention.window", "attention.chunk", "delta.chunk")
+OF_POSITIONS = (
+    "attention.temperature_by_position", "attention.window", "attention.window_first", "attention.chunk", "delta.chunk",
+)  # fmt: skip
 """Knobs that say themselves from where on they act: no rule of positions is said beside them."""
 FIRST_TOLD = 2
 """The first token sees only itself and has no angle to turn: an error that begins at position 1 begins everywhere."""

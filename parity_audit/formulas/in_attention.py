@@ -81,11 +81,12 @@ def _seen_from(at: Place, rows: Tensor) -> Tensor:
     """Keys that queries at these places may see `[batch 1 query key]`; a token from which a mask hides every key sees itself, and
     is noted: programs do different things with it. Kept, since a search asks thousands of times for the same few masks."""
     window, chunk, kind = at.knob("attention.window"), at.knob("attention.chunk"), at.knob("attention.mask")
-    kept, key = at.batch.masks, (tuple(rows.tolist()), window, chunk, kind)
+    first = at.knob("attention.window_first") if window is not None else 0
+    kept, key = at.batch.masks, (tuple(rows.tolist()), window, first, chunk, kind)
     if key not in kept:
         while len(kept) >= MASKS_KEPT:
             del kept[next(iter(kept))]
-        seen = visible(at.batch.mask, rows, window=window, chunk=chunk, kind=kind)
+        seen = visible(at.batch.mask, rows, window=window, first=first, chunk=chunk, kind=kind)
         kept[key] = _never_blind(at.batch.mask, rows, seen)
     seen, blind = kept[key]
     if blind is not None:

@@ -199,6 +199,8 @@ ROWS: tuple[Knob, ...] = (
          _rounded(PLACES_IN_A_PENALTY), judged=True),
     Knob("attention.window", COUNT, "scores", "How many keys a query sees, itself included; all of them where absent.",
          span=(1, 1e6), optional=True),
+    Knob("attention.window_first", COUNT, "scores", "How many of the first keys a query sees beyond its window as well.", 0,
+         span=(0, 1e6), judged=True),
     Knob("attention.chunk", COUNT, "scores",
          "The length of the chunks that a text is cut into: a query sees the keys of its own chunk alone; all keys where absent.",
          span=(1, 1e6), optional=True, confused_with=("attention.window",)),

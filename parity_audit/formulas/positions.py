@@ -96,7 +96,13 @@ def _one_by_one(positions: Tensor, said: Mapping[str, int]) -> Tensor:
 
 
 def visible(
-    mask: Tensor, rows: Tensor, *, window: int | None = None, chunk: int | None = None, kind: str = "causal"
+    mask: Tensor,
+    rows: Tensor,
+    *,
+    window: int | None = None,
+    first: int = 0,
+    chunk: int | None = None,
+    kind: str = "causal",
 ) -> Tensor:
     """Which keys each query may attend to, `[batch 1 query key]`, True where it may.
 
@@ -104,6 +110,7 @@ def visible(
         mask: 1 at real tokens `[batch key]`.
         rows: places of the queries in the sequence `[query]`.
         window: how many keys a query sees, itself included; None for all of them.
+        first: how many of the first tokens' keys it sees beyond its window as well (the sinks of arXiv 2309.17453).
         chunk: how many tokens stand in a chunk, outside which a query sees nothing; None for one chunk.
         kind: one of `choices.MASKS`, or one of those with a number.
 
@@ -120,7 +127,8 @@ def visible(
         seen = seen & (
             distance >= (-1 if kind == "sees one key ahead" else 1 if kind == "hides the query's own key" else 0)
         )
-    if prefix is not None or hidden is not None or chunk is not None:
+    near = distance < (mask.shape[-1] if window is None else window)
+    if prefix is not None or hidden is not None or first or chunk is not None:
         places = counted(mask)
         query = rearrange(places[:, rows], "batch query -> batch 1 query 1")
         key = rearrange(places, "batch key -> batch 1 1 key")
@@ -130,7 +138,8 @@ def visible(
             seen = seen & ((key >= hidden) | (query == key) | (query < hidden))
         if chunk is not None:
             seen = seen & (query // chunk == key // chunk)
-    return seen if window is None else seen & (distance < window)
+        near = near | (key < first)
+    return seen & near
 
 
 def growth(positions: Tensor, scale: float, step: float) -> Tensor:

@@ -143,3 +143,35 @@ def test_methods_and_arguments_by_name_are_seen_and_replaced(tmp_path, replaced)
     computed = replaced.get("scale", 3.0) * predicted
     assert shown == {"scale": 3.0, "predicted": 2.0, "made": computed, "corrected": predicted + made}
     assert vars(model).keys() & {"predict", "correct"} == set()
+
+
+class Block(nn.Module):
+    """A block that is called with its positions by name, as transformers' are."""
+
+    def forward(self, hidden, mask=None, positions=None):
+        return hidden + positions[..., None]
+
+
+@pytest.mark.parametrize(
+    ("take", "by_name", "shown"),
+    [
+        ("input", False, "hidden"), ("input", True, "hidden"), ("input:hidden", False, "hidden"), ("input:2", True, "positions"),
+        ("input:positions", False, "positions"), ("input:1", False, None), ("input:1", True, None), ("input:9", True, None),
+        ("input:nothing", True, None), ("input_sum:1", True, None),
+    ],
+)  # fmt: skip
+def test_an_argument_is_the_one_that_was_asked_for_or_none(tmp_path, take, by_name, shown):
+    """SGLang's Transformers backend gives a block its positions by name: they are not the block's second argument."""
+    given = {"hidden": torch.full((1, 6, 6), 5.0), "positions": torch.arange(6.0)[None]}
+    recorder = Recorder(RunRequest(probe=PROBE, taps=(SiteTap(site="a", module="", take=take),), out=str(tmp_path)))
+    block = Block()
+    with hooked(block, recorder):
+        block(**given) if by_name else block(given["hidden"], None, given["positions"])
+    reply = recorder.reply()
+
+    if shown:
+        assert torch.equal(load_file(tmp_path / reply.entries[0].file)["x"], given[shown])
+    else:
+        assert [(item.site, item.why) for item in reply.not_visible] == [
+            ("a", f"`` was called without a tensor at `{take}`")
+        ]

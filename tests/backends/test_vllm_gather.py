@@ -72,6 +72,22 @@ def test_tokens_on_another_axis_come_back_to_their_places(budget, tmp_path):
     assert torch.equal(seen[real], expected.expand(-1, -1, -1, 3)[real])
 
 
+def test_what_has_no_row_for_every_token_hides_its_site(tmp_path):
+    """Positions `[1 token]` would fill every row of a site of one row."""
+    request = RunRequest(probe=PROBES["short"], taps=(SiteTap(site="x", module=""),), out=str(tmp_path))
+    recorder = Recorder(request)
+    gatherer = Gatherer(request, recorder)
+    for ids, positions in steps(gatherer.rows, 1000, False):
+        gatherer.before_step(torch.nn.Identity(), (torch.tensor(ids), torch.tensor(positions)), {})
+        gatherer.see(request.taps[0], torch.tensor(positions)[None])
+    gatherer.finish(None)
+
+    assert recorder.reply().entries == ()
+    assert [(item.site, item.why) for item in recorder.reply().not_visible] == [
+        ("x", "it holds [1, 48] in a step of 48 tokens")
+    ]
+
+
 def test_logits_are_computed_of_the_kept_positions_and_what_was_sampled_from_stands_in_its_place(tmp_path):
     """A head that doubles; the step of 40 tokens ends at 39, which is not kept, the last one at 47, which is."""
     probe = replace(PROBES["short"], kept=(0, 5, 30, 47))

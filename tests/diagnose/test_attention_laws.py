@@ -256,6 +256,21 @@ def test_masks_written_as_large_negative_numbers():
         assert told({0: _with(own, finite)}, attention(torch.float64)) == {}
 
 
+def test_a_window_that_keeps_the_first_keys_in_sight():
+    """Streaming with attention sinks: neither number alone leaves rounding."""
+
+    def mask(n: int) -> Tensor:
+        near = torch.ones(n, n, dtype=torch.bool).triu(-8)
+        return causal(n) & (near | (torch.arange(n) < 3))
+
+    found = told(attention(mask=mask), attention(torch.float64))
+
+    assert {knob: item.candidate_value for knob, item in found.items()} == {
+        "attention.window": 9,
+        "attention.window_first": 3,
+    }
+
+
 @pytest.mark.parametrize("hide", SIGHTS)
 def test_a_head_with_its_own_scale(hide: tuple[str, ...]):
     found = told(attention(scale=[8.0, 8.0, 6.0, 8.0], hide=hide), attention(torch.float64))

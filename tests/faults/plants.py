@@ -384,7 +384,8 @@ def _masked(mask: Tensor | None, query: Tensor, key: Tensor, plant: Plant) -> Te
     if plant.get("no_self"):
         seen = seen & ((j != i) | (i == 0))
     if "window" in plant:
-        seen = real & (j <= i) & (j > i - plant["window"])
+        first = real & (real.long().cumsum(-1) <= plant.get("first", 0))
+        seen = real & (j <= i) & ((j > i - plant["window"]) | first)
     if "diagonal" in plant:
         own = (j == i).to(query.dtype) * plant["diagonal"]
         return torch.where(seen, own, low).to(query.dtype)

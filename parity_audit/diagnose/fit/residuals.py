@@ -42,7 +42,14 @@ OF_ALL_BEFORE = "delta.out"
 """The site of which each token is made of a state that all tokens before it made: it is compared in every token."""
 KEPT = ("rot_q", "rot_k", "v")
 """What the attention of a long text is computed from: a search for a window does not make them again."""
-OF_TOKENS = ("attention.window", "attention.chunk", "attention.mask", "cache.keys", "delta.chunk")
+OF_TOKENS = (
+    "attention.window",
+    "attention.window_first",
+    "attention.chunk",
+    "attention.mask",
+    "cache.keys",
+    "delta.chunk",
+)
 """Knobs that count tokens: no more than a text has."""
 UNDEFINED = 0.25
 """Share of the tokens that a formula may leave undefined: a value that is compared nowhere would explain everything."""
