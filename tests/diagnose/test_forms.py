@@ -265,3 +265,31 @@ def test_logits_that_a_sampler_has_cut(true, low, words):
 def test_probabilities_in_the_place_of_logits(true, name):
     found = form(noisy(getattr(4.0 * true, name)(-1)), 4.0 * true)
     assert (found.kind, found.value) == ("curve", name)
+
+
+def quantised(x, kind):
+    """By the largest number of each row of `x`, as dynamic quantisation does."""
+    top = x.abs().amax(-1, keepdim=True)
+    if kind.startswith("int"):
+        step = top / {"int8": 127, "int4": 7}[kind]
+        return (x / step).round() * step
+    scale = top / torch.finfo(getattr(torch, kind)).max
+    return (x / scale).to(getattr(torch, kind)).double() * scale
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "int8", "int4"])
+@pytest.mark.parametrize("part", ["tensor", "token", "head"])
+def test_rounded_times_a_scale(kind, part):
+    """One scale of all, of each token, or of each head of a token; float32 keeps the product."""
+    true = torch.randn(TOKENS, HEADS, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    shapes = {"tensor": (-1,), "token": (TOKENS, -1), "head": (TOKENS, HEADS, 32)}
+    own = quantised(true.reshape(shapes[part]), kind).reshape(TOKENS, -1).float().double()
+
+    found = described(Pair(own=own, true=true.reshape(TOKENS, -1), d_head=32))
+    assert (found.kind, found.value) == ("rounded", f"{kind} times a scale")
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "int8"])
+def test_what_is_on_a_grid_and_not_next_to_the_truth_is_not_rounded(kind, true):
+    other = torch.randn(true.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(11))
+    assert form(quantised(other, kind), true) is None

@@ -143,7 +143,8 @@ def _changed(x: Tensor, plant: Plant, args: Any) -> Tensor:
     if "plus" in plant:
         y = y + plant["plus"]
     if "dtype" in plant:
-        y = y.to(DTYPES[plant["dtype"]]).to(x.dtype)
+        scale = plant.get("scale", 1.0)
+        y = (y / scale).to(DTYPES[plant["dtype"]]).to(x.dtype) * scale
     if "noise" in plant:  # another draw in every run
         y = y + plant["noise"] * torch.randn_like(y)
     if "pad" in plant:

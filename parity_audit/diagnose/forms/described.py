@@ -4,7 +4,8 @@ The judge replays the candidate's own inputs, so `true` is what a site should ho
 `[token, channel]`. The shortest of these descriptions that turns one into the other is the finding:
 
     another site's values, or a sum of such   own = sum_s b_s site_s
-    constant, rounded                         own = c, or one vector,  own = round(true) in a narrow dtype
+    constant                                  own = c, or one vector
+    rounded                                   own = round(true) in a narrow dtype, or to its grid times a scale
     scale, shift                              own = a true,  own = true + b
     clamp, softcap                            own = min(max(true, lo), hi),  own = c tanh(true / c)
     curve                                     own = f(true), f a usual activation, or a softmax over a token

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from parity_audit.compare.golden import lowest
 from parity_audit.core.limits import TINY
+from parity_audit.diagnose.forms.grids import rounded_with_a_scale
 from parity_audit.diagnose.forms.order import order_of
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
@@ -288,7 +289,8 @@ def _evenly_normed(pair: Pair) -> Form | None:
 
 Maker = Callable[[Pair], "Form | None"]
 PLAIN: tuple[Maker, ...] = (
-    _zero, _late, _copied, _constant, _same_for_all, _rounded, _scaled, _shifted, _clamped, _capped, _curved, _evenly_normed,
+    _zero, _late, _copied, _constant, _same_for_all, _rounded, rounded_with_a_scale, _scaled, _shifted, _clamped, _capped,
+    _curved, _evenly_normed,
 )  # fmt: skip
 """Descriptions of a number or two: the one that leaves least is right, or the first of those that leave about as little."""
 FREER: tuple[Maker, ...] = (_biased, _one_added, _gained, _normed, _normed_heads, _plainly_summed, _projected, _summed)

@@ -1,0 +1,79 @@
+"""Values of a narrow format times a scale, as of a quantised cache or of quantised activations, whatever the scale is.
+
+A floating-point format with m bits of mantissa has 2^m mantissas between a power of two and the next. Times one scale they are
+other numbers, but as many. Integers times one scale are multiples of a step; that is asked first, since the first seven
+integers have four mantissas too. Each token may have a scale of its own, or each head of a token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from parity_audit.core.limits import TINY
+from parity_audit.diagnose.forms.pair import Form, Pair
+
+MANTISSAS = {"float8_e5m2": 4, "float8_e4m3fn": 8}
+LARGEST_INTEGERS = {"int4": 7, "int8": 127}
+APART = 1e-5
+"""Of log2 of a mantissa, or a hundredth of a number of steps: a hundred roundings of float32. Neighbours on a grid are a thousand
+times as far apart."""
+OFTEN = 3
+"""Numbers of a token for each value of the grid; with fewer of them any numbers would do."""
+NEARLY_ALL = 0.999
+"""Share of the tokens that are on such a grid, and of the numbers that are the nearest value there: a number near the middle of
+two may fall to either side."""
+
+
+def rounded_with_a_scale(pair: Pair) -> Form | None:
+    """What is left is 0 where every number is on a grid, next to the true one."""
+    heads = pair.own.shape[1] // pair.d_head if pair.d_head and pair.own.shape[1] % pair.d_head == 0 else 1
+    for groups in dict.fromkeys((1, heads)):
+        own, true = (x.reshape(len(x) * groups, -1) for x in (pair.own, pair.true))
+        some = own.abs().amax(1) > TINY
+        own, true = own[some], true[some]
+        if not len(own):
+            return None
+        for name, largest in LARGEST_INTEGERS.items():
+            step = _steps(own, largest)
+            if _held(step > 0) and _held((own - true).abs() <= step[:, None] * (0.5 + 100 * APART)):
+                return _form(name)
+        for name, count in MANTISSAS.items():
+            near = (own - true).abs() <= true.abs() / count + _least(own)
+            if _held((_mantissas(own) <= count) & (own.shape[1] >= OFTEN * count)) and _held(near):
+                return _form(name)
+    return None
+
+
+def _form(name: str) -> Form:
+    return Form(kind="rounded", value=f"{name} times a scale", usual="full", left=0.0)
+
+
+def _held(share: Tensor) -> bool:
+    return float(share.double().mean()) >= NEARLY_ALL
+
+
+def _least(own: Tensor) -> Tensor:
+    """The smallest number of each row that is not 0, `[row 1]`: the step of the subnormal numbers is no larger."""
+    size = own.abs()
+    return torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
+
+
+def _mantissas(own: Tensor) -> Tensor:
+    """How many different mantissas each row has, `[row]`."""
+    logs = torch.log2(torch.frexp(own.abs()).mantissa)
+    top = torch.where(own == 0, -torch.inf, logs).amax(1, keepdim=True)
+    ordered = torch.where(own == 0, top, logs).sort(1).values
+    around = (ordered[:, 0] + 1 - ordered[:, -1]) > APART  # the next power of two follows the last one
+    return (ordered.diff(dim=1) > APART).sum(1) + around
+
+
+def _steps(own: Tensor, largest: int) -> Tensor:
+    """The largest step of which every number of a row is a multiple, at most so many of them; 0 where there is none, `[row]`."""
+    top, found = own.abs().amax(1), torch.zeros(len(own), dtype=own.dtype)
+    for count in range(largest, 0, -1):
+        step = top / count
+        multiples = own / step[:, None]
+        fits = (multiples - multiples.round()).abs().amax(1) <= 100 * APART
+        found = torch.where(fits, step, found)
+    return found
