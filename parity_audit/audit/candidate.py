@@ -20,7 +20,7 @@ from parity_audit.checks.quantised import quantised_as_one
 from parity_audit.checks.repeat import DETERMINISM, STATE, UNREPEATABLE, repeat_finding
 from parity_audit.checks.sharding import KIND as SHARDING
 from parity_audit.checks.sharding import UNREPAIRED
-from parity_audit.checks.weights import grouped
+from parity_audit.checks.weights import grouped, with_right_tensors
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance, allowance
 from parity_audit.compare.variation import Variation
@@ -59,7 +59,8 @@ def audit_candidate(
     if hooks:
         result = with_edits(result, named, session, capture, reference, out / "hooks", agree=agree)
     result = with_names(result, named, agree=agree)
-    findings = quantised_as_one(grouped(result.findings), tensors_of_roles(session.plan))
+    roles = tensors_of_roles(session.plan)
+    findings = with_right_tensors(quantised_as_one(grouped(result.findings), roles), capture.manifest.weights, roles)
     return dataclasses.replace(
         result, findings=tuple(findings), not_tested=tuple(dict.fromkeys(result.not_tested)),
         warnings=(*result.warnings, *reference.followed), own_variation=own,

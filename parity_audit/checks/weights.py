@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight
 from parity_audit.core.report import Finding
 from parity_audit.core.types import WeightPrint
+from parity_audit.diagnose.structure.sample import NOT_STORED
+from parity_audit.formulas.choices import OWN
 
 EXPERTS, MOVES_SHOWN = ".experts.", 8
 """The part of a tensor's name that says so, and how many moved rows are written out."""
@@ -127,6 +129,32 @@ def _origins(group: Sequence[Finding]) -> dict[str, list[str]]:
     moved = [(NUMBER.findall(item.site), NUMBER.findall(str(item.evidence.get("holds", "")))) for item in group]
     said = [f"{'.'.join(own)} holds {'.'.join(other)}" for own, other in moved if other and own != other]
     return {"moved": said[:MOVES_SHOWN]} if said else {}
+
+
+def with_right_tensors(
+    findings: Sequence[Finding], compared: Sequence[WeightPrint], tensor_of: Mapping[tuple[str, int | None], str]
+) -> list[Finding]:
+    """Findings that a projection does not make of its input what the checkpoint's weights do, and whose live tensors are
+    those of the checkpoint, say so: the tensor is not where to look.
+
+    `compared`: the candidate's tensors that were held against the reference's.
+    """
+    wrong = {name for finding in findings for name in finding.evidence.get("tensors", [finding.site])}
+    right = {item.name for item in compared} - wrong
+    return [_with_right_tensor(finding, right, tensor_of) for finding in findings]
+
+
+def _with_right_tensor(finding: Finding, right: set[str], tensor_of: Mapping[tuple[str, int | None], str]) -> Finding:
+    roles = _there(roles_of_knob(finding.knob), tensor_of)
+    layers = finding.layers or _everywhere(roles, tensor_of)
+    names = {name for (role, at), name in tensor_of.items() if role in roles and at in layers}
+    if finding.candidate_value != NOT_STORED or not names or not names <= right:
+        return finding
+    said = "is not what the checkpoint's weights make of its input, though the tensor is the checkpoint's"
+    return dataclasses.replace(
+        finding, message=f"{finding.site} {said}: something is done to its input or its output",
+        evidence={**finding.evidence, "tensor_is": OWN},
+    )  # fmt: skip
 
 
 def without_consequences(

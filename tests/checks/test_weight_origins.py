@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parity_audit.checks.preflight import weight_findings
-from parity_audit.checks.weights import grouped, with_origins, without_consequences
+from parity_audit.checks.weights import grouped, with_origins, with_right_tensors, without_consequences
 from parity_audit.core.report import Finding
 from parity_audit.formulas.fingerprint import fingerprint
 
@@ -167,3 +167,21 @@ def test_experts_in_another_order_say_which_holds_which():
 
     assert only.evidence["moved"] == ["0.0 holds 0.1", "0.1 holds 0.2", "0.2 holds 0.0"]
     assert without_consequences([unexplained], [only], {}) == []
+
+
+@pytest.mark.parametrize(("changed", "is_right"), [((), True), (("attn.q_proj",), False), (("mlp.up_proj",), True)])
+@pytest.mark.parametrize("layers", [None, (1,)])
+def test_a_projection_that_departs_though_its_tensor_is_right_says_so(changed, is_right, layers):
+    """Values mixed with those of another layer: whoever reads that the weights are others looks in the wrong place."""
+    ours, names = checkpoint(), {("attn.q", i): f"model.layers.{i}.attn.q_proj.weight" for i in range(3)}
+    for name in changed:
+        ours[f"model.layers.1.{name}.weight"] = 2 * ours[f"model.layers.1.{name}.weight"]
+    departs = Finding(
+        knob="weights.attn.q", kind="weights", site="blocks.1.q", layers=layers, candidate_value="not the checkpoint's",
+        reference_value="the checkpoint's", spec_value="the checkpoint's", confidence=0.5, message="as it was",
+        departs_from_spec="candidate",
+    )  # fmt: skip
+    *_, said = with_right_tensors([*found(ours), departs], prints(ours), names)
+
+    assert ("though the tensor is the checkpoint's" in said.message) == is_right
+    assert with_right_tensors([departs], [], names) == [departs]
