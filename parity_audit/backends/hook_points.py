@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from parity_audit.backends.taps import HOOK, Recorder
-from parity_audit.core.types import NotVisible, SiteTap
+from parity_audit.core.types import SiteTap
 
 RESULT = "attn.hook_result"
 
@@ -33,7 +33,7 @@ def named_hooks(model: Any, recorder: Recorder) -> Iterator[None]:
             except Exception as error:
                 first = str(error).strip().partition("\n")[0]
                 why = f"the release refuses the hook: {type(error).__name__}: {first[:160]}"
-                recorder.not_visible.append(NotVisible(site=tap.site, why=why))
+                recorder.misses(tap, why)
         yield
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parity_audit.compare.golden import lowest
 from parity_audit.core.limits import TINY
-from parity_audit.diagnose.forms.grids import rounded_with_a_scale
+from parity_audit.diagnose.forms.grids import EXACT_SHARE, rounded_with_a_scale
 from parity_audit.diagnose.forms.order import order_of
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
@@ -24,9 +24,6 @@ SAME = 1e-5
 NARROW = {
     "float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
-EXACT_SHARE = 0.999
-"""Share of the numbers that have to be those of a narrow dtype, to the last bit, for a tensor to be called rounded to it: a number
-near the middle of two may fall to either side."""
 RANK, MOST_OF = 1e-3, 0.75
 """Singular values of a difference that are less than the first share of its largest are rounding; a difference with more than the
 second share of all directions has no few directions, and one that moved tokens explains has to explain so many of them."""
