@@ -118,7 +118,8 @@ class BackendKnob(_Strict):
 class BackendVariant(_Strict):
     """What is different in some releases of a backend; merged over the section. `null` deletes.
 
-    `cannot_in` is why these releases do not run the architecture on a kind of device in a dtype, by both: `cpu float32`.
+    `cannot_in` is why these releases do not run the architecture on a kind of device in a dtype, by both:
+    `cpu float32`; `cpu` alone is every dtype there.
     """
 
     versions: str

@@ -93,8 +93,9 @@ def cannot(
     base = spec.content.backends.get(backend_key, BackendSection())
     own = [item for item in base.variants if version and version in SpecifierSet(item.versions, prereleases=True)]
     alone = "" if config.get(WRAPPED_IN) else base.cannot_alone
-    place = f"{device.partition(':')[0]} {dtype}"
-    return base.cannot or alone or next((why for item in own if (why := item.cannot or item.cannot_in.get(place))), "")
+    kind = device.partition(":")[0]
+    said = (item.cannot or item.cannot_in.get(f"{kind} {dtype}") or item.cannot_in.get(kind) for item in own)
+    return base.cannot or alone or next(filter(None, said), "")
 
 
 def _present(entries: dict[str, Any]) -> dict[str, Any]:

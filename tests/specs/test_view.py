@@ -229,3 +229,14 @@ def test_a_release_that_runs_an_architecture_in_one_dtype_on_a_cpu_says_so(versi
     why = cannot(load_spec("qwen3_next"), "vllm", version, {}, device=device, dtype=dtype)
 
     assert ("bfloat16 alone" in why) is not runs
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "version", "runs"),
+    [("cpu", "float32", "0.5.23", False), ("cpu", "bfloat16", "0.5.23", False),
+     ("cuda:1", "float32", "0.5.23", True), ("cpu", "float32", "0.5.24", True)],
+)  # fmt: skip
+def test_what_a_release_cannot_run_on_a_kind_of_device_in_any_dtype(device, dtype, version, runs):
+    why = cannot(load_spec("qwen2_moe"), "sglang", version, {}, device=device, dtype=dtype)
+
+    assert ("triton" in why) != runs
