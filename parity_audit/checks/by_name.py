@@ -30,14 +30,12 @@ from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.confidence import COMPARED
 from parity_audit.diagnose.evidence import f64, real, relative_rms
-from parity_audit.diagnose.thresholds import SAME_VALUE
+from parity_audit.diagnose.thresholds import MANY_ROUNDINGS, SAME_VALUE
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, VALUE, Hook, hooks
 
 KIND = "hook"
 WHAT = "hooks by name"
 SCORES = "attn_scores"
-SAME = 64.0
-"""Machine epsilons of relative RMS by which one tensor may differ in two runs of the same program, and in two sums of it."""
 FAR = 0.01
 """Relative RMS. An error of this size that reached the outputs would stand thousands of floors above rounding there."""
 MEANS = {
@@ -190,7 +188,7 @@ class _Bench:
         if shown.shape != other.shape:
             return False
         ours, theirs = self._real(shown), self._real(other)
-        return relative_rms(ours - theirs, theirs) <= SAME * dtype_eps(self.sides.dtype)
+        return relative_rms(ours - theirs, theirs) <= MANY_ROUNDINGS * dtype_eps(self.sides.dtype)
 
     def _real(self, value: Tensor) -> Tensor:
         """Entries of real tokens, flat; masked scores count as 0."""
@@ -204,7 +202,7 @@ class _Bench:
         for site in self._nearby(item, value):
             theirs = self._real(self.sides.shown.tensor(self.probe.name, site))
             times = float(ours @ theirs / (theirs @ theirs).clamp_min(TINY))
-            if relative_rms(ours - times * theirs, ours) <= SAME * dtype_eps(self.sides.dtype):
+            if relative_rms(ours - times * theirs, ours) <= MANY_ROUNDINGS * dtype_eps(self.sides.dtype):
                 return local_name(site) if abs(times - 1.0) <= SAME_VALUE else f"{times:.4g} times {local_name(site)}"
         return f"something else ({item.delta.rel:.2g} of its size away)"
 

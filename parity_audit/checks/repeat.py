@@ -22,10 +22,9 @@ from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import Probe, SiteTap
 from parity_audit.diagnose.confidence import COMPARED
 from parity_audit.diagnose.evidence import f64, real
+from parity_audit.diagnose.thresholds import MANY_ROUNDINGS
 
 DETERMINISM, STATE = "determinism", "state"
-ROUNDINGS = 100.0
-"""Threads may add in another order from run to run; that stays far below."""
 ONCE_MORE = "once-more"
 UNSTEADY = "two runs of the same tokens differ: dropout left on, or a race; nothing else can be told until they agree"
 REMEMBERS = (
@@ -66,7 +65,7 @@ def _finding(knob: str, message: str, now: Tensor, before: Tensor, probe: str, d
     """A finding where two runs are further apart than rounding."""
     apart, size = (float(value.square().mean().sqrt()) for value in (now - before, before))
     ratio = apart / guard(size, dtype)
-    if ratio <= ROUNDINGS:
+    if ratio <= MANY_ROUNDINGS:
         return None
     return Finding(
         knob=knob, kind="settings", layers=None, site=LOGITS, reference_value="repeatable", candidate_value=apart,

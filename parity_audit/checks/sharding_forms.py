@@ -9,12 +9,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from parity_audit.core.limits import TINY
+from parity_audit.diagnose.thresholds import MAJORITY
 
 Spans = Sequence[tuple[int, int, int]]
 DIRECTIONS = 1e-6
 """How far from 1 the cosine of a row and the table's row that it is may be."""
-MOST_OF = 0.5
-"""Share of the wrong tokens that one offset has to explain: an id at the edge of a part finds no row at all."""
 
 
 def size(value: Tensor) -> float:
@@ -80,7 +79,7 @@ def rows_moved(
         if float(length) > 0 and float(cosine[row]) > 1 - DIRECTIONS:
             votes[row - ids[place]] = votes.get(row - ids[place], 0) + 1
     by = max(votes, key=lambda offset: votes[offset], default=0)
-    return (held.pop(), by) if by and votes[by] >= MOST_OF * len(wrong) else None
+    return (held.pop(), by) if by and votes[by] >= MAJORITY * len(wrong) else None
 
 
 def parts_moved(found: Tensor, expected: Tensor, spans: Spans, axis: int, tolerance: float) -> list[tuple[int, int]]:

@@ -11,10 +11,11 @@ from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight
 from parity_audit.core.report import Finding
 from parity_audit.core.types import WeightPrint
 from parity_audit.diagnose.structure.sample import NOT_STORED
+from parity_audit.diagnose.thresholds import SHOWN
 from parity_audit.formulas.choices import OWN
 
-EXPERTS, MOVES_SHOWN = ".experts.", 8
-"""The part of a tensor's name that says so, and how many moved rows are written out."""
+EXPERTS = ".experts."
+"""The part of a tensor's name that says so."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 OF_HEADS = ("norm.q", "norm.k")
 """Norms of queries and keys."""
@@ -128,7 +129,7 @@ def _origins(group: Sequence[Finding]) -> dict[str, list[str]]:
     """Which numbers became which, where a tensor holds another of its own name."""
     moved = [(NUMBER.findall(item.site), NUMBER.findall(str(item.evidence.get("holds", "")))) for item in group]
     said = [f"{'.'.join(own)} holds {'.'.join(other)}" for own, other in moved if other and own != other]
-    return {"moved": said[:MOVES_SHOWN]} if said else {}
+    return {"moved": said[:SHOWN]} if said else {}
 
 
 def with_right_tensors(

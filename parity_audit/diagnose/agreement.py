@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import KnobFit
-from parity_audit.diagnose.thresholds import SAME_VALUE
+from parity_audit.diagnose.thresholds import NEAR, SAME_VALUE
 from parity_audit.formulas.activations import canonical
 
 SIGMAS = 6.0
@@ -26,8 +26,6 @@ MATERIAL_OF = {
     "qk_norm.eps": 0.02, "qk_norm.offset": 0.01, "qk_norm.gain": 1e-4,
 }  # fmt: skip
 """The same for constants that are seen less well (an eps where activations are small alone, an offset beside weights), or better."""
-SAME_IN_DICT = 0.01
-"""Of their size: how far numbers of a value with parts (factors of a scaling) may be apart; each is fitted beside the others."""
 LEAST_ERROR = 1e-100
 """Stands for the standard error of a value that leaves nothing at all, as an exact half does: its square can be divided by."""
 
@@ -56,14 +54,15 @@ class Pair:
 
 
 def pairs_of(candidate: Iterable[KnobFit], reference: Iterable[KnobFit]) -> list[Pair]:
-    """Fits of one knob and layer side by side; the several norms of a layer are matched by site."""
+    """Fits of one knob and layer side by side: those of the same site, else of another where the layer has one value of the knob."""
     by_place: dict[tuple[str, int | None], list[KnobFit]] = {}
     for fit in reference:
         by_place.setdefault((fit.knob, fit.layer), []).append(fit)
     pairs = []
     for fit in candidate:
         others = by_place.get((fit.knob, fit.layer), [])
-        match = next((other for other in others if not has_places(fit) or other.site == fit.site), None)
+        elsewhere = None if has_places(fit) else next(iter(others), None)
+        match = next((other for other in others if other.site == fit.site), elsewhere)
         if match is not None:
             pairs.append(Pair(candidate=fit, reference=match))
     return pairs
@@ -98,7 +97,7 @@ def differs(pair: Pair) -> bool:
         return False
     if _is_count(a.value) and _is_count(b.value):
         return a.value != b.value
-    return not same(a.value, b.value, MATERIAL if isinstance(a.value, list) else SAME_IN_DICT)
+    return not same(a.value, b.value, MATERIAL if isinstance(a.value, list) else NEAR)
 
 
 def undecided(pair: Pair, like: Sequence[Pair]) -> bool:
@@ -122,8 +121,8 @@ def tied(fit: KnobFit, value: KnobValue) -> bool:
 
 
 def same(a: KnobValue, b: KnobValue, tolerance: float | None = None) -> bool:
-    """Equal words and lists; numbers, also inside dictionaries and lists, within a relative tolerance, by default `SAME_IN_DICT`."""
-    tolerance = SAME_IN_DICT if tolerance is None else tolerance
+    """Equal words and lists; numbers, also inside dictionaries and lists, within a relative tolerance, by default `NEAR`."""
+    tolerance = NEAR if tolerance is None else tolerance
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key], tolerance) for key in a)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):

@@ -24,19 +24,16 @@ from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, f64, real
 from parity_audit.diagnose.findings import MADE_BY, shown
 from parity_audit.diagnose.forms.attended import attended, averaged, neighbours
 from parity_audit.diagnose.forms.described import described, descriptions
-from parity_audit.diagnose.forms.kinds import SAME
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.localise import component_of
-from parity_audit.diagnose.structure.sample import CLEAN, NOT_STORED
-from parity_audit.diagnose.thresholds import ALIKE, CLEAR
+from parity_audit.diagnose.structure.sample import NOT_STORED
+from parity_audit.diagnose.thresholds import ALIKE, CLEAN, CLEAR
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 MEASURED = ("gain", "bias", "norm")
 """Kinds of descriptions whose words give the size or range of what differs in every token or channel."""
 MOST_TOKENS = 512
 """Tokens that a description is searched in: more say no more, and cost memory in wide models."""
-EVEN = 1e-6
-"""How far the weights of a pattern that is called uniform may be apart: ten roundings of float32."""
 COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
 BEHIND = {COPIED: "pattern", UNIFORM: "z"}
 """What is replayed from such a site cannot be right."""
@@ -247,7 +244,7 @@ def _is_uniform(site: str, capture: Capture) -> bool:
 
 def _even(pattern: Tensor) -> bool:
     seen = (pattern > 0).to(pattern)
-    return torch.allclose(pattern, seen / seen.sum(-1, keepdim=True).clamp_min(1), rtol=0.0, atol=EVEN)
+    return torch.allclose(pattern, seen / seen.sum(-1, keepdim=True).clamp_min(1), rtol=CLEAN, atol=0.0)
 
 
 def _pair(site: str, sides: Replayed) -> Pair | None:
@@ -311,7 +308,7 @@ def _finding(unexplained: Finding, group: _Group) -> Finding:
         unexplained, knob=f"{name}.{form.kind}", kind="variant", layers=numbers or None, site=site,
         candidate_value=form.value, reference_value=form.usual, departs_from_spec="candidate",
         evidence={**unexplained.evidence, "where": form.where or "everywhere", "unexplained": form.left,
-                  **({EXPLAINED_BY: FORMULA} if form.rest <= SAME else {})},
+                  **({EXPLAINED_BY: FORMULA} if form.rest <= CLEAN else {})},
         confidence=confidence([DESCRIBED]),
         message=f"given its own inputs, {name} of the candidate is not what the reference makes of them: {form.kind} {said}",
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Where a component is wrong, if not everywhere: from a position on, up to one, in padded rows, in some rows of a batch.
 
-A token is wrong where what the candidate has differs from what the judge makes of the same inputs by more than `TIMES`
-roundings. Only a rule that tells every token is said: all but `STRAYS` of them, and `STRAYS_OF_WRONG` of the wrong ones.
+A token is wrong where what the candidate has differs from what the judge makes of the same inputs by more than `MANY_ROUNDINGS`
+of its largest number. Only a rule that tells nearly every token is said, and most of the wrong ones.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from parity_audit.core.sites import ATTENTION_SITES
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import f64, real
+from parity_audit.diagnose.thresholds import LITTLE, MANY_ROUNDINGS, NEARLY_ALL, SHOWN
 
 Pair = tuple[Capture, Capture]
 """A capture, and the judge on its inputs."""
@@ -30,12 +31,6 @@ DECODED = "in tokens decoded from the cache"
 ONE_AT_A_TIME, SEVERAL_AT_A_TIME = f"{DECODED} one at a time", f"{DECODED} several at a time"
 DTYPE = "float32"
 """In coarser ones a single token says little."""
-TIMES = 64.0
-"""Roundings from which a token is wrong: sums over a thousand terms leave some thirty of the largest number."""
-STRAYS, STRAYS_OF_WRONG = 0.01, 0.1
-"""Shares of all tokens, and of the wrong ones, that a rule may get wrong: single tokens may be off by little by chance."""
-MOST_IDS = 8
-"""Token ids that are named one by one; more of them are no rule."""
 OF_POSITIONS = (
     "attention.temperature_by_position", "attention.window", "attention.window_first", "attention.chunk", "delta.chunk",
 )  # fmt: skip
@@ -69,7 +64,7 @@ class Tokens:
     def is_where(self, rule: Tensor) -> bool:
         """Whether wrong tokens are those of the rule, and there are others."""
         strays = int((rule != self.wrong).sum())
-        few = strays <= min(STRAYS * len(rule), STRAYS_OF_WRONG * int(self.wrong.sum()))
+        few = strays <= min((1 - NEARLY_ALL) * len(rule), LITTLE * int(self.wrong.sum()))
         return bool(rule.any()) and not bool(rule.all()) and few
 
 
@@ -145,7 +140,7 @@ def _rules(tokens: Tokens, by_position: bool) -> Iterator[tuple[str, Tensor]]:
             yield f"at positions from {first} on{counted}", place >= first
         yield f"at positions up to {last}{counted}", place <= last
     ids = sorted(set(tokens.ident[tokens.wrong].tolist()))
-    if len(ids) <= MOST_IDS:
+    if len(ids) <= SHOWN:
         named = torch.isin(tokens.ident, torch.tensor(ids))
         yield f"at the token id{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}", named
     for place, counted in places:
@@ -182,7 +177,7 @@ def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
     keep = real(probe)
     true = true[tuple(slice(0, size) for size in own.shape)]
     apart, size = (_by_token(value, site) for value in (_difference(own, true), f64(true).nan_to_num(0.0, 0.0, 0.0)))
-    wrong = apart > TIMES * dtype_eps(DTYPE) * size
+    wrong = apart > MANY_ROUNDINGS * dtype_eps(DTYPE) * size
     row, column = torch.arange(keep.shape[0])[:, None].expand_as(keep), torch.arange(keep.shape[1]).expand_as(keep)
     first = keep.shape[1] if probe.decode_from is None else probe.decode_from
     decoded = column >= first

@@ -21,10 +21,9 @@ from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.confidence import COMPARED
 from parity_audit.diagnose.evidence import real
+from parity_audit.diagnose.thresholds import FEW_ROUNDINGS
 
 KNOB, SHAPE, WIDTH = "logits.returned", "logits.shape", "logits.vocabulary"
-ROUNDINGS = 16.0
-"""A value that only passed through one more operation is rounded a few times more."""
 COARSE = (torch.bfloat16, torch.float16)
 NO_PATCH = {
     KNOB: "it is made behind the last hook, where no setting is known",
@@ -92,7 +91,7 @@ def _apart(capture: TensorSource, dtype: str) -> Iterator[tuple[Probe, Tensor, T
 
 def _far(a: Tensor, b: Tensor, dtype: str) -> bool:
     """Whether two tensors differ by more than rounding."""
-    return bool((a - b).abs().max() > ROUNDINGS * dtype_eps(dtype) * a.abs().max())
+    return bool((a - b).abs().max() > FEW_ROUNDINGS * dtype_eps(dtype) * a.abs().max())
 
 
 def changed_by(hooked: list[Tensor], returned: list[Tensor], dtype: str) -> str:
@@ -110,5 +109,5 @@ def changed_by(hooked: list[Tensor], returned: list[Tensor], dtype: str) -> str:
     shift = (y - x).mean(-1, keepdim=True)
     if not _far(x + shift, y, dtype):
         return f"shifted by a constant per token, {float(shift.mean()):.4g} on average"
-    wrong = (x - y).abs().amax(-1) > ROUNDINGS * dtype_eps(dtype) * x.abs().max()
+    wrong = (x - y).abs().amax(-1) > FEW_ROUNDINGS * dtype_eps(dtype) * x.abs().max()
     return f"{int(wrong.sum())} of {len(wrong)} tokens differ, by up to {float((x - y).abs().max()):.3g}"

@@ -10,6 +10,8 @@ from torch import Tensor
 from parity_audit.formulas import choices
 
 NARROW: dict[str, torch.dtype] = {name: getattr(torch, name) for name in choices.NARROW}
+LARGEST_INTEGERS = {"int4": 7, "int8": 127}
+"""The largest whole number of a format, which the largest number of a part becomes (symmetric, absolute maximum)."""
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:

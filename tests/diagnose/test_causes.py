@@ -9,12 +9,13 @@ from tiny_port import PROBES, Port, evidence, spec_of
 
 from parity_audit.diagnose.evidence import DRAWN
 from parity_audit.diagnose.findings import places_of
-from parity_audit.diagnose.fit.causes import STEPS_OF_ROUNDING, causes
+from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.explain import explanations
 from parity_audit.diagnose.fit.left import residual
 from parity_audit.diagnose.fit.search import fitted
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
 from parity_audit.diagnose.fitting import causes_at, identify_by_formula
+from parity_audit.diagnose.thresholds import MANY_ROUNDINGS
 from parity_audit.formulas.caps import capped
 from parity_audit.formulas.knobs import KNOBS
 
@@ -125,7 +126,7 @@ def test_rounding_is_far_below_the_limit_of_what_counts_as_an_explanation():
         if (parts := own.shown(site)) and math.isfinite(left := residual(own.residuals, parts))
     )  # fmt: skip
     step = torch.finfo(torch.float32).eps
-    assert STEPS_OF_ROUNDING * step / 100 < worst < STEPS_OF_ROUNDING * step
+    assert MANY_ROUNDINGS * step / 100 < worst < MANY_ROUNDINGS * step
 
 
 def test_what_the_reference_makes_without_rounding_the_candidate_may_round_once():

@@ -28,6 +28,15 @@ def fit(
     return KnobFit(knob=knob, layer=layer, value=value, stderr=stderr, residual=1e-7, n=99, site="attn_scores", **more)
 
 
+def test_values_of_two_sites_are_compared_each_with_its_own():
+    """The same on both sides, read off queries and keys in another dtype."""
+    queries, keys = fit("full", stderr=None), dataclasses.replace(fit("float32", stderr=None), site="attn_probs")
+
+    assert not merge([queries, keys], [queries, keys], SPEC)
+    assert not merge([keys], [queries, keys], SPEC)
+    assert merge([keys], [queries], SPEC)
+
+
 def test_far_apart_is_a_finding_with_every_number():
     (finding,) = merge([fit(14.9666)], [fit(16.0)], SPEC)
 

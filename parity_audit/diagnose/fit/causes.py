@@ -42,13 +42,10 @@ from parity_audit.diagnose.fit.search import uncertainty
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.fit.sides import ByLayer, Side, as_shown_by, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
-from parity_audit.diagnose.thresholds import CLEAR, TIED
+from parity_audit.diagnose.thresholds import CLEAR, MANY_ROUNDINGS, TIED
 from parity_audit.formulas.knob import CHOICE, REAL, ROUNDING
 from parity_audit.formulas.knobs import KNOBS
 
-STEPS_OF_ROUNDING = 50.0
-"""Steps of the dtype that rounding may leave of a component whose reference departs as well, so that it is no measure: sums over
-a hundred terms leave up to two steps, and the size of what is left grows with the root of their number."""
 ROUNDED_ONCE = 12**-0.5
 """The root mean square of one rounding, in steps: an error that is even between half a step down and half a step up."""
 FINE = 2.0**-20
@@ -152,7 +149,7 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
     left = [residual(one.side.residuals, own) for one, own in zip(sides, parts, strict=True)]
     left[1] = max(left[1], _left_where_turned(site, sides[1].side))
     step = max(one.side.eps(own[0]) for one, own in zip(sides, parts, strict=True))
-    steps = STEPS_OF_ROUNDING * step
+    steps = MANY_ROUNDINGS * step
     # What the reference makes without any rounding, as a lookup is, the candidate may round once.
     floor = max(left[1], step * ROUNDED_ONCE) if left[1] <= steps else steps / limit_of(site)
     enough = limit_of(site) if step <= FINE else CLEAR

@@ -13,7 +13,7 @@ from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, with_value
 from parity_audit.diagnose.fit.search import Difference, norm_of
 from parity_audit.diagnose.fit.settings import Explanation, Setting
-from parity_audit.diagnose.thresholds import CLEAR
+from parity_audit.diagnose.thresholds import CLEAR, FEW_ROUNDINGS, LITTLE
 from parity_audit.formulas.knob import REAL, ROUNDING
 from parity_audit.formulas.knobs import KNOBS
 
@@ -21,12 +21,7 @@ MORE_ON_ALL = 10.0
 """What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
 COARSE = 0.3
 """What values have to leave at most for a narrow dtype to be tried beside them, and with it: no rounding is as large."""
-STILL_WRONG = 0.1
-"""Of the numbers that are wrong without a narrow dtype, the share that the right place of one leaves wrong: those near the middle of
-two of its numbers. A wrong place leaves most of them wrong."""
 
-ROUNDINGS_OF_A_BLOCK = 16.0
-"""What a block that is run once more may leave, over what the sum behind it may: it rounds in a dozen places, and in long sums."""
 OF_A_BLOCK = "residual.repeated"
 
 
@@ -80,7 +75,7 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
     """
     if not all(starmap(_is_in_span, one.values.items())):
         return False
-    limit *= ROUNDINGS_OF_A_BLOCK if OF_A_BLOCK in one.values else 1.0
+    limit *= FEW_ROUNDINGS if OF_A_BLOCK in one.values else 1.0
     exact = {knob: value for knob, value in one.values.items() if KNOBS[knob].kind != ROUNDING}
     if one.residual <= limit or len(exact) == len(one.values) or one.residual > COARSE:
         return one.residual <= limit
@@ -94,7 +89,7 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
         return False
     without = min(shown, key=lambda other: float(other.norm()))
     wrong, before = (int((x.abs() > MORE_ON_ALL * limit / len(x) ** 0.5).sum()) for x in (off, without))
-    return wrong <= STILL_WRONG * before or (wrong <= before and one.residual * CLEAR <= float(without.norm()))
+    return wrong <= LITTLE * before or (wrong <= before and one.residual * CLEAR <= float(without.norm()))
 
 
 def _is_in_span(knob: str, value: Any) -> bool:

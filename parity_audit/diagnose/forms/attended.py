@@ -22,13 +22,11 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.forms.kinds import LEFT, NARROW, OWN_TOKENS, STEPS, late
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
+from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, NEAR
 from parity_audit.formulas.rotary import ADJACENT, HALF, joined_pairs, parts_of_pairs
 
 ROUNDING = 3e-7
 """What float32 leaves of an average over keys, relative: two or three roundings."""
-SURE = 1e-2
-"""Of their size: what rounding may become in values that the inverse of a pattern gives, for a token to be compared."""
 BESIDE = ("q", "k", "rot_q", "rot_k")
 
 
@@ -128,7 +126,7 @@ def solved(pattern: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     rms = z.square().mean((0, 2)).sqrt()
     error = ROUNDING * inverse.norm(dim=-1) * rms[:, None]
     size = v.square().mean().sqrt()
-    return values, (error <= SURE * size).all(0)
+    return values, (error <= NEAR * size).all(0)
 
 
 def neighbours(site: str) -> tuple[int, ...]:

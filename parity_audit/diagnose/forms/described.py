@@ -29,16 +29,9 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.limits import TINY
-from parity_audit.diagnose.forms.kinds import FREER, LEFT, PLAIN, SAME, Maker, hidden, ordered
+from parity_audit.diagnose.forms.kinds import FREER, LEFT, PLAIN, Maker, hidden, ordered
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.thresholds import CLEAR
-
-SOME = 0.98
-"""Share of the tokens or channels that differ from which all of them are said to: some may be right by chance."""
-MOST = 0.5
-"""Share of a head's channels that differ from which the whole head is said to."""
-FEW = 24
-"""Channels that are written out one by one."""
+from parity_audit.diagnose.thresholds import CLEAN, CLEAR, MAJORITY, NEARLY_ALL, SHOWN
 
 
 def described(pair: Pair) -> Form | None:
@@ -50,10 +43,10 @@ def descriptions(pair: Pair) -> Iterator[Form]:
     """Every description that fits, the shortest first; of those of a number or two those that leave about the least."""
     scale = max(float(pair.true.norm()), float(pair.own.norm()))
     gone = hidden(pair)
-    if gone is not None and gone.left < SAME:
+    if gone is not None and gone.left < CLEAN:
         yield _with_rest(gone, pair, pair)
         return
-    if pair.apart <= SAME * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
+    if pair.apart <= CLEAN * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
         return
     moved = ordered(pair)  # before channels that stay where they were are left out
     if moved is not None and moved.left < LEFT:
@@ -61,7 +54,7 @@ def descriptions(pair: Pair) -> Iterator[Form]:
     part, channels, tokens = _where_it_differs(pair)
     plain = list(_fitting(PLAIN, part))
     least = CLEAR * min((form.left for form in plain), default=0.0)
-    for form in (*sorted(plain, key=lambda form: form.left > max(least, SAME)), *_fitting(FREER, part)):
+    for form in (*sorted(plain, key=lambda form: form.left > max(least, CLEAN)), *_fitting(FREER, part)):
         yield dataclasses.replace(_with_rest(form, part, pair), channels=channels, tokens=tokens)
 
 
@@ -81,7 +74,7 @@ def _where_it_differs(pair: Pair) -> tuple[Pair, str, str]:
     """The channels and tokens that differ, and words for each where they are not all."""
     wrong = (pair.own - pair.true).abs() > 1e-4 * pair.true.square().mean().sqrt()
     tokens, channels = wrong.any(1), _whole_heads(wrong.any(0), pair.d_head)
-    some_channels, some_tokens = (int(some.sum()) < SOME * len(some) for some in (channels, tokens))
+    some_channels, some_tokens = (int(some.sum()) < NEARLY_ALL * len(some) for some in (channels, tokens))
     said = _channels(channels, pair.d_head) if some_channels else ""
     part = pair.at(
         tokens if some_tokens else torch.ones_like(tokens), channels if some_channels else torch.ones_like(channels)
@@ -94,7 +87,7 @@ def _whole_heads(wrong: Tensor, d_head: int) -> Tensor:
     if not d_head or len(wrong) % d_head:
         return wrong
     share = wrong.view(-1, d_head).double().mean(1)
-    return (share > 0).repeat_interleave(d_head) if bool(((share == 0) | (share >= MOST)).all()) else wrong
+    return (share > 0).repeat_interleave(d_head) if bool(((share == 0) | (share >= MAJORITY)).all()) else wrong
 
 
 def _channels(wrong: Tensor, d_head: int) -> str:
@@ -108,4 +101,4 @@ def _channels(wrong: Tensor, d_head: int) -> str:
         return f"channel {found[0]}"
     if found == list(range(found[0], found[-1] + 1)):
         return f"channels {found[0]} to {found[-1]}"
-    return f"channels {', '.join(map(str, found))}" if len(found) <= FEW else f"{len(found)} of {len(wrong)} channels"
+    return f"channels {', '.join(map(str, found))}" if len(found) <= SHOWN else f"{len(found)} of {len(wrong)} channels"

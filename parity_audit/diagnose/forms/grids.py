@@ -12,17 +12,15 @@ from torch import Tensor
 
 from parity_audit.core.limits import TINY
 from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.thresholds import CLEAN
+from parity_audit.formulas.rounding import LARGEST_INTEGERS
 
 MANTISSAS = {"float8_e5m2": 4, "float8_e4m3fn": 8}
-LARGEST_INTEGERS = {"int4": 7, "int8": 127}
-APART = 1e-5
-"""Of log2 of a mantissa, or a hundredth of a number of steps: a hundred roundings of float32. Neighbours on a grid are a thousand
-times as far apart."""
 OFTEN = 3
 """Numbers of a token for each value of the grid; with fewer of them any numbers would do."""
 EXACT_SHARE = 0.999
 """Share of the numbers, or of the tokens, that have to be on the grid of a narrow dtype next to the true ones, for a tensor to be
-called rounded to it: a number near the middle of two may fall to either side."""
+called rounded to it: a number near the middle of two may fall to either side, and a finer grid holds most of a coarser one."""
 FIRST = 8
 """Tokens, or heads of them, that are looked at before all: what is on no grid shows it there, a hundred times cheaper."""
 
@@ -47,7 +45,7 @@ def _is_on_grid(name: str, own: Tensor, true: Tensor) -> bool:
     apart = (own - true).abs()
     if name in LARGEST_INTEGERS:
         step = _steps(own, LARGEST_INTEGERS[name])
-        return _held(step > 0) and _held(apart <= step[:, None] * (0.5 + 100 * APART))
+        return _held(step > 0) and _held(apart <= step[:, None] * (0.5 + 100 * CLEAN))
     count = MANTISSAS[name]
     is_wide = own.shape[1] >= OFTEN * count
     return is_wide and _held(_mantissas(own) <= count) and _held(apart <= true.abs() / count + _least(own))
@@ -68,8 +66,8 @@ def _mantissas(own: Tensor) -> Tensor:
     logs = torch.log2(torch.frexp(own.abs()).mantissa)
     top = torch.where(own == 0, -torch.inf, logs).amax(1, keepdim=True)
     ordered = torch.where(own == 0, top, logs).sort(1).values
-    around = (ordered[:, 0] + 1 - ordered[:, -1]) > APART  # the next power of two follows the last one
-    return (ordered.diff(dim=1) > APART).sum(1) + around
+    around = (ordered[:, 0] + 1 - ordered[:, -1]) > CLEAN  # the next power of two follows the last one
+    return (ordered.diff(dim=1) > CLEAN).sum(1) + around
 
 
 def _steps(own: Tensor, largest: int) -> Tensor:
@@ -78,6 +76,6 @@ def _steps(own: Tensor, largest: int) -> Tensor:
     for count in range(largest, 0, -1):
         step = top / count
         multiples = own / step[:, None]
-        fits = (multiples - multiples.round()).abs().amax(1) <= 100 * APART
+        fits = (multiples - multiples.round()).abs().amax(1) <= 100 * CLEAN
         found = torch.where(fits, step, found)
     return found

@@ -14,23 +14,19 @@ from parity_audit.core.limits import TINY
 from parity_audit.diagnose.forms.grids import EXACT_SHARE, rounded_with_a_scale
 from parity_audit.diagnose.forms.order import order_of
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
+from parity_audit.diagnose.thresholds import ALIKE, CLEAN, FEWEST_TOKENS, MAJORITY
 from parity_audit.formulas.activations import NAMED
 
 LEFT = 0.02
 """Share of a difference that a description may leave."""
-SAME = 1e-5
-"""Relative difference from which tensors differ at all: a hundred roundings of float32."""
 NARROW = {
     "float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
-RANK, MOST_OF = 1e-3, 0.75
-"""Singular values of a difference that are less than the first share of its largest are rounding; a difference with more than the
-second share of all directions has no few directions, and one that moved tokens explains has to explain so many of them."""
+MOST_OF = 0.75
+"""A difference with more than this share of all directions has no few directions, and one that moved tokens explains has to explain
+so many of them."""
 CAP_OCTAVES = 8.0
 """A cap is searched up to so many doublings of the largest value that it lets through, where it does nothing."""
-MOSTLY = 0.5
-"""Share of the numbers that are gone where the others are called the largest ones of their token."""
 STEPS = (1, -1, 2, -2)
 """Tokens between a value and the one that stands in its place: a cache or a shift by one, or by both of two."""
 OWN_TOKENS = "each token's own"
@@ -62,7 +58,7 @@ def hidden(pair: Pair) -> Form | None:
     """One number far below all others, or -inf, in the place of all but the largest of each token, as samplers leave logits."""
     low = float(pair.own.min())
     gone = pair.own == low
-    if low >= float(pair.true.min()) or float(gone.double().mean()) < MOSTLY:
+    if low >= float(pair.true.min()) or float(gone.double().mean()) < MAJORITY:
         return None
     kept = (~gone).sum(1)
     few, many = int(kept.min()), int(kept.max())
@@ -73,7 +69,7 @@ def hidden(pair: Pair) -> Form | None:
 
 def _constant(pair: Pair) -> Form | None:
     value = float(pair.own.mean())
-    even = float((pair.own - value).abs().max()) <= SAME * abs(value)
+    even = float((pair.own - value).abs().max()) <= CLEAN * abs(value)
     return Form(kind="constant", value=value, usual="as computed", left=0.0) if even else None
 
 
@@ -95,7 +91,7 @@ def _projected(pair: Pair) -> Form | None:
     if min(apart.shape) < FEWEST_TOKENS:
         return None
     _, sizes, directions = torch.linalg.svd(apart, full_matrices=False)
-    rank = int((sizes > RANK * sizes[0]).sum())
+    rank = int((sizes > ALIKE * sizes[0]).sum())
     if rank > MOST_OF * min(apart.shape):
         return None
     v = directions[:rank]
@@ -204,7 +200,7 @@ def _plainly_summed(pair: Pair) -> Form | None:
 
 def _summed(pair: Pair) -> Form | None:
     """Least squares over the true value and the sites before it; only what has a share of its own is named."""
-    others = {name: x for name, x in pair.others.items() if float((x - pair.true).norm()) > SAME * float(x.norm())}
+    others = {name: x for name, x in pair.others.items() if float((x - pair.true).norm()) > CLEAN * float(x.norm())}
     names, columns = ["the true value", *others], [pair.true, *others.values()]
     if not others:
         return None

@@ -10,14 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
+from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, SHOWN
 
 PROJECTIONS = 8
 """Random directions over the tokens in which channels are compared: two that differ are alike in all of them by chance alone."""
 MOST_CHANNELS = 16384
 """Channels that are compared with each other: more take gigabytes."""
-FEW = 8
-"""Channels that are written out one by one."""
 
 
 def order_of(own: Tensor, true: Tensor, d_head: int) -> tuple[str, Tensor] | None:
@@ -49,7 +47,7 @@ def _matched(own: Tensor, true: Tensor) -> Tensor | None:
 def _taken(matched: Tensor) -> str:
     """Channels that hold what others should: two channels hold the same."""
     moved = (matched != torch.arange(len(matched))).nonzero()[:, 0].tolist()
-    if len(moved) > FEW:
+    if len(moved) > SHOWN:
         return f"{len(moved)} of {len(matched)} channels hold others"
     return ", ".join(f"channel {d} holds channel {int(matched[d])}" for d in moved)
 

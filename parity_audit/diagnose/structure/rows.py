@@ -7,11 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from parity_audit.diagnose.evidence import Evidence, KnobFit, Outcome, f64, gap, real
+from parity_audit.diagnose.thresholds import SAME_VALUE
 
 KNOB = "embed.rows"
 OWN_ROWS = "each token's own"
-SAME_ROW = 1e-4
-"""The distance of a direction from that of its row: float32 is a thousand times nearer, other rows are far."""
 
 
 def read(evidence: Evidence) -> list[Outcome]:
@@ -26,14 +25,14 @@ def read(evidence: Evidence) -> list[Outcome]:
     whose = _whose(table, tokens, torch.cat([f64(out[real(probe)]) for probe, out in shown]))
     if whose is None:
         return [gap(evidence, KNOB, "what enters is no multiple of the checkpoint's rows")]
-    return [KnobFit(knob=KNOB, layer=None, value=whose, stderr=None, residual=SAME_ROW, n=len(tokens), site="embed")]
+    return [KnobFit(knob=KNOB, layer=None, value=whose, stderr=None, residual=SAME_VALUE, n=len(tokens), site="embed")]
 
 
 def _whose(table: Tensor, tokens: Tensor, embed: Tensor) -> str | None:
     """Whose rows `[token d_model]` these are, where each is a multiple of a row of the table; None where one is not."""
     rows, seen = functional.normalize(table.float()), functional.normalize(embed)
     other = (seen.float() @ rows.T).argmax(1)
-    if float((functional.normalize(f64(table[other])) - seen).norm(dim=1).max()) > SAME_ROW:
+    if float((functional.normalize(f64(table[other])) - seen).norm(dim=1).max()) > SAME_VALUE:
         return None
     steps = set((other - tokens).tolist())
     wrong = int((other != tokens).sum())

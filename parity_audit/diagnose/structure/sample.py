@@ -13,15 +13,10 @@ from parity_audit.diagnose.evidence import Evidence, tokens_of
 from parity_audit.formulas.choices import OWN
 
 AS_STORED, NOT_STORED = OWN, "not the checkpoint's"
-CLEAN = 2e-5
-"""What float32 rounding may leave of a projection, relative: sums of ten thousand terms leave a hundred roundings."""
 LOW = ((torch.bfloat16, 1e-2), (torch.float16, 1.3e-3))
 """What smaller formats may leave: a few units in the last place."""
 EXPLAINS = 0.2
 """Share of what the checkpoint's weights leave that a cause may leave, where none leaves rounding."""
-NEARLY = 0.1
-"""Of the output: what a cause may leave where none leaves rounding. One that leaves more explains nothing, however much worse
-the others are: factors for every row leave 0.4 of keys that are cut off at 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,20 +13,15 @@ from parity_audit.core.limits import TINY
 from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
 from parity_audit.diagnose.fit.search import Fitted, shortened
 from parity_audit.diagnose.structure.sample import EXPLAINS, LOW, Answer, Projection, Sample
-from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS
+from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, NEAR, SHOWN
 from parity_audit.formulas.choices import MISSING, TIMES_OWN
+from parity_audit.formulas.rounding import LARGEST_INTEGERS
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-INT8, INT4 = 127, 7
-"""The largest whole number of each format, which the largest weight of a part becomes (symmetric, absolute maximum)."""
 BLOCKS = (32, 64, 128)
 """Inputs that share a scale in formats of 4 bits: those of llama.cpp, bitsandbytes and GPTQ."""
-PARTS = 8
-"""Ranges of rows that are written out."""
 SURE = 0.999
 """Correlation of an output with the one that it is: of a hundred tokens, other outputs of random weights stay below 0.5."""
-SAME_BIAS = 0.01
-"""Of its size: how far a bias that is read off few tokens may be from a multiple of the checkpoint's, to be one."""
 SIBLINGS = (("attn.q", "attn.k", "attn.v", "attn.o"), ("mlp.gate", "mlp.up"))
 
 
@@ -41,9 +36,9 @@ def _bias_in_words(extra: Tensor, known: Tensor | None) -> str:
     if known is None or float(known.norm()) == 0.0:
         return "one that the checkpoint does not have"
     times = 1 + float(extra @ known) / float(known @ known)
-    if relative_rms(extra - (times - 1) * known, extra) > SAME_BIAS:
+    if relative_rms(extra - (times - 1) * known, extra) > NEAR:
         return "another one"
-    return MISSING if abs(times) < SAME_BIAS else TIMES_OWN.format(f"{times:.4g}")
+    return MISSING if abs(times) < NEAR else TIMES_OWN.format(f"{times:.4g}")
 
 
 def scale(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
@@ -195,12 +190,14 @@ def _formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
             step = top / torch.finfo(dtype).max
             yield f"{kind} {name}", (weight / step).to(dtype).double() * step
     for name, top in _largest(weight):
-        step = top / INT8
+        step = top / LARGEST_INTEGERS["int8"]
         yield f"int8 {name}", (weight / step).round() * step
     for size in BLOCKS:
         if weight.shape[1] % size == 0:
             parts = rearrange(weight, "out (block size) -> out block size", size=size)
-            step = reduce(parts.abs(), "out block size -> out block 1", "max").clamp_min(TINY) / INT4
+            step = (
+                reduce(parts.abs(), "out block size -> out block 1", "max").clamp_min(TINY) / LARGEST_INTEGERS["int4"]
+            )
             yield f"int4 in blocks of {size}", ((parts / step).round() * step).flatten(1)
 
 
@@ -222,5 +219,5 @@ def ranges(numbers: list[int]) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    shown = [str(a) if a == b else f"{a}-{b}" for a, b in spans[:PARTS]]
-    return ", ".join(shown) + (" ..." if len(spans) > PARTS else "")
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in spans[:SHOWN]]
+    return ", ".join(shown) + (" ..." if len(spans) > SHOWN else "")
