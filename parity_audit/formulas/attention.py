@@ -21,8 +21,11 @@ from torch import Tensor
 
 from parity_audit.formulas.caps import capped
 from parity_audit.formulas.choices import (
+    AS_MINUS,
     BELOW_TOP,
     FULL,
+    LEFT_OUT,
+    LESS,
     OVER_HEADS,
     OVER_QUERIES,
     SOFTMAX,
@@ -51,9 +54,10 @@ def scores(
     softcap: float | str | None = None,
     penalties: Tensor | None = None,
     heads: Sequence[int] | None = None,
+    masked: str = LEFT_OUT,
     arithmetic: str = FULL,
 ) -> Tensor:
-    """What enters the softmax `[batch head query key]`, -inf where a key is hidden.
+    """What enters the softmax `[batch head query key]`, -inf where a key is left out.
 
     Args:
         q: `[batch query head d_head]`.
@@ -63,6 +67,7 @@ def scores(
         softcap: bound of the scores, see `caps.capped`.
         penalties: of ALiBi `[batch head query key]`, or one for all queries (see `alibi`).
         heads: the key-value head that each query head reads, see `shared_evenly`.
+        masked: what becomes of the scores of the other keys, one of `choices.LEFT_OUT`, `LESS` and `AS_MINUS`.
         arithmetic: of the products, one of `choices.PLACES_IN_SCORES` behind a dtype.
     """
     step = steps_of(arithmetic)
@@ -78,7 +83,10 @@ def scores(
     products = capped(products, softcap)
     if penalties is not None:
         products = products + penalties.to(products)
-    return products.masked_fill(~seen, -torch.inf)
+    less, size = number_in(masked, LESS), number_in(masked, AS_MINUS)
+    if less is not None:
+        return torch.where(seen, products, products - less)
+    return products.masked_fill(~seen, -torch.inf if size is None else -size)
 
 
 def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:

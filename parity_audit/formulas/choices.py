@@ -178,7 +178,10 @@ CLAMPED = "clamped at {}"
 """A bound beyond which a number is cut off, where a soft-cap would bend it."""
 WITH_MORE = "softmax with {} added to the sum"
 """A softmax of which a number is added to the sum that it divides by."""
-OTHER_LAWS = (CLAMPED, WITH_MORE)
+LEFT_OUT, LESS, AS_MINUS = "left out", "kept, less {}", "kept as -{}"
+"""What becomes of the score of a key that a query may not see: the latter two are masks of a finite number, taken from the score
+or put in its place (as by a mask in front of a soft-cap, which makes minus its bound of it)."""
+OTHER_LAWS = (CLAMPED, WITH_MORE, LESS, AS_MINUS)
 """Words with a number that say another law than the usual one, and not a multiple of what the checkpoint holds."""
 SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", WITH_MORE.format(1)
 OVER_QUERIES, OVER_HEADS = "softmax over queries", "softmax over heads"

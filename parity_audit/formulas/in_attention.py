@@ -50,7 +50,8 @@ def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None)
     _refuse_products(products, q, by_shift=alone and _is_power_of_two(scale))
     made = attention.scores(
         q if rows is None else q[:, rows], k, seen,
-        scale=scale, softcap=softcap, penalties=penalty, heads=read_by_heads(at, "k"), arithmetic=products,
+        scale=scale, softcap=softcap, penalties=penalty, heads=read_by_heads(at, "k"),
+        masked=at.knob("attention.masked"), arithmetic=products,
     )  # fmt: skip
     made = made if bias is None else made + by_distance(bias, chosen, k.shape[1]).to(made)
     arithmetic = at.knob("attention.softmax_dtype")

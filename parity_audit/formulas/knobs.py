@@ -11,6 +11,7 @@ from typing import Any
 
 from parity_audit.formulas.choices import (
     ACTIVATIONS,
+    AS_MINUS,
     BOTH,
     BY_PART,
     CACHED,
@@ -35,6 +36,8 @@ from parity_audit.formulas.choices import (
     LARGEST,
     LAST_KEYS,
     LAWS,
+    LEFT_OUT,
+    LESS,
     LOST,
     MASKS,
     MEASURED_ACTIVATIONS,
@@ -206,6 +209,8 @@ ROWS: tuple[Knob, ...] = (
          span=(1, 1e6), optional=True, confused_with=("attention.window",)),
     Knob("attention.mask", CHOICE, "scores", "Which keys a query may attend to.", "causal", MASKS, judged=True,
          counted=(WHOLE_PREFIX, HIDDEN_START)),
+    Knob("attention.masked", CHOICE, "scores", "What becomes of the scores of the keys that it may not attend to.", LEFT_OUT,
+         (LEFT_OUT,), judged=True, measured={LESS: 10.0, AS_MINUS: 10.0}),
     Knob("attention.heads", REAL, "z", "Factor on what a head attended to: one number, or one per head.", 1.0, span=SHIFT,
          judged=True, per_head=True),
     Knob("attention.bias", STRUCTURE, "scores", "What is added to scores at a distance between query and key, by distance.",

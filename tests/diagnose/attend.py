@@ -27,9 +27,10 @@ def attention(
     absolute: bool = False, hide: tuple[str, ...] = (), heads: int = HEADS, kv: int = KV, seed: int = 0,
     probes: tuple = PROBES, q_times: float = 1.0, weights: dict[str, Tensor] | None = None, k_map: object = None,
     low_inputs: Callable[[Tensor], Tensor] = lambda x: x, low_products: Callable[[Tensor], Tensor] = lambda x: x,
-    before_scale: bool = False, gate: Tensor | None = None, **knobs: object,
+    before_scale: bool = False, gate: Tensor | None = None,
+    masked: Callable[[Tensor], Tensor] = lambda s: torch.full_like(s, -math.inf), **knobs: object,
 ):  # fmt: skip
-    """One layer. `mask(n)` is over real tokens; `scale` one number, or one per head."""
+    """One layer. `mask(n)` is over real tokens; `scale` one number, or one per head; `masked(s)` the scores of hidden keys."""
     sites: dict[tuple[str, str], Tensor] = {}
     for at, item in enumerate(probes):
         g = torch.Generator().manual_seed(100 * seed + at)
@@ -56,7 +57,8 @@ def attention(
             see[row][index[:, None], index[None]] = mask(len(index))
         blind = ~see.any(-1)
         see[blind] |= torch.eye(n, dtype=torch.bool).expand_as(see)[blind]
-        s = low_scores(s).masked_fill(~see[:, None], -math.inf)
+        s = low_scores(s)
+        s = torch.where(see[:, None], s, masked(s))
         total = s * temperature
         if sinks is not None:
             total = torch.cat([total, sinks.to(dtype)[None, :, None, None].expand(*s.shape[:3], 1)], -1)

@@ -256,6 +256,29 @@ def test_masks_written_as_large_negative_numbers():
         assert told({0: _with(own, finite)}, attention(torch.float64)) == {}
 
 
+@pytest.mark.parametrize("hide", SIGHTS)
+@pytest.mark.parametrize(
+    ("masked", "said"),
+    [
+        (lambda s: s - 8.0, "kept, less 8"),
+        (lambda s: s - 3.5, "kept, less 3.5"),
+        (lambda s: torch.full_like(s, -5.0), "kept as -5"),
+    ],
+)
+def test_masks_of_a_finite_number(hide: tuple[str, ...], masked: Callable[[Tensor], Tensor], said: str):
+    found = told(attention(masked=masked, hide=hide), attention(torch.float64))
+
+    assert {knob: item.candidate_value for knob, item in found.items()} == {"attention.masked": said}
+
+
+def test_a_mask_in_front_of_a_soft_cap():
+    reference = attention(torch.float64, cap=30.0, attention__softcap=30.0)
+
+    found = told(attention(cap=30.0, masked=lambda s: torch.full_like(s, -30.0), attention__softcap=30.0), reference)
+
+    assert {knob: item.candidate_value for knob, item in found.items()} == {"attention.masked": "kept as -30"}
+
+
 def test_a_window_that_keeps_the_first_keys_in_sight():
     """Streaming with attention sinks: neither number alone leaves rounding."""
 

@@ -392,7 +392,7 @@ def _masked(mask: Tensor | None, query: Tensor, key: Tensor, plant: Plant) -> Te
         return torch.where(seen, own, low).to(query.dtype)
     if "forget" in plant:
         seen = seen & (j >= plant["forget"])
-    out = torch.where(seen, 0.0, low).to(query.dtype)
+    out = torch.where(seen, 0.0, -plant["less"] if "less" in plant else low).to(query.dtype)
     if "alibi" in plant:
         slopes = torch.tensor([2.0 ** (-8 * (h + 1) / query.shape[1]) for h in range(query.shape[1])]) * plant["alibi"]
         out = out + slopes[None, :, None, None] * (j - i).clamp(max=0)
