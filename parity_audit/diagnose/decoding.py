@@ -19,7 +19,7 @@ from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.agreement import SIGMAS, is_number, same
 from parity_audit.diagnose.evidence import Evidence
 from parity_audit.diagnose.extent import DECODED, ONE_AT_A_TIME, SEVERAL_AT_A_TIME, is_of_decoding, only_where
-from parity_audit.diagnose.findings import is_by_formula, places_of, stderr_of, unexplained
+from parity_audit.diagnose.findings import is_by_formula, is_nearly, places_of, stderr_of, unexplained
 from parity_audit.diagnose.fit.causes import departing
 from parity_audit.diagnose.fit.settings import Setting
 from parity_audit.diagnose.fitting import ATTENTION, ByLayer, causes_at
@@ -142,7 +142,7 @@ def not_in(whole: Sequence[Finding], decoded: Sequence[Finding], suspects: Colle
     """
     new = [
         item for item in decoded
-        if not any(says_the_same(item, known) or _rounds(known, item) for known in whole)
+        if not any(says_the_same(item, known) or _rounds(known, item) or _nears(known, item) for known in whole)
     ]  # fmt: skip
     knobs = {item.knob for item in whole}
 
@@ -157,6 +157,12 @@ def _rounds(whole: Finding, decoded: Finding) -> bool:
     likely to look like another constant."""
     same_place = places_of(whole) & places_of(decoded)
     return whole.knob.endswith(".dtype") and decoded.kind == "constant" and bool(same_place)
+
+
+def _nears(whole: Finding, decoded: Finding) -> bool:
+    """Whether weights nearly make what a projection makes, in whole runs and in decoded tokens: the numbers of a description that
+    leaves more than rounding depend on the tokens that it was read off."""
+    return is_nearly(whole) and is_nearly(decoded) and whole.knob == decoded.knob and _share_layers(whole, decoded)
 
 
 def says_the_same(a: Finding, b: Finding) -> bool:

@@ -21,7 +21,7 @@ from parity_audit.core.types import KnobValue, NotTested, Probe
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.confidence import DESCRIBED, confidence
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, f64, real
-from parity_audit.diagnose.findings import MADE_BY, shown
+from parity_audit.diagnose.findings import MADE_BY, is_nearly, remainder_of, shown
 from parity_audit.diagnose.forms.attended import attended, averaged, neighbours
 from parity_audit.diagnose.forms.described import described, descriptions
 from parity_audit.diagnose.forms.pair import Form, Pair
@@ -95,13 +95,7 @@ def _says_the_same(one: Finding, other: Finding) -> bool:
 def _described(finding: Finding, sides: Replayed) -> list[Finding]:
     if finding.kind == "unexplained":
         return _explained(finding, sides)
-    nearly = finding.knob.startswith("weights.") and _remainder(finding) > CLEAN
-    return _better(finding, sides) if nearly or finding.candidate_value == NOT_STORED else [finding]
-
-
-def _remainder(finding: Finding) -> float:
-    """The share of a projection's output that a finding leaves, in the layer where that is most."""
-    return max((float(fact.get("unexplained") or 0.0) for fact in finding.evidence.get("candidate", [])), default=0.0)
+    return _better(finding, sides) if is_nearly(finding) or finding.candidate_value == NOT_STORED else [finding]
 
 
 def _better(finding: Finding, sides: Replayed) -> list[Finding]:
@@ -113,7 +107,7 @@ def _better(finding: Finding, sides: Replayed) -> list[Finding]:
     found = _explained(asked, sides)
     if any(item.kind == "unexplained" for item in found):
         return [finding]
-    clear = all(CLEAR * float(item.evidence["unexplained"]) < _remainder(finding) for item in found)
+    clear = all(CLEAR * float(item.evidence["unexplained"]) < remainder_of(finding) for item in found)
     return found if clear or finding.candidate_value == NOT_STORED else [finding]
 
 

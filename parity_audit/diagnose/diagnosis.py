@@ -40,7 +40,7 @@ from parity_audit.diagnose.routing import route_of
 from parity_audit.specs.view import dims
 
 DETAIL_SITES = (
-    "q", "k", "v", "rot_q", "rot_k", "z", "z_gated", *DELTA_SITES,
+    "kv_latent", "q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "z", "z_gated", *DELTA_SITES,
 )  # fmt: skip
 """Of a block in which a long text departs: what attention is made of, and its result, but for the matrices between them."""
 

@@ -33,6 +33,7 @@ from parity_audit.diagnose.evidence import FORMULA, POINTS, KnobFit, KnobSpec, s
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.projections import PROJECTIONS, bias_knob
 from parity_audit.diagnose.structure.sample import AS_STORED, NOT_STORED
+from parity_audit.diagnose.thresholds import CLEAN
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.knobs import KNOBS, ROWS, meant
@@ -292,6 +293,16 @@ def places_of(finding: Finding) -> set[str]:
     facts = [fact for fact in finding.evidence.get("candidate", []) if "read_from" in fact]
     read = {_whole_name(fact["layer"], str(fact["read_from"])) for fact in facts}
     return read | set(finding.evidence.get("consistent_but_not_decisive", []))
+
+
+def remainder_of(finding: Finding) -> float:
+    """The share of a component that the candidate's value leaves, in the layer where that is most."""
+    return max((float(fact.get("unexplained") or 0.0) for fact in finding.evidence.get("candidate", [])), default=0.0)
+
+
+def is_nearly(finding: Finding) -> bool:
+    """Whether a projection is said to have other weights that make nearly what it makes, and no more than that."""
+    return finding.knob.startswith("weights.") and remainder_of(finding) > CLEAN
 
 
 def stderr_of(finding: Finding, side: str) -> float:

@@ -7,9 +7,11 @@ from judged import apart, judged
 from safetensors.torch import load_file, save_file
 
 from parity_audit.backends.spec import SpecBackend
-from parity_audit.core.sites import site_order
+from parity_audit.core.sites import local_name, site_order
 from parity_audit.core.types import Edit
 from parity_audit.core.wire import FLOAT64, NATIVE, ApplyRequest, LoadRequest, RunRequest
+from parity_audit.diagnose.diagnosis import DETAIL_SITES
+from parity_audit.diagnose.fit.sides import MATRICES, OF_THE_LENGTH
 from parity_audit.specs.facts import decoder_facts
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
@@ -48,6 +50,21 @@ def test_what_a_site_is_made_of_stands_before_it(architecture):
     read = {(site, one) for site, inputs in chain.read.items() for one in inputs}
     assert {(site, one) for site, one in read if site_order(one) >= site_order(site)} == set()
     assert {f"blocks.0.{name}" for name in ("attn_proj", "mlp_proj")} <= {one for _, one in read}
+
+
+def test_what_attention_is_made_of_is_captured_of_long_texts_too(architecture):
+    """Else an error of it would be one of the rotation, which is made of it."""
+    chain = judged(architecture).chain
+    chain.computed("logits")
+
+    read = {
+        local_name(one)
+        for site, inputs in chain.read.items()
+        if local_name(site) in OF_THE_LENGTH and site.startswith("blocks.")
+        for one in inputs
+    }
+    assert read
+    assert read <= {*DETAIL_SITES, *MATRICES}
 
 
 def loaded(architecture, settings=None):

@@ -272,6 +272,22 @@ def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
     return Form(kind="norm", value=words, usual="as computed", left=pair.left((scale * true).view_as(pair.own)))
 
 
+def _normed_with_gain(pair: Pair) -> Form | None:
+    """Heads, or whole tokens, that all have one size, times a factor for each of their components."""
+    found = []
+    for width, who in ((pair.d_head, "each head "), (pair.true.shape[1], "")):
+        if width < FEWEST_TOKENS or pair.true.shape[1] % width or len(pair.own) < FEWEST_TOKENS:
+            continue
+        rows = pair.true.reshape(-1, width)
+        unit = rows / rows.square().mean(1, keepdim=True).sqrt().clamp_min(TINY)
+        gain = (pair.own.reshape(-1, width) * unit).sum(0) / unit.square().sum(0).clamp_min(TINY)
+        words = f"{who}{NORMALISED}, times {float(gain.min()):.4g} to {float(gain.max()):.4g} per channel"
+        found.append(
+            Form(kind="norm", value=words, usual="as computed", left=pair.left((unit * gain).view_as(pair.own)))
+        )
+    return min(found, key=lambda form: form.left, default=None)
+
+
 def _evenly_normed(pair: Pair) -> Form | None:
     """Tokens or heads that all have one size."""
     found = [
@@ -286,5 +302,15 @@ PLAIN: tuple[Maker, ...] = (
     _curved, _evenly_normed,
 )  # fmt: skip
 """Descriptions of a number or two: the one that leaves least is right, or the first of those that leave about as little."""
-FREER: tuple[Maker, ...] = (_biased, _one_added, _gained, _normed, _normed_heads, _plainly_summed, _projected, _summed)
+FREER: tuple[Maker, ...] = (
+    _biased,
+    _one_added,
+    _gained,
+    _normed_with_gain,
+    _normed,
+    _normed_heads,
+    _plainly_summed,
+    _projected,
+    _summed,
+)
 """Descriptions with a number for each channel, token or site: the first that fits."""
