@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parity_audit.core.errors import LESS_MEMORY, BackendFailed, EnvFailed, NotJudged, WorkerDied
+from parity_audit.core.errors import LESS_MEMORY, BackendFailed, CannotRun, EnvFailed, NotJudged, WorkerDied
 from parity_audit.core.wire import (
     PROTOCOL,
     WIRE_FD_ENV,
@@ -37,6 +37,7 @@ HINTS = {
     "out-of-memory": LESS_MEMORY,
     "disk-full": "free some space, or point PARITY_AUDIT_CACHE and --out at another disk",
     "backend-failed": "the log has the whole traceback",
+    CannotRun.default_code: "another release, or another backend",
     "missing-tensors": "the loader would fill them with random numbers; give the complete checkpoint",
     "name-not-in-release": "a checkpoint of an architecture that the release has: `name=` of the backend says which, "
     "as in transformer_lens==2.18.0,name=meta-llama/Llama-3.2-1B",

@@ -170,6 +170,17 @@ def test_llama_3_2_in_2024(tmp_path):
     assert report.reference.self_check == ()  # that release cannot change its attention over while it runs
 
 
+@pytest.mark.parametrize("model", ["allenai/OLMoE-1B-7B-0924", "mistralai/Mixtral-8x7B-v0.1"])
+def test_a_mixture_of_transformers_4_is_clean(tmp_path, model):
+    """Its gate is a linear module, and the block itself chooses and weighs experts that it keeps in a list."""
+    report = audit(tmp_path, model, "hf", "hf==4.45.2", probes=SHORT)
+    shown = {delta.site for delta in report.candidates[0].sites}
+
+    assert report.candidates[0].verdict in (Verdict.EXACT, Verdict.PARITY)
+    assert findings(report) == {}
+    assert {"blocks.0.mlp.router_logits", "blocks.0.mlp_out"} <= shown
+
+
 def test_sdpa_drops_the_soft_cap_of_gemma_2(tmp_path):
     report = audit(tmp_path, "gemma-2-2b-it", "hf", "hf,attn_implementation=sdpa", probes=SHORT)
     found = findings(report)

@@ -69,6 +69,15 @@ def test_a_tensor_that_the_loader_would_draw_is_an_error(folder, change, says):
     assert caught.value.code == "missing-tensors"
 
 
+def test_an_architecture_that_transformers_does_not_have_is_no_failure_of_it(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "llama9"}))
+    checkpoint = Checkpoint(repo_id="x", path=str(folder))
+    with pytest.raises(NotJudged, match="no model type `llama9`") as caught:
+        HfBackend().load(LoadRequest(checkpoint=checkpoint, dtype="float32", device="cpu"))
+    assert caught.value.code == "cannot-run"
+
+
 def test_every_released_config_is_accepted():
     models = [(spec, entry.config) for spec in list_specs() for entry in spec.content.models.values()]
     for spec, config in models:
