@@ -24,6 +24,7 @@ from parity_audit.diagnose.fit.causes import departing
 from parity_audit.diagnose.fit.settings import Setting
 from parity_audit.diagnose.fitting import ATTENTION, ByLayer, causes_at
 from parity_audit.diagnose.localise import component_of
+from parity_audit.formulas.knobs import KNOBS
 
 READS_OTHERS = (*ATTENTION, "rope", "pos_embed", "delta")
 """Components that make a token of the tokens before it or of its position."""
@@ -123,8 +124,9 @@ def _part_of(site: str) -> tuple[int | None, str]:
 
 
 def _settings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The candidate's values by findings that a formula explains: all that a layer has together, and each alone."""
-    fitted = [item for item in findings if is_by_formula(item)]
+    """The candidate's values by findings that a formula explains: all that a layer has together, and each alone. What a projection's
+    weights are is no knob of a formula."""
+    fitted = [item for item in findings if item.knob in KNOBS and is_by_formula(item)]
     layers = dict.fromkeys(layer for item in fitted for layer in item.layers or (None,))
     together = [
         {item.knob: item.candidate_value for item in fitted if item.layers is None or layer in item.layers}

@@ -283,6 +283,14 @@ def test_steps_that_a_cause_of_whole_runs_explains_hide_nothing_of_the_others():
     ]  # fmt: skip
 
 
+def test_beside_wrong_weights_of_whole_runs_decoded_tokens_are_read():
+    lost = attention(probes=(DECODED, CONTINUED), mask=later(lambda query, key: key >= 4), hide=HIDDEN)[0]
+    facts = {"candidate": [{"explained_by": "formula", "layer": 0, "read_from": "attn_proj"}]}
+    whole = [replace(cause("weights.attn.o.scale", 0.8), evidence=facts)]
+
+    assert [found[:2] for found in where_said({0: lost}, whole)] == [("cache.keys", "not the first 4")]
+
+
 def test_what_whole_runs_leave_unexplained_is_not_explained_by_single_tokens():
     """A softmax over tokens is 1 for a token by itself, which equal weights of the experts would explain."""
     decoded = [f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("mlp.router_weights", "z", "q")]
