@@ -284,11 +284,15 @@ def test_steps_that_a_cause_of_whole_runs_explains_hide_nothing_of_the_others():
 
 
 def test_beside_wrong_weights_of_whole_runs_decoded_tokens_are_read():
-    lost = attention(probes=(DECODED, CONTINUED), mask=later(lambda query, key: key >= 4), hide=HIDDEN)[0]
-    facts = {"candidate": [{"explained_by": "formula", "layer": 0, "read_from": "attn_proj"}]}
-    whole = [replace(cause("weights.attn.o.scale", 0.8), evidence=facts)]
+    """A constant and the weights of one layer are no setting of one formula."""
+    own = attention(probes=(DECODED, CONTINUED), scale=9.0, mask=causal, hide=HIDDEN)[0]
+    facts = {"candidate": [{"explained_by": "formula", "layer": 0, "read_from": "z"}]}
+    whole = [
+        replace(cause(knob, value), evidence=facts)
+        for knob, value in (("attention.scale", 9.0), ("weights.attn.o.scale", 0.8))
+    ]
 
-    assert [found[:2] for found in where_said({0: lost}, whole)] == [("cache.keys", "not the first 4")]
+    assert where_said({0: own}, whole) == []
 
 
 def test_what_whole_runs_leave_unexplained_is_not_explained_by_single_tokens():
