@@ -85,7 +85,7 @@ def _spec_s_value(cause: Finding, plan: SidePlan, version: str) -> tuple[Edit, .
 
 def compare_with(given: Reference, causes: Sequence[Finding]) -> list[str]:
     """The command that replaces a reference whose self-check shows that it departs, as a line of that self-check."""
-    plan, version = given.session.plan, given.session.description().version
+    plan, version = given.session.plan, given.session.description().release
     found = remedy(plan, version, causes, judged_by_definition=given.definition is not None) if causes else None
     return [] if found is None or found.edits else [f"compare with `-r {found.ref}`, which should follow the spec"]
 
@@ -106,7 +106,7 @@ class RightReferences:
         self, given: Reference, causes: Sequence[Finding], *, run: bool
     ) -> tuple[RightReference, Reference | None] | NotTested:
         """What to take in place of `given`, and its captures where it was to be run and could be."""
-        plan, version = given.session.plan, given.session.description().version
+        plan, version = given.session.plan, given.session.description().release
         found = remedy(plan, version, causes, judged_by_definition=given.definition is not None)
         knobs = tuple(dict.fromkeys(cause.knob for cause in causes))
         if found is None:

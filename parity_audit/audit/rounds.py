@@ -139,7 +139,7 @@ def peel(case: Audited, state: State) -> None:
 
 def _patched(case: Audited, state: State, new: Sequence[Finding], name: str) -> bool:
     """Whether these findings called for patches that the model has a place for; then they are in force and were run."""
-    version = case.session.description().version
+    version = case.session.description().release
     proposals, gaps = propose(
         new, case.session.plan, version, known=state.findings, rewritten=state.rewritten,
         match_reference=state.match_reference,

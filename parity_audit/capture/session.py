@@ -145,7 +145,7 @@ class Session:
 
     def weights(self) -> tuple[WeightPrint, ...]:
         """Fingerprints of every checkpoint tensor in the live model."""
-        version = self.description().version
+        version = self.description().release
         plan = self.plan
         stored = stored_names(Path(plan.checkpoint.path))
         taps = weight_taps(plan.spec, plan.backend_key, plan.config, version, stored)

@@ -67,9 +67,9 @@ def take_capture(
     """
     description = session.description()
     plan = session.plan
-    every_tap = taps(plan.spec, plan.backend_key, plan.config, description.version)
+    every_tap = taps(plan.spec, plan.backend_key, plan.config, description.release)
     entries: list[Entry] = []
-    promised = not_visible(plan.spec, plan.backend_key, plan.config, description.version)
+    promised = not_visible(plan.spec, plan.backend_key, plan.config, description.release)
     hidden: dict[str, Sequence[NotVisible]] = {}
     gaps: list[NotTested] = []
     raised: dict[str, str] = {}

@@ -108,7 +108,7 @@ def named_hooks(sides: Sides) -> NamedHooks:
         NotJudged: the backend failed.
     """
     plan, about = sides.candidate.plan, sides.candidate.description()
-    every = hooks(plan.spec, plan.backend_key, plan.config, about.version)
+    every = hooks(plan.spec, plan.backend_key, plan.config, about.release)
     if not every:
         return NamedHooks(hooks=(), says={}, not_tested=())
     probe = chosen_probe(sides.judge.probes)

@@ -122,7 +122,7 @@ class _Runs:
 
     def __init__(self, sides: EditedSides, probe: Probe) -> None:
         self.sides, self.probe = sides, probe
-        plan, version = sides.candidate.plan, sides.candidate.description().version
+        plan, version = sides.candidate.plan, sides.candidate.description().release
         by_name = hooks(plan.spec, plan.backend_key, plan.config, version)
         self.by_name = {hook.name: hook.tap for hook in by_name}
         self.candidate = self._run(sides.candidate, {}, NATIVE)
@@ -198,7 +198,7 @@ class _Runs:
 def _taps(session: Session) -> tuple[SiteTap, ...]:
     """Where the spec says that the sites of this session's release are."""
     plan = session.plan
-    return taps(plan.spec, plan.backend_key, plan.config, session.description().version)
+    return taps(plan.spec, plan.backend_key, plan.config, session.description().release)
 
 
 def _rms(value: Tensor) -> float:

@@ -131,7 +131,7 @@ def set_to(bench: Bench, moved: Moved, amount: float) -> bool:
     """Move the constant in the live judge. Live edits only: a fresh load per constant would cost more than the audit."""
     session, number = bench.session, moved.value + amount
     value = moved.given(int(number) if moved.knob in COUNTS else number)
-    plan, version = session.plan, session.description().version
+    plan, version = session.plan, session.description().release
     found = edits(plan.spec, plan.backend_key, moved.knob, value, plan.config, version, {})
     live: tuple[Edit, ...] = tuple(edit for edit in found or () if edit.op != "load")
     if live:

@@ -287,3 +287,9 @@ class Description:
     not_run: tuple[NotTested, ...] = ()
     ranks_differ: tuple[RankValue, ...] = ()
     text_paths: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def release(self) -> str:
+        """The engine's version and that of the transformers beneath it, as a spec's variants ask for them: `3.0.0 on 5.5.4`."""
+        beneath = self.versions.get("transformers")
+        return f"{self.version} on {beneath}" if beneath else self.version

@@ -44,7 +44,7 @@ def visible(session: Session) -> tuple[SiteTap, ...]:
     """Taps of what a module shows `[batch, pos, ...]`. Matrices of attention have other shapes in every step, and taps that
     guess how a port computes would compare the guesses."""
     about, plan = session.description(), session.plan
-    every = taps(plan.spec, plan.backend_key, plan.config, about.version)
+    every = taps(plan.spec, plan.backend_key, plan.config, about.release)
     return tuple(tap for tap in every if not tap.assumes and not tap.site.endswith(ATTENTION_SITES))
 
 

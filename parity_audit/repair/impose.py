@@ -76,7 +76,7 @@ def _way(finding: Finding, known: Mapping[str, KnobValue], reference: Session) -
         )
     if is_of_one_sublayer(finding):
         return Way(finding=finding, why=ONE_SETTING)
-    plan, version = reference.plan, reference.description().version
+    plan, version = reference.plan, reference.description().release
     own = imposed_value(finding)
     value = own if value_by_layer(own, finding, plan) is None else known[finding.knob]
     found = edits(

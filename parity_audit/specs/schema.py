@@ -5,11 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from parity_audit.core.errors import UsageError
+
+BENEATH = "transformers "
+"""Begins the versions of a variant that speaks of the transformers whose modules another engine runs."""
+
+
+def _specifier(versions: str) -> str:
+    try:
+        SpecifierSet(versions.removeprefix(BENEATH))
+    except InvalidSpecifier as error:
+        raise ValueError(f"{error}; versions are written as `<5`, `>=5,<5.6` or `{BENEATH}<5`") from None
+    return versions
 
 
 class _Strict(BaseModel):
@@ -118,11 +130,12 @@ class BackendKnob(_Strict):
 class BackendVariant(_Strict):
     """What is different in some releases of a backend; merged over the section. `null` deletes.
 
+    `versions` are those of the backend's package (`<5`), or of the transformers beneath it (`transformers <5`).
     `cannot_in` is why these releases do not run the architecture on a kind of device in a dtype, by both:
     `cpu float32`; `cpu` alone is every dtype there.
     """
 
-    versions: str
+    versions: Annotated[str, AfterValidator(_specifier)]
     sites: dict[str, SiteEntry | None] = {}
     not_visible: dict[str, str | None] = {}
     weights: dict[str, WeightEntry | None] = {}

@@ -11,7 +11,16 @@ from parity_audit.core.types import Description, KnobValue, NotVisible, SiteTap,
 from parity_audit.specs.as_program import SPEC, own_section
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate
-from parity_audit.specs.schema import BackendKnob, BackendSection, ResolvedKnob, RoleEntry, SiteEntry, Spec, WeightEntry
+from parity_audit.specs.schema import (
+    BENEATH,
+    BackendKnob,
+    BackendSection,
+    ResolvedKnob,
+    RoleEntry,
+    SiteEntry,
+    Spec,
+    WeightEntry,
+)
 from parity_audit.specs.wrapped import WRAPPED_IN
 
 
@@ -70,8 +79,16 @@ def joined(values: list[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else values
 
 
+def is_of(release: str, versions: str) -> bool:
+    """Whether a release (`Description.release`, or a version alone) is among those of a variant: `<5` of the engine itself,
+    `transformers <5` of what runs beneath it. An unknown one is not."""
+    own, _, beneath = release.partition(" on ")
+    asked = beneath if versions.startswith(BENEATH) else own
+    return bool(asked) and asked in SpecifierSet(versions.removeprefix(BENEATH), prereleases=True)
+
+
 def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
-    """The backend's section with the variants of this release merged over it."""
+    """The backend's section with the variants of this release merged over it: a version, or `Description.release`."""
     base = (
         own_section(spec.content) if backend_key == SPEC else spec.content.backends.get(backend_key, BackendSection())
     )
@@ -79,7 +96,7 @@ def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
         name: dict(getattr(base, name)) for name in ("sites", "not_visible", "weights", "knobs", "known")
     }
     for variant in base.variants:
-        if version and version in SpecifierSet(variant.versions, prereleases=True):
+        if is_of(version, variant.versions):
             for name, entries in parts.items():
                 entries.update(getattr(variant, name))
     present: dict[str, Any] = {name: _present(entries) for name, entries in parts.items()}
@@ -91,7 +108,7 @@ def cannot(
 ) -> str:  # fmt: skip
     """Why this release of a backend does not run a model with this config; empty where it does, as far as the spec knows."""
     base = spec.content.backends.get(backend_key, BackendSection())
-    own = [item for item in base.variants if version and version in SpecifierSet(item.versions, prereleases=True)]
+    own = [item for item in base.variants if is_of(version, item.versions)]
     alone = "" if config.get(WRAPPED_IN) else base.cannot_alone
     kind = device.partition(":")[0]
     said = (item.cannot or item.cannot_in.get(f"{kind} {dtype}") or item.cannot_in.get(kind) for item in own)
@@ -280,7 +297,7 @@ def effective_values(
     spec: Spec, backend_key: str, about: Description, config: Mapping[str, Any]
 ) -> dict[str, KnobValue]:
     """Live readings as knob values; equal values of all layers become one."""
-    knobs = section(spec, backend_key, about.version).knobs
+    knobs = section(spec, backend_key, about.release).knobs
     found: dict[str, KnobValue] = {}
     for knob, raw in about.effective.items():
         entry = knobs.get(knob)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from parity_audit.core.errors import SpecError
+from parity_audit.core.types import Description
 from parity_audit.specs.load import load_spec
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edit_note
-from parity_audit.specs.view import taps, weight_taps
+from parity_audit.specs.view import section, taps, weight_taps
 
 FAMILY = """
 architecture: (family)
@@ -34,6 +38,19 @@ extends: family
 models: {a/b: {config: {num_hidden_layers: 3, hidden_size: 4}}}
 backends:
   vllm: {sites: {"blocks.{l}.mlp_out": {module: "layers.{l}.mlp"}}, not_visible: {"blocks.{l}.z": null}}
+"""
+MODULES = """
+architecture: Modules
+dims: {n_layers: num_hidden_layers, d_model: hidden_size}
+models: {a/b: {config: {num_hidden_layers: 3, hidden_size: 4}}}
+backends:
+  hf:
+    sites: {embed: {module: now}}
+    variants: [{versions: "<5", sites: {embed: {module: before}}}]
+  nnsight: {like: hf}
+  transformer_bridge:
+    sites: {embed: {module: now.hook}}
+    variants: [{versions: "<3", sites: {embed: {module: old.hook}}}, {versions: "transformers <5.6", sites: {embed: null}}]
 """
 CONFIG = {"num_hidden_layers": 3, "hidden_size": 4}
 
@@ -77,3 +94,37 @@ def test_shipped_gemma_has_no_setting_for_its_soft_cap_on_sglang():
 
     assert spec.content.backends["sglang"].knobs["attention.softcap"].edits is None
     assert spec.content.backends["vllm"].knobs["attention.softcap"].edits
+
+
+@pytest.mark.parametrize(
+    ("engine", "release", "module"),
+    [
+        ("hf", "5.19.0", "now"), ("hf", "4.57.6", "before"), ("hf", "4.57.6 on 4.57.6", "before"), ("hf", "", "now"),
+        ("nnsight", "0.5.3", "now"), ("nnsight", "0.5.3 on 5.19.0", "now"), ("nnsight", "0.5.3 on 4.57.6", "before"),
+        ("transformer_bridge", "4.3.0 on 5.19.0", "now.hook"), ("transformer_bridge", "2.9.0 on 5.19.0", "old.hook"),
+        ("transformer_bridge", "3.0.0 on 5.5.4", None), ("transformer_bridge", "3.0.0", "now.hook"),
+    ],
+)  # fmt: skip
+def test_modules_that_another_engine_runs_are_those_of_the_release_beneath_it(tmp_path, engine, release, module):
+    (tmp_path / "modules.yaml").write_text(MODULES)
+    found = section(load_spec(tmp_path / "modules.yaml"), engine, release).sites
+
+    assert (found["embed"].module if found else None) == module
+
+
+def test_a_release_in_words_names_what_runs_beneath_the_engine():
+    about = Description(backend="x", package="x", version="3.0.0")
+
+    assert about.release == "3.0.0"
+    assert (
+        Description(backend="x", package="x", version="3.0.0", versions={"transformers": "5.5.4"}).release
+        == "3.0.0 on 5.5.4"
+    )
+
+
+def test_versions_that_are_none_are_an_error_of_the_file(tmp_path):
+    (tmp_path / "modules.yaml").write_text(MODULES.replace("transformers <5.6", "torch 2"))
+
+    with pytest.raises(SpecError, match="torch 2") as caught:
+        load_spec(tmp_path / "modules.yaml")
+    assert "modules.yaml:" in str(caught.value)
