@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
-from parity_audit.diagnose.thresholds import SHOWN
-
 SAME_MESSAGE = 2
 """Token ids in a row that two templates must have in common to be about the same message."""
+SHOWN = 3
+"""Ways in which texts differ that are listed; more of them say no more about what is wrong."""
 
 
 @dataclass(frozen=True)
