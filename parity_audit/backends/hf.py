@@ -178,7 +178,7 @@ def _require_known(name: str) -> None:
     """Refuse a checkpoint of an architecture that this release of transformers does not have.
 
     Raises:
-        BackendFailed: of that code.
+        BackendFailed: with the code `cannot-run`.
     """
     kind = transformers.PretrainedConfig.get_config_dict(name)[0].get("model_type")
     if kind and kind not in transformers.CONFIG_MAPPING:

@@ -23,8 +23,8 @@ known to five digits or six in float32."""
 NEAR = 0.01
 """The same for values that few tokens show, or that are fitted beside others: each is known to two digits or three."""
 NEARLY_ALL = 0.99
-"""Share of the tokens, channels or numbers that a rule has to tell for it to be said of all of them: single ones may be right or
-wrong by chance, or lie near the middle of two numbers of a narrow dtype."""
+"""Share of the tokens or channels that a rule has to tell for it to be said of all of them: single ones may be right or wrong by
+chance."""
 MAJORITY = 0.5
 """Share from which most of a part (of a head's channels, of the wrong tokens) stand for all of it."""
 LITTLE = 0.1

@@ -102,6 +102,15 @@ def test_rounding_names_the_dtype(true, dtype):
     assert (found.kind, found.value) == ("rounded", dtype)
 
 
+def test_heads_that_are_normalised_and_have_a_gain(true):
+    heads = true.view(-1, HEADS, D_HEAD)
+    gain = torch.linspace(0.5, 2.0, D_HEAD, dtype=torch.float64)
+    found = form((heads / heads.square().mean(-1, keepdim=True).sqrt() * gain).flatten(1), true)
+
+    assert (found.kind, found.value) == ("norm", "each head normalised, times 0.5 to 2 per channel")
+    assert found.left < 1e-12
+
+
 ORDERS = {
     "heads [2, 0, 1]": lambda x: x.view(-1, HEADS, D_HEAD)[:, [2, 0, 1]].flatten(1),
     "(d_head head) for (head d_head)": lambda x: x.view(-1, HEADS, D_HEAD).transpose(1, 2).flatten(1),

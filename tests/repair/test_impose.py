@@ -11,7 +11,9 @@ from parity_audit.specs.resolve import resolve_model
 
 LLAMA = resolve_model("meta-llama/Llama-3.2-1B")
 PLAN = SimpleNamespace(spec=LLAMA.spec, config={**LLAMA.config, "num_hidden_layers": 2}, backend_key="hf")
-REFERENCE = SimpleNamespace(plan=PLAN, description=lambda: Description(backend="hf", package="transformers", version="5.19.0"))
+REFERENCE = SimpleNamespace(
+    plan=PLAN, description=lambda: Description(backend="hf", package="transformers", version="5.19.0")
+)
 EVERY = {f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("q", "rot_q", "rot_k", "z", "attn_out", "mlp.post")}
 LONG = {"blocks.0.resid_pre", "blocks.0.attn_out", "blocks.0.mlp_out"}
 

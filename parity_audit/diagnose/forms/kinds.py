@@ -218,10 +218,15 @@ def _kept(names: list[str], keep: Tensor) -> list[str]:
     return [name for name, kept in zip(names, keep.tolist(), strict=True) if kept]
 
 
+def _gain(own: Tensor, true: Tensor) -> Tensor:
+    """The factor for each column with which `true` `[row, column]` is nearest to `own`, by least squares."""
+    return (own * true).sum(0) / true.square().sum(0).clamp_min(TINY)
+
+
 def _gained(pair: Pair) -> Form | None:
     if len(pair.own) < FEWEST_TOKENS:
         return None
-    gain = (pair.own * pair.true).sum(0) / pair.true.square().sum(0).clamp_min(TINY)
+    gain = _gain(pair.own, pair.true)
     said = f"{float(gain.min()):.4g} to {float(gain.max()):.4g} per channel"
     return Form(kind="gain", value=said, usual=1.0, left=pair.left(pair.true * gain))
 
@@ -280,7 +285,7 @@ def _normed_with_gain(pair: Pair) -> Form | None:
             continue
         rows = pair.true.reshape(-1, width)
         unit = rows / rows.square().mean(1, keepdim=True).sqrt().clamp_min(TINY)
-        gain = (pair.own.reshape(-1, width) * unit).sum(0) / unit.square().sum(0).clamp_min(TINY)
+        gain = _gain(pair.own.reshape(-1, width), unit)
         words = f"{who}{NORMALISED}, times {float(gain.min()):.4g} to {float(gain.max()):.4g} per channel"
         found.append(
             Form(kind="norm", value=words, usual="as computed", left=pair.left((unit * gain).view_as(pair.own)))
