@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -79,7 +79,7 @@ class HfBackend:
             name, config=config, attn_implementation=attention, torch_dtype=getattr(torch, request.dtype),
             output_loading_info=True, ignore_mismatched_sizes=True, **how, **self.places.how,
         )  # fmt: skip
-        _require_complete(model, told)
+        _require_complete(model, told, request.unread)
         if self.places.asked:
             readable_in_any_mode(model)
         else:
@@ -132,7 +132,7 @@ class HfBackend:
                 input_ids=positions.tokens(request.probe, device),
                 attention_mask=positions.mask(request.probe, device),
                 position_ids=positions.position_ids(request.probe, device),
-                use_cache=False,
+                use_cache=bool(self.request.settings.get("use_cache", False)),
                 **_of_kept_positions(self.model, request.probe),
             )
             recorder.returns(returned)
@@ -187,16 +187,16 @@ def _require_known(name: str) -> None:
         )
 
 
-def _require_complete(model: nn.Module, told: dict[str, Any]) -> None:
+def _require_complete(model: nn.Module, told: dict[str, Any], unread: Collection[str]) -> None:
     """Parameters that the checkpoint does not hold, or not in their shape, were drawn at random by the loader.
 
-    Those of other modalities than text do not matter: nothing reaches them.
+    Those of other modalities than text do not matter, and those that the model does without (`unread`): nothing reaches them.
 
     Raises:
         BackendFailed: there are such parameters.
     """
     parameters = {name for name, _ in model.named_parameters()}
-    used = set(text_names(parameters).values())
+    used = {name for own, name in text_names(parameters).items() if own not in unread}
     absent = sorted(used & {str(name) for name in told["missing_keys"]})
     other = sorted({str(item[0]) for item in told.get("mismatched_keys") or ()} - (parameters - used))
     for names, what in ((absent, "does not hold"), (other, "holds in another shape")):

@@ -101,7 +101,8 @@ class NnsightBackend:
         }
         given: dict[str, Any] = {key: value for key, value in padding.items() if value is not None}
         with torch.no_grad():
-            recorder.returns(self.trace(recorder, input_ids=positions.tokens(request.probe, device), **given))
+            cached = bool(self.request.settings.get("use_cache", False))
+            recorder.returns(self.trace(recorder, cached, input_ids=positions.tokens(request.probe, device), **given))
         return recorder.reply()
 
     replay = run

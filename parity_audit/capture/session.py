@@ -32,7 +32,7 @@ from parity_audit.specs.as_program import SPEC
 from parity_audit.specs.checkpoints import stored_names
 from parity_audit.specs.facts import decoder_facts
 from parity_audit.specs.schema import Spec
-from parity_audit.specs.view import dims, reads, weight_taps
+from parity_audit.specs.view import dims, reads, unread_tensors, weight_taps
 from parity_audit.workers.asking import Asking
 from parity_audit.workers.client import TIMEOUT, Worker
 from parity_audit.workers.forks import can_fork
@@ -255,6 +255,7 @@ class Session:
             chats=tuple(prompt.chat for prompt in plan.prompts if prompt.chat is not None),
             decoder=decoder_facts(plan.spec, plan.config) if plan.backend_key == SPEC else None,
             target=plan.ref.target, reads_by_section=self._reads_by_section() if plan.ref.target else {},
+            unread=unread_tensors(plan.spec, plan.config),
         )  # fmt: skip
 
     def _reads_by_section(self) -> dict[str, dict[str, str]]:

@@ -38,7 +38,8 @@ class LoadRequest:
 
     `reads` maps a knob to the dotted paths of the live values that implement it; `describe` reads them. A port
     gets those of every section in `reads_by_section`, because only it knows which one describes it. `decoder`: the spec's
-    values and roles, for the backend that runs the spec itself.
+    values and roles, for the backend that runs the spec itself. `unread`: names of tensors that the model does without in
+    this checkpoint, such as keys of layers that share those of others. A release that builds them may draw them at random.
     """
 
     checkpoint: Checkpoint
@@ -53,6 +54,7 @@ class LoadRequest:
     target: str | None = None
     reads_by_section: dict[str, dict[str, str]] = field(default_factory=dict)
     decoder: DecoderFacts | None = None
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

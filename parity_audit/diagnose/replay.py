@@ -22,7 +22,7 @@ from parity_audit.compare.attending import attends_otherwise
 from parity_audit.compare.choices import Pair, Route
 from parity_audit.core.limits import limit_of
 from parity_audit.core.manifest import Entry
-from parity_audit.core.sites import layer_of
+from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.localise import introduced_ratios
@@ -47,12 +47,15 @@ class Sides:
     definition: Capture | None
 
     def alike(self) -> Sides:
-        """Without tensors of the candidate that rest on an assumption and have other axes than the reference's."""
+        """Without tensors of the candidate that rest on an assumption and have other axes than the reference's, or that the
+        reference shows of no layer."""
+        shown = {(probe, local_name(site)) for probe, site in self.reference.entries}
 
         def usable(entry: Entry) -> bool:
-            place = entry.probe, entry.site
-            expected = self.reference.entries.get(place)
-            return not entry.assumes or (expected is not None and expected.shape == entry.shape)
+            expected = self.reference.entries.get((entry.probe, entry.site))
+            if expected is None:
+                return not entry.assumes or (entry.probe, local_name(entry.site)) in shown
+            return not entry.assumes or expected.shape == entry.shape
 
         return replace(self, candidate=self.candidate.where(usable))
 

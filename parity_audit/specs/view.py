@@ -263,6 +263,22 @@ def roles(spec: Spec, config: Mapping[str, Any], layer: int | None) -> dict[str,
     return one | each
 
 
+def unread_tensors(spec: Spec, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of tensors that play no role in this model, though they would in others: of every layer where roles are of layers."""
+    sizes = dims(spec, config)
+    names = config_names(config, **sizes)
+    conditional = [
+        entry for entry in spec.content.roles.values()
+        if isinstance(entry, RoleEntry) and not of_experts(entry)
+    ]  # fmt: skip
+    return tuple(
+        full
+        for entry in conditional
+        for full, layer in _per_layer(entry.tensor, sizes["n_layers"])
+        if not evaluate(entry.when, {**names, **dims_of_layer(spec, names, sizes, layer), "l": layer})
+    )
+
+
 def of_experts(entry: str | RoleEntry) -> bool:
     """Whether a role is one of each expert: by name, or as a part of a tensor of all of them."""
     return "{e}" in role_tensor(entry) or (not isinstance(entry, str) and entry.slice == ["e", "e + 1"])

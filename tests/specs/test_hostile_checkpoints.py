@@ -69,6 +69,12 @@ def test_a_tensor_that_the_loader_would_draw_is_an_error(folder, change, says):
     assert caught.value.code == "missing-tensors"
 
 
+def test_a_tensor_that_the_model_does_without_need_not_be_there(folder):
+    rewrite(folder, lambda tensors: tensors.pop(NAME))
+    checkpoint = Checkpoint(repo_id="x", path=str(folder))
+    HfBackend().load(LoadRequest(checkpoint=checkpoint, dtype="float32", device="cpu", unread=(NAME,)))
+
+
 def test_an_architecture_that_transformers_does_not_have_is_no_failure_of_it(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "llama9"}))

@@ -9,7 +9,7 @@ from parity_audit.formulas.frequencies import rope_table
 from parity_audit.specs.load import load_spec
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edits
-from parity_audit.specs.view import cannot, dims, knob_values, not_visible, roles, taps, weight_taps
+from parity_audit.specs.view import cannot, dims, knob_values, not_visible, roles, taps, unread_tensors, weight_taps
 
 
 def values(name):
@@ -45,6 +45,23 @@ def test_llama_rotary_constants(name, theta, factor):
 
     assert known["rope.theta"] == theta
     assert (known["rope.scaling"] or {}).get("factor") == factor
+
+
+@pytest.mark.parametrize(("name", "first"), [("gemma-3n-e2b", 20), ("gemma-4-e2b", 15)])
+def test_layers_that_share_keys_read_none_of_their_own(name, first):
+    model = resolve_model(name)
+    layers = range(first, model.config["num_hidden_layers"])
+    parts = ("k_proj", "v_proj", "k_norm")
+
+    unread = unread_tensors(model.spec, model.config)
+
+    assert {f"model.layers.{layer}.self_attn.{part}.weight" for layer in layers for part in parts} <= set(unread)
+    assert not [each for each in unread if f".{first - 1}.self_attn." in each]
+
+
+def test_a_llama_does_without_none_of_its_tensors():
+    model = resolve_model("llama-3.2-1b")
+    assert unread_tensors(model.spec, model.config) == ()
 
 
 def test_unknown_model_suggests_the_nearest():
