@@ -55,7 +55,7 @@ NORMS, CORE = ("norm.",), ("attention.", "n_kv_heads", "cache.")
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "embed": ("embed.",), "pos_embed": ("pos_embed.",), "norm": NORMS, "final_norm": NORMS,
     "ln2.out": ("residual.parallel",),
-    "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted", "moe.dropped"),
+    "attn_out": (*NORMS, "residual."), "mlp_out": (*NORMS, "residual.", "mlp.", "moe.weighted", "moe.weights_read", "moe.dropped"),
     "residual": ("residual.", "pos_embed.", "norm.order", "laurel.scale", "altup.active", "per_layer.streams"),
     "altup": ("altup.", *NORMS), "laurel": ("laurel.", *NORMS),
     "per_layer": ("per_layer.", "altup.active", "altup.output_scale", *NORMS),

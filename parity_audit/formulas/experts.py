@@ -100,6 +100,13 @@ def router_weights(
     return step("weights", kept)
 
 
+def read_as_rows_of_experts(weights: Tensor) -> Tensor:
+    """A table of weights `[batch pos expert]` whose numbers are read in their order as if it were `[expert (batch pos)]`, as
+    transformers 4.54 and 4.55 do for Llama 4."""
+    batch, pos, expert = weights.shape
+    return rearrange(weights.flatten(), "(expert batch pos) -> batch pos expert", batch=batch, pos=pos, expert=expert)
+
+
 @dataclass(frozen=True)
 class Expert:
     """The tensors of one expert: weights `[out in]` and biases `[out]`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from parity_audit.formulas import experts
 from parity_audit.formulas.activations import activation
-from parity_audit.formulas.choices import LARGEST, NO_TOKEN, OTHERS
+from parity_audit.formulas.choices import LARGEST, NO_TOKEN, OF_TOKENS, OTHERS
 from parity_audit.formulas.in_mlp import combined, cut_as_said, hidden, mlp_input
 from parity_audit.formulas.in_norms import normed
 from parity_audit.formulas.place import Place
@@ -93,9 +93,21 @@ def routed(at: Place) -> Tensor:
     """The weighted sum of what the chosen experts make, `[batch pos d_model]`."""
     found = [_expert(at, e) for e in range(at.dim("n_experts"))]
     x = at.site("ln2_experts.out") if at.has("norm.experts") else mlp_input(at)
-    weights, weighted, lost = at.site("mlp.router_weights"), at.knob("moe.weighted"), at.knob("moe.dropped")
+    weights, weighted, lost = _weights_as_read(at), at.knob("moe.weighted"), at.knob("moe.dropped")
     seen = None if lost == NO_TOKEN else _seen(at)
     return experts.mixture(x, weights, found, partial(combined, at), weighted=weighted, seen=seen)
+
+
+def _weights_as_read(at: Place) -> Tensor:
+    """The weights that experts are given `[batch pos expert]`: those of the router, or what becomes of them in each step where they
+    are read in another order. Raises ValueError where some tokens of the text are not there."""
+    weights = at.site("mlp.router_weights")
+    if at.knob("moe.weights_read") == OF_TOKENS:
+        return weights
+    if int(at.batch.positions.max()) >= weights.shape[1]:
+        raise ValueError("what a step reads of its table needs all of its tokens")
+    steps = weights.split(at.batch.steps, dim=1)
+    return torch.cat([experts.read_as_rows_of_experts(step) for step in steps], dim=1)
 
 
 def _seen(at: Place) -> Tensor:

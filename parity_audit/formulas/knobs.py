@@ -11,6 +11,7 @@ from typing import Any
 
 from parity_audit.formulas.choices import (
     ACTIVATIONS,
+    AS_IF_OF_EXPERTS,
     AS_MINUS,
     BOTH,
     BY_PART,
@@ -55,6 +56,7 @@ from parity_audit.formulas.choices import (
     OF_FIRST,
     OF_ROWS,
     OF_SECOND_WITHIN,
+    OF_TOKENS,
     ON_QUERIES,
     ON_SCORES,
     ORDERS,
@@ -292,6 +294,8 @@ ROWS: tuple[Knob, ...] = (
     Knob("moe.router_dtype", ROUNDING, "mlp.router", "A narrow dtype inside the router, and where its rounding stands.", FULL,
          _rounded(PLACES_IN_A_ROUTER), judged=True),
     Knob("moe.weighted", CHOICE, "mlp", "What the router's weights multiply.", "outputs", WEIGHTED, judged=True),
+    Knob("moe.weights_read", CHOICE, "mlp", "How the table of the router's weights, of tokens and experts, is read.", OF_TOKENS,
+         (OF_TOKENS, AS_IF_OF_EXPERTS), judged=True),
     Knob("moe.dropped", CHOICE, "mlp", "What is missing where an expert takes only so many tokens.", NO_TOKEN,
          (NO_TOKEN, SOME_SHARES), judged=True),
     Knob("residual.parallel", FLAG, "residual", "Attention and MLP read the same stream, and both are added to it.", False,

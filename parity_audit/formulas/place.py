@@ -36,6 +36,15 @@ class Batch:
     """Which keys some of its queries see, and which of them see none: kept by the formulas of attention, for this batch alone."""
 
     @property
+    def steps(self) -> list[int]:
+        """How many tokens each step of the run computes, in their order."""
+        length, first = self.tokens.shape[1], self.decoded_from
+        if first is None:
+            return [length]
+        together = min(self.at_once, length - first)
+        return [first, together, *[1] * (length - first - together)]
+
+    @property
     def places(self) -> Tensor:
         """The place of each token in its row, padding counted, `[batch pos]`."""
         own = torch.arange(self.mask.shape[1], device=self.mask.device) if self.shown is None else self.shown

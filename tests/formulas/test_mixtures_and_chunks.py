@@ -11,10 +11,12 @@ from parity_audit.formulas.experts import (
     are_largest,
     chosen_experts,
     mixture,
+    read_as_rows_of_experts,
     router_weights,
     scores_for_choice,
 )
 from parity_audit.formulas.mlp import gated
+from parity_audit.formulas.place import Batch
 from parity_audit.formulas.positions import visible
 from parity_audit.formulas.rotary import angles, rotate
 
@@ -102,6 +104,25 @@ def test_neighbours_that_are_written_as_halves_are_what_deepseek_makes_in_transf
     plain = [rotate(x.transpose(1, 2), cos, sin, pairing="adjacent") for x in (q, k)]
     scores = torch.einsum("bqhd,bkhd->bhqk", *plain)
     torch.testing.assert_close(scores, torch.einsum("bhqd,bhkd->bhqk", *want))
+
+
+def test_weights_that_are_not_transposed_are_those_of_llama_4_in_transformers_4_54():
+    """There `hidden.repeat(n_experts, 1)` `[(expert token) d]` is multiplied by the scores `[token expert]`, flattened."""
+    tokens, count = 6, 4
+    scores = torch.randn(2, tokens // 2, count, generator=torch.Generator().manual_seed(1))
+    multiplied = torch.ones(tokens, 1).repeat(count, 1) * scores.reshape(-1, 1)
+
+    own = read_as_rows_of_experts(scores)
+
+    assert torch.equal(own.reshape(tokens, count), multiplied.reshape(count, tokens).T)
+
+
+@pytest.mark.parametrize(
+    ("first", "together", "steps"), [(None, 1, [7]), (4, 1, [4, 1, 1, 1]), (3, 3, [3, 3, 1]), (5, 8, [5, 2])]
+)
+def test_the_steps_of_a_run_are_its_prompt_the_tokens_behind_it_and_each_further_one(first, together, steps):
+    rows = torch.ones(1, 7, dtype=torch.long)
+    assert Batch(tokens=rows, mask=rows, positions=rows, decoded_from=first, at_once=together).steps == steps
 
 
 @pytest.mark.parametrize(("apart", "right"), [(0.004, True), (0.0075, True), (0.02, False), (0.3, False)])
