@@ -33,6 +33,7 @@ from parity_audit.backends.paths import NoSuchPath, get
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.taps import Recorder
 from parity_audit.backends.text_model import paths_in_whole, text_model
+from parity_audit.core.errors import BackendFailed, CannotRun
 from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.text_names import in_whole
 from parity_audit.core.types import Description, ReadBack, SiteTap, WeightPrint
@@ -58,15 +59,14 @@ class NnsightBackend:
 
     def load(self, request: LoadRequest) -> None:
         """Wrap the model, loaded at once rather than in the first trace."""
-        from nnsight import TransformersModel
-
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         linecache.getlines(__file__, globals())
         self.request = request
         settings = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
-        self.traced = TransformersModel(
-            load_name(request.checkpoint), task=TASK, dispatch=True, dtype=getattr(torch, request.dtype),
-            **{"attn_implementation": DEFAULT_ATTENTION, **settings},
+        kind, how = _model_class()
+        self.traced = kind(
+            load_name(request.checkpoint), dispatch=True, torch_dtype=getattr(torch, request.dtype),
+            **{"attn_implementation": DEFAULT_ATTENTION, **how, **settings},
         )  # fmt: skip
         self.traced.to(torch.device(request.device))
         self.model = text_model(self.traced._module.eval())
@@ -114,7 +114,7 @@ class NnsightBackend:
         traced, shows = self.traced, [] if recorder is None else [(recorder, *each) for each in self._present(recorder)]
         returned = None
         with traced.trace(use_cache=use_cache) as tracer:
-            with tracer.invoke(**inputs):
+            with tracer.invoke(inputs):  # 0.5 loses keywords that it does not know, and hands on what is in a dict
                 returned = nnsight.save(traced.output)
             for seen_by, tap, envoy in shows:
                 with tracer.invoke():
@@ -140,6 +140,25 @@ class NnsightBackend:
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
         """Live edits of the module inside; `attn_implementation` is a load setting."""
         return self.edits.bring_to(self.model, request.edits)
+
+
+def _model_class() -> tuple[Any, dict[str, Any]]:
+    """What wraps a causal language model in this release, and what it has to be told.
+
+    Raises:
+        BackendFailed: with the code `cannot-run`, a release before 0.5.
+    """
+    import nnsight
+
+    if not hasattr(nnsight, "save"):
+        version = importlib.metadata.version("nnsight")
+        raise BackendFailed(
+            f"nnsight {version} records a graph of proxies; traces whose values are there inside them begin with 0.5",
+            code=CannotRun.default_code,
+        )
+    if hasattr(nnsight, "TransformersModel"):  # from 0.8 on
+        return nnsight.TransformersModel, {"task": TASK}
+    return nnsight.LanguageModel, {}
 
 
 class _Cached:

@@ -22,15 +22,25 @@ SINKS = "sinks"
 
 def shown(tap: SiteTap, recorder: Recorder, envoy: Any) -> None:
     """The site of one tap, inside an invoke. A module that does not run, or code without source, is a site not shown."""
-    from nnsight.intervention.interleaver import OutOfOrderError
-    from nnsight.intervention.source import SourceNotAvailable
-
+    out_of_order, without_source = _errors()
     try:
         _take(tap, recorder, envoy)
-    except OutOfOrderError:
+    except out_of_order:
         recorder.misses(tap, "the trace never reached it")
-    except SourceNotAvailable as error:
+    except without_source as error:
         recorder.misses(tap, f"nnsight has no source of it: {error}")
+
+
+def _errors() -> tuple[Any, Any]:
+    """What this release raises where a trace does not reach a module, and where code has no source."""
+    from nnsight.intervention import interleaver
+
+    out_of_order = getattr(interleaver, "OutOfOrderError", None) or interleaver.Mediator.OutOfOrderError
+    try:
+        from nnsight.intervention.source import SourceNotAvailable
+    except ImportError:  # before 0.8, what Python itself raises
+        return out_of_order, OSError
+    return out_of_order, SourceNotAvailable
 
 
 def _take(tap: SiteTap, recorder: Recorder, envoy: Any) -> None:
@@ -83,5 +93,6 @@ def _argument(tap: SiteTap, recorder: Recorder, call: Any, number: int) -> None:
 
 def _last(source: Any, name: str) -> Any:
     """The last operation whose name ends in this one; None where there is none. A name that is bound and then called has two."""
-    found = [full for full in source.names if full.rpartition("_")[0].endswith(name)]
+    names = source.names if hasattr(source, "names") else getattr(source, "accessor", source).line_numbers  # before 0.8
+    found = [full for full in names if full.rpartition("_")[0].endswith(name)]
     return getattr(source, found[-1]) if found else None

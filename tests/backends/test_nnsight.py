@@ -128,3 +128,22 @@ def test_a_wrong_constant_is_named_and_patched_in_the_module_inside(tmp_path):
     assert "model = traced._module" in candidate.patches[0].code
     assert candidate.patched is not None
     assert candidate.patched.verdict in (Verdict.EXACT, Verdict.PARITY)
+
+
+def test_a_release_with_another_model_class_and_other_sources_is_at_parity(tmp_path):
+    """0.5 wraps a LanguageModel, loses keywords that it does not know, and lists the operations of a source elsewhere."""
+    probes = ["short", "left_padded", "decode", "decode_batch"]
+    report = parity_audit.audit(
+        "gpt2",
+        candidates=["nnsight==0.5.15"],
+        miniature="mini",
+        probes=probes,
+        out=tmp_path,
+        limits=False,
+        repair=False,
+    )
+    (candidate,) = report.candidates
+
+    assert candidate.verdict in (Verdict.EXACT, Verdict.PARITY)
+    assert candidate.findings == ()
+    assert {"blocks.0.q", "blocks.0.attn_scores", "blocks.0.pattern"} <= {one.site for one in candidate.sites}
