@@ -23,14 +23,14 @@ from parity_audit.backends.float64 import promoted
 from parity_audit.backends.generation import greedy
 from parity_audit.backends.hf_places import Places, placed
 from parity_audit.backends.hf_ranks import RANKS, HfRanks
-from parity_audit.backends.loading import auto_class, load_name, text_config, tokenization
+from parity_audit.backends.loading import auto_class, load_name, require_known, text_config, tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.offload import readable_in_any_mode
 from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.text_model import paths_in_whole, text_model
-from parity_audit.core.errors import BackendFailed, CannotRun
+from parity_audit.core.errors import BackendFailed
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.text_names import text_names
 from parity_audit.core.types import Description, Probe, ReadBack, WeightPrint
@@ -70,7 +70,7 @@ class HfBackend:
         own = ("attn_implementation", "tf32", RANKS, *PLACES)
         overrides = {key: value for key, value in request.settings.items() if key not in own}
         self.places = Places(request)
-        _require_known(name)
+        require_known(name)
         config = transformers.AutoConfig.from_pretrained(name)
         for key, value in overrides.items():
             _set_config(text_config(config), key, value)
@@ -172,19 +172,6 @@ def _of_kept_positions(model: nn.Module, probe: Probe) -> dict[str, Tensor]:
     if not probe.kept or LOGITS_TO_KEEP not in inspect.signature(model.forward).parameters:
         return {}
     return {LOGITS_TO_KEEP: torch.tensor(probe.kept)}  # on the CPU: it indexes tensors on any device
-
-
-def _require_known(name: str) -> None:
-    """Refuse a checkpoint of an architecture that this release of transformers does not have.
-
-    Raises:
-        BackendFailed: with the code `cannot-run`.
-    """
-    kind = transformers.PretrainedConfig.get_config_dict(name)[0].get("model_type")
-    if kind and kind not in transformers.CONFIG_MAPPING:
-        raise BackendFailed(
-            f"transformers {transformers.__version__} has no model type `{kind}`", code=CannotRun.default_code
-        )
 
 
 def _require_complete(model: nn.Module, told: dict[str, Any], unread: Collection[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from parity_audit.core.errors import BackendFailed, CannotRun
 from parity_audit.core.types import Checkpoint
 from parity_audit.core.wire import LoadRequest
 
@@ -17,6 +18,21 @@ def load_name(checkpoint: Checkpoint) -> str:
 def text_config(config: Any) -> Any:
     """The part of a config of transformers that is about text; all of it in releases before 4.45, which do not tell them apart."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def require_known(name: str) -> None:
+    """Refuse a checkpoint of an architecture that this release of transformers does not have.
+
+    Raises:
+        BackendFailed: with the code `cannot-run`.
+    """
+    import transformers
+
+    kind = transformers.PretrainedConfig.get_config_dict(name)[0].get("model_type")
+    if kind and kind not in transformers.CONFIG_MAPPING:
+        raise BackendFailed(
+            f"transformers {transformers.__version__} has no model type `{kind}`", code=CannotRun.default_code
+        )
 
 
 def auto_class(config: Any) -> Any:

@@ -26,7 +26,7 @@ from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.generation import greedy
 from parity_audit.backends.hf import DEFAULT_ATTENTION
-from parity_audit.backends.loading import load_name, tokenization
+from parity_audit.backends.loading import load_name, require_known, tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.nnsight_sites import shown
 from parity_audit.backends.paths import NoSuchPath, get
@@ -64,6 +64,7 @@ class NnsightBackend:
         self.request = request
         settings = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
         kind, how = _model_class()
+        require_known(load_name(request.checkpoint))
         self.traced = kind(
             load_name(request.checkpoint), dispatch=True, torch_dtype=getattr(torch, request.dtype),
             **{"attn_implementation": DEFAULT_ATTENTION, **how, **settings},

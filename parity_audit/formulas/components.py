@@ -161,7 +161,7 @@ def _per_layer(at: Place) -> Tensor:
     """What a block adds for its own embedding of each token."""
     gate = at.tensor("per_layer.gate")
     width = len(gate)
-    first = (at.layer or 0) * width
+    first = ((at.layer or 0) + at.knob("per_layer.blocks_on")) % at.dim("n_layers") * width
     x = project(at.site("embed"), at.stored("per_layer.project")[first : first + width].to(at.decoder.dtype))
     own = per_layer.embedded(
         at.batch.tokens, at.stored("per_layer.table")[:, first : first + width],

@@ -171,12 +171,19 @@ def _attended(at: Place, v: Tensor) -> Tensor:
         return attention.weighted_values(at.site("pattern"), v, kv)
     queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries
     first = None if at.batch.decoded_from is None or _finds_all(at) else at.batch.decoded_from
-    whole = queries if first is None else queries[queries < first]
+    whole, together = (queries, v.shape[1]) if first is None else (queries[queries < first], first)
     made = [
-        attention.weighted_values(pattern_of(at, scores_of(at, rows)), v, kv) for rows in torch.split(whole, QUERY_ROWS)
+        attention.weighted_values(_pattern_at(at, rows, together), v, kv) for rows in torch.split(whole, QUERY_ROWS)
     ]
     decoded = () if first is None else _decoded(at, v, kv, queries[queries >= first], first)
     return torch.cat([*made, *decoded], 1)
+
+
+def _pattern_at(at: Place, rows: Tensor, together: int) -> Tensor:
+    """The pattern of the queries at `rows`, which were computed in one step with all of the first `together`."""
+    if at.knob("attention.weights") != OVER_QUERIES:
+        return pattern_of(at, scores_of(at, rows))
+    return pattern_of(at, scores_of(at, torch.arange(together, device=rows.device)))[:, :, rows]
 
 
 def _finds_all(at: Place) -> bool:
@@ -191,7 +198,8 @@ def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: in
     kind, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
     k, v = (cache.kept(cache.of_rows(x, kind, first), dtype) for x in (multiplied(at, "k"), v))
     places, together = counted(at.batch.mask), rows < first + at.batch.at_once
-    steps: tuple[Tensor, ...] = (rows[together], *torch.split(rows[~together], 1)) if kind in MOVES else (rows,)
+    in_steps = kind in MOVES or at.knob("attention.weights") == OVER_QUERIES
+    steps: tuple[Tensor, ...] = (rows[together], *torch.split(rows[~together], 1)) if in_steps else (rows,)
     for own in (step for step in steps if len(step)):  # of no rows, split makes one empty part
         s = scores_of(at, own, k).masked_fill(~cache.shown(kind, own, places, first), -torch.inf)
         yield attention.weighted_values(pattern_of(at, s), cache.moved(v, kind, int(own[-1])), kv)

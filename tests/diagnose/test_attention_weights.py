@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from loose import SHORT, explained, loose
+from tiny_port import probe
 
 KNOB = "attention.weights"
 POS, HEADS, KV, WIDTH = 48, 4, 2, 16
@@ -82,6 +83,29 @@ def test_softmax_with_another_scale_is_not_another_law():
 @pytest.mark.parametrize("window", [None, 4096])
 def test_softmax_is_softmax(window):
     assert explained(side(window=window), side(window=window)) == {}
+
+
+def test_a_softmax_over_queries_is_named_behind_a_finite_mask_in_padded_and_long_texts():
+    """Padding, which the mask hides from all queries alike, has equal weight in each of them; every query of a long text counts."""
+    probes = (*SHORT, probe("long", (400,), sites="residual", seed=5))
+
+    def side(axis):
+        held = {}
+        for number, one in enumerate(probes):
+            draw = torch.Generator().manual_seed(number)
+            real = torch.tensor(one.mask).bool()
+            q, k, v = (torch.randn(*real.shape, HEADS, WIDTH, generator=draw) for _ in range(3))
+            seen = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool).tril() & real[:, None, None]
+            scores = torch.einsum("bihd,bjhd->bhij", q, k) / 4.0 + torch.where(
+                seen, 0.0, torch.finfo(torch.float32).min
+            )
+            sites = {"rot_q": q, "rot_k": k, "v": v, "z": pattern_times(scores.softmax(axis), v)}
+            held |= {(one.name, site): x for site, x in sites.items()}
+        return loose(held, probes=probes, attention__scale=4.0)
+
+    findings = explained(side(-2), side(-1))
+
+    assert {knob: one.candidate_value for knob, one in findings.items()} == {KNOB: "softmax over queries"}
 
 
 def pattern_times(pattern, v):

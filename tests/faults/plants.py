@@ -729,6 +729,12 @@ def gate_before_norm(model: nn.Module, plant: Plant) -> None:
         module.forward = functools.partial(forward, module)  # type: ignore[method-assign]
 
 
+def shift_own_embeddings(model: Any, plant: Plant) -> None:
+    """Blocks are given the embeddings of the one `by` further on, as where a stage of a pipeline counts its own blocks."""
+    given = model.model.project_per_layer_inputs
+    model.model.project_per_layer_inputs = lambda *args, **more: given(*args, **more).roll(-plant["by"], -2)
+
+
 OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "set": set_attribute,
     "output": change_output,
@@ -756,4 +762,5 @@ OPERATIONS: dict[str, Callable[[nn.Module, Plant], None]] = {
     "einsum": use_einsum,
     "delta_rule": change_delta_rule,
     "gate_first": gate_before_norm,
+    "own_embeddings": shift_own_embeddings,
 }

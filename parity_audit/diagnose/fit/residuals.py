@@ -311,7 +311,8 @@ def largest(residuals: Residuals, component: Component, knob: str) -> int:
     own = {
         "n_kv_heads": dims["n_heads"], **dict.fromkeys(("rope.partial", "rope.first_dim"), dims["d_head"]),
         "attention.shared_layers": dims["n_layers"] - 1, "attention.shared_source": dims["n_layers"] - 1,
-        "altup.active": dims.get("n_streams", 1) - 1, "residual.blocks_dropped": dims["n_layers"] - 1,
+        "altup.active": dims.get("n_streams", 1) - 1,
+        **dict.fromkeys(("residual.blocks_dropped", "per_layer.blocks_on"), dims["n_layers"] - 1),
         **dict.fromkeys(("moe.top_k", "moe.groups", "moe.top_groups"), dims.get("n_experts", 1)),
         **dict.fromkeys(OF_TOKENS, component.probe.shape[1]),
     }  # fmt: skip
