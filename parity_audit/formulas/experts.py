@@ -78,7 +78,7 @@ def scores_for_choice(
 
 def router_weights(
     logits: Tensor, chosen: Tensor, *, router: str = "softmax", norm_topk: bool = True, temperature: float = 1.0,
-    arithmetic: str = FULL,
+    bias: Tensor | None = None, arithmetic: str = FULL,
 ) -> Tensor:  # fmt: skip
     """The weights `[... expert]` of logits of that shape, 0 where an expert is not chosen.
 
@@ -87,6 +87,7 @@ def router_weights(
         router: what makes a weight of a logit, a key of `SCORES`.
         norm_topk: whether weights are divided by their sum over the chosen.
         temperature: what the logits are divided by.
+        bias: added to the scores, `[expert]`.
         arithmetic: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_ROUTER`.
 
     Raises:
@@ -94,7 +95,8 @@ def router_weights(
     """
     refuse_narrow(arithmetic, logits)
     step = steps_of(arithmetic)
-    kept = step("scores", SCORES[router](step("logits", logits) / temperature)) * chosen
+    scored = step("scores", SCORES[router](step("logits", logits) / temperature))
+    kept = (scored if bias is None else scored + bias) * chosen
     if norm_topk:
         kept = kept / step("sums", kept.sum(-1, keepdim=True)).clamp_min(TINY)
     return step("weights", kept)

@@ -50,6 +50,7 @@ def router_weights(at: Place) -> Tensor:
     made = experts.router_weights(
         scored, _chosen(at, scored), router=at.knob("moe.router"), norm_topk=at.knob("moe.norm_topk"),
         temperature=at.knob("moe.temperature"), arithmetic=at.knob("moe.router_dtype"),
+        bias=at.tensor("moe.choice_bias") if at.knob("moe.weights_biased") else None,
     )  # fmt: skip
     stored = at.weight("moe.expert_scale") if at.knob("moe.expert_scale") is not False else None
     return made * float(at.knob("moe.scale")) * (1.0 if stored is None else stored)

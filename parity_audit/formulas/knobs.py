@@ -276,6 +276,8 @@ ROWS: tuple[Knob, ...] = (
     Knob("moe.choice_bias", FLAG, "mlp.router",
          "Whether a stored bias per expert takes part in the choice; where a spec is silent, if the checkpoint holds one.", None,
          (True, False)),
+    Knob("moe.weights_biased", FLAG, "mlp.router",
+         "Whether the bias that experts are chosen by is in their weights as well.", False, (True, False), judged=True),
     Knob("moe.norm_topk", FLAG, "mlp.router", "Whether weights are divided by their sum over the chosen experts.", True,
          (True, False)),
     Knob("moe.router", CHOICE, "mlp.router", "What makes a weight of a router's logit.", "softmax",

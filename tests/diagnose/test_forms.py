@@ -302,3 +302,15 @@ def test_rounded_times_a_scale(kind, part):
 def test_what_is_on_a_grid_and_not_next_to_the_truth_is_not_rounded(kind, true):
     other = torch.randn(true.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(11))
     assert form(quantised(other, kind), true) is None
+
+
+def test_a_few_weights_among_zeros_are_on_no_grid():
+    """The weights of three experts of sixteen have three mantissas, whatever they are."""
+    draw = torch.Generator().manual_seed(12)
+    chosen = torch.rand(TOKENS, 16, generator=draw).topk(3, -1).indices
+    true = torch.zeros(TOKENS, 16, dtype=torch.float64)
+    true.scatter_(1, chosen, torch.rand(TOKENS, 3, dtype=torch.float64, generator=draw) + 0.5)
+    own = true * (1 + 0.1 * torch.rand(true.shape, dtype=torch.float64, generator=draw))
+
+    found = described(Pair(own=own, true=true, d_head=0))
+    assert found is None or found.kind != "rounded"

@@ -641,7 +641,18 @@ def use_einsum(model: nn.Module, plant: Plant) -> None:
 def change_router(model: nn.Module, plant: Plant) -> None:
     """Routers `(logits, weights, chosen)` that score, choose, divide, scale or round otherwise."""
     for module in _modules(model, plant):
-        module.register_forward_hook(lambda own, args, out: _routed(out, plant, getattr(own, "per_expert_scale", None)))
+        if plant.get("biased"):
+            module.register_forward_hook(lambda own, args, out: _biased(own, *out))
+        else:
+            module.register_forward_hook(
+                lambda own, args, out: _routed(out, plant, getattr(own, "per_expert_scale", None))
+            )
+
+
+def _biased(gate: Any, logits: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The bias that DeepSeek-V3 chooses by is in the weights, too."""
+    scored = logits.sigmoid().gather(-1, chosen) + gate.e_score_correction_bias[chosen]
+    return logits, scored / scored.sum(-1, keepdim=True) * gate.routed_scaling_factor, chosen
 
 
 def _routed(out: tuple[Tensor, Tensor, Tensor], plant: Plant, factors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

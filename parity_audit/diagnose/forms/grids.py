@@ -17,7 +17,7 @@ from parity_audit.formulas.rounding import LARGEST_INTEGERS
 
 MANTISSAS = {"float8_e5m2": 4, "float8_e4m3fn": 8}
 OFTEN = 3
-"""Numbers of a token for each value of the grid; with fewer of them any numbers would do."""
+"""Numbers of a token that are not 0 for each value of the grid; with fewer of them any numbers would do."""
 EXACT_SHARE = 0.999
 """Share of the numbers, or of the tokens, that have to be on the grid of a narrow dtype next to the true ones, for a tensor to be
 called rounded to it: a number near the middle of two may fall to either side, and a finer grid holds most of a coarser one."""
@@ -47,8 +47,8 @@ def _is_on_grid(name: str, own: Tensor, true: Tensor) -> bool:
         step = _steps(own, LARGEST_INTEGERS[name])
         return _held(step > 0) and _held(apart <= step[:, None] * (0.5 + 100 * CLEAN))
     count = MANTISSAS[name]
-    is_wide = own.shape[1] >= OFTEN * count
-    return is_wide and _held(_mantissas(own) <= count) and _held(apart <= true.abs() / count + _least(own))
+    is_wide = (own != 0).sum(1) >= OFTEN * count
+    return _held(is_wide) and _held(_mantissas(own) <= count) and _held(apart <= true.abs() / count + _least(own))
 
 
 def _held(share: Tensor) -> bool:
