@@ -62,10 +62,12 @@ def test_the_right_base_of_some_layers_is_not_given_to_those_that_have_another(l
     wrong = finding("rope.theta", right, spec=right, layers=layers)
     (proposal,), gaps = propose([wrong], plan, "5.19.0", [wrong])
 
+    values = {edit.path.split(".")[-1]: edit.value for edit in proposal.edits}
     bases = {
-        edit.path.split(".")[-1]: edit.value[1] ** -(256 / 2) for edit in proposal.edits
+        name: value[1] ** -(256 / 2) for name, value in values.items() if name.endswith("inv_freq")
     }  # inv_freq[1] = base^(-2/d_head)
     assert gaps == []
+    assert {value for name, value in values.items() if name.endswith("attention_scaling")} == {1.0}
     assert bases["sliding_attention_inv_freq"] == pytest.approx(1e4)
     assert bases["full_attention_inv_freq"] == pytest.approx(1e4 if layers is None else 1e6)
 
