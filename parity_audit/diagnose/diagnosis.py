@@ -107,11 +107,7 @@ def diagnose(case: Case) -> Diagnosis:
     case = case if narrow is None else replace(case, dtype=narrow.dtype)
     shown = _shown(case)
     found, unread = _causes(case, shown)
-    sides = Replayed(
-        own=shown.seen[0].sides.candidate, true=shown.seen[0].replayed, ratios=shown.ratios,
-        d_head=dims(case.reference.plan.spec, case.reference.plan.config).get("d_head", 0),
-    )  # fmt: skip
-    described, undescribed = with_descriptions(found, sides)
+    described, undescribed = _described(case, shown, found)
     held = [(one.sides.candidate, one.replayed) for one in shown.seen]
     placed, unplaced = with_extents(described, held, case.dtype)
     placed = [item for item in placed if not follows_from(narrow, item) and not says_nothing(item)]
@@ -170,6 +166,23 @@ def _causes(case: Case, shown: _Shown) -> tuple[list[Finding], list[NotTested]]:
     later, more = identify_decoded(candidate, reference, wrong, findings, departing)
     findings = [*findings, *not_in(findings, later, everywhere)]
     return [*findings, *unexplained(wrong_sites(shown.ratios), findings)], [*missing, *more]
+
+
+def _described(case: Case, shown: _Shown, found: Sequence[Finding]) -> tuple[list[Finding], list[NotTested]]:
+    """The findings with what can be said where no constant is known, and what broke off. A site is described by the first replay in
+    which it is wrong: a long text shows tokens that the others do not have."""
+    d_head = dims(case.reference.plan.spec, case.reference.plan.config).get("d_head", 0)
+    told, gaps, wrong_before = list(found), [], frozenset[str]()
+    for one in shown.seen:
+        own = {probe.name for probe in one.replayed.probes}
+        here = {
+            place: ratio for place, ratio in shown.ratios.items() if place[0] in own and place[1] not in wrong_before
+        }
+        sides = Replayed(own=one.sides.candidate, true=one.replayed, ratios=here, d_head=d_head)
+        told, more = with_descriptions(told, sides)
+        gaps += more
+        wrong_before |= {site for (_, site), ratio in here.items() if ratio > limit_of(site)}
+    return told, gaps
 
 
 def _to_detail(case: Case, wide: Sequence[Probe], *, found: bool) -> list[Probe]:
