@@ -136,7 +136,7 @@ def _first(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _changed(x: Tensor, plant: Plant, args: Any) -> Tensor:
-    """times, plus, dtype, cap, from_position, rows: the change is made only at those positions and batch rows."""
+    """times, plus, dtype, cap, token, from_position, rows: the change is made only at those ids, positions and batch rows."""
     y = x
     if "times" in plant:
         y = y * plant["times"]
@@ -167,6 +167,8 @@ def _changed(x: Tensor, plant: Plant, args: Any) -> Tensor:
         keep = torch.zeros(plant["n_heads"], dtype=torch.bool)
         keep[plant["heads"]] = True
         y = torch.where(keep.repeat_interleave(x.shape[-1] // plant["n_heads"]), y, x)
+    if "token" in plant:
+        y = torch.where((args[0] == plant["token"])[..., None], y, x)
     if "from_position" in plant:
         y = torch.cat([x[:, : plant["from_position"]], y[:, plant["from_position"] :]], dim=1)
     if "rows" in plant:
