@@ -23,7 +23,7 @@ from parity_audit.backends.float64 import promoted
 from parity_audit.backends.generation import greedy
 from parity_audit.backends.hf_places import Places, placed
 from parity_audit.backends.hf_ranks import RANKS, HfRanks
-from parity_audit.backends.loading import auto_class, load_name, require_known, text_config, tokenization
+from parity_audit.backends.loading import auto_class, load_name, makes_cache, require_known, text_config, tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.offload import readable_in_any_mode
 from parity_audit.backends.prints import fingerprints
@@ -132,7 +132,7 @@ class HfBackend:
                 input_ids=positions.tokens(request.probe, device),
                 attention_mask=positions.mask(request.probe, device),
                 position_ids=positions.position_ids(request.probe, device),
-                use_cache=bool(self.request.settings.get("use_cache", False)),
+                use_cache=makes_cache(self.request),
                 **_of_kept_positions(self.model, request.probe),
             )
             recorder.returns(returned)

@@ -35,6 +35,11 @@ def require_known(name: str) -> None:
         )
 
 
+def makes_cache(request: LoadRequest) -> bool:
+    """Whether whole runs of a model of transformers make a cache: where its settings say so."""
+    return bool(request.settings.get("use_cache", False))
+
+
 def auto_class(config: Any) -> Any:
     """The class of transformers that loads a model which makes text: some models of several modalities have one of their own."""
     import transformers

@@ -26,7 +26,7 @@ from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.generation import greedy
 from parity_audit.backends.hf import DEFAULT_ATTENTION
-from parity_audit.backends.loading import load_name, require_known, tokenization
+from parity_audit.backends.loading import load_name, makes_cache, require_known, tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.nnsight_sites import shown
 from parity_audit.backends.paths import NoSuchPath, get
@@ -102,8 +102,10 @@ class NnsightBackend:
         }
         given: dict[str, Any] = {key: value for key, value in padding.items() if value is not None}
         with torch.no_grad():
-            cached = bool(self.request.settings.get("use_cache", False))
-            recorder.returns(self.trace(recorder, cached, input_ids=positions.tokens(request.probe, device), **given))
+            returned = self.trace(
+                recorder, makes_cache(self.request), input_ids=positions.tokens(request.probe, device), **given
+            )
+            recorder.returns(returned)
         return recorder.reply()
 
     replay = run

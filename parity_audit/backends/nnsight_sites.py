@@ -9,6 +9,7 @@ attention's own `forward`, by the names that nnsight gives them.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from parity_audit.backends.taps import ATTENTION, METHOD, Recorder, after, before
@@ -36,6 +37,7 @@ def shown(tap: SiteTap, recorder: Recorder, envoy: Any) -> None:
         recorder.misses(tap, f"nnsight has no source of it: {error}")
 
 
+@cache
 def _errors() -> tuple[Any, Any]:
     """What this release raises where a trace does not reach a module, and where code has no source."""
     from nnsight.intervention import interleaver

@@ -52,10 +52,10 @@ class Sides:
         shown = {(probe, local_name(site)) for probe, site in self.reference.entries}
 
         def usable(entry: Entry) -> bool:
+            if not entry.assumes:
+                return True
             expected = self.reference.entries.get((entry.probe, entry.site))
-            if expected is None:
-                return not entry.assumes or (entry.probe, local_name(entry.site)) in shown
-            return not entry.assumes or expected.shape == entry.shape
+            return (entry.probe, local_name(entry.site)) in shown if expected is None else expected.shape == entry.shape
 
         return replace(self, candidate=self.candidate.where(usable))
 

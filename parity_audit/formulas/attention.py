@@ -131,7 +131,7 @@ def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: s
     if law in (SOFTMAX, SOFTMAX_TWICE):
         made = softmax(scores, sinks)
         return made if law == SOFTMAX else softmax(made.masked_fill(scores.isneginf(), -torch.inf))
-    if law in AXES:  # programs hide a key by a finite number, which is the same in every head
+    if law in AXES:  # programs hide a key by a finite number, which is the same in every head and query
         made = torch.softmax(scores, AXES[law])
         return made.nan_to_num(1.0 / scores.shape[AXES[law]])
     return UNDIVIDED[law](scores).masked_fill(scores.isneginf(), 0.0)

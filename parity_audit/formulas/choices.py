@@ -69,7 +69,7 @@ NO_TOKEN, SOME_SHARES = "no token", "one expert's share, or all, of some tokens"
 """What experts leave out that take only so many tokens."""
 WEIGHTED = ("outputs", "inputs", "nothing")
 """Where the weights of a mixture stand: on what experts make, on what they are given (Llama 4), or nowhere."""
-OF_TOKENS, AS_IF_OF_EXPERTS = "rows of tokens", "as if rows were of experts"
+BY_TOKEN, BY_EXPERT = "rows of tokens", "as if rows were of experts"
 """How the table of weights of a mixture is read: a token's row, or rows of experts where a transposition is missing."""
 RULES = ("gated delta", "delta without decay", "decay without correction")
 """What becomes of the state of a linear attention at each token."""

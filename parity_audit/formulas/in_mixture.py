@@ -16,7 +16,7 @@ from torch import Tensor
 
 from parity_audit.formulas import experts
 from parity_audit.formulas.activations import activation
-from parity_audit.formulas.choices import LARGEST, NO_TOKEN, OF_TOKENS, OTHERS
+from parity_audit.formulas.choices import BY_TOKEN, LARGEST, NO_TOKEN, OTHERS
 from parity_audit.formulas.in_mlp import combined, cut_as_said, hidden, mlp_input
 from parity_audit.formulas.in_norms import normed
 from parity_audit.formulas.place import Place
@@ -103,7 +103,7 @@ def _weights_as_read(at: Place) -> Tensor:
     """The weights that experts are given `[batch pos expert]`: those of the router, or what becomes of them in each step where they
     are read in another order. Raises ValueError where some tokens of the text are not there."""
     weights = at.site("mlp.router_weights")
-    if at.knob("moe.weights_read") == OF_TOKENS:
+    if at.knob("moe.weights_read") == BY_TOKEN:
         return weights
     if int(at.batch.positions.max()) >= weights.shape[1]:
         raise ValueError("what a step reads of its table needs all of its tokens")

@@ -267,16 +267,16 @@ def unread_tensors(spec: Spec, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of tensors that play no role in this model, though they would in others: of every layer where roles are of layers."""
     sizes = dims(spec, config)
     names = config_names(config, **sizes)
-    conditional = [
+    optional = [
         entry for entry in spec.content.roles.values()
-        if isinstance(entry, RoleEntry) and not of_experts(entry)
+        if isinstance(entry, RoleEntry) and entry.when != "true" and not of_experts(entry)
     ]  # fmt: skip
-    return tuple(
-        full
-        for entry in conditional
-        for full, layer in _per_layer(entry.tensor, sizes["n_layers"])
-        if not evaluate(entry.when, {**names, **dims_of_layer(spec, names, sizes, layer), "l": layer})
-    )
+    out: list[str] = []
+    for layer in (None, *range(sizes["n_layers"])):
+        here = [entry for entry in optional if ("{l}" in entry.tensor) == (layer is not None)]
+        at = {**names, **dims_of_layer(spec, names, sizes, layer), "l": layer} if here else {}
+        out += [entry.tensor.replace("{l}", str(layer)) for entry in here if not evaluate(entry.when, at)]
+    return tuple(out)
 
 
 def of_experts(entry: str | RoleEntry) -> bool:

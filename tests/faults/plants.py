@@ -642,13 +642,14 @@ def use_einsum(model: nn.Module, plant: Plant) -> None:
 
 def change_router(model: nn.Module, plant: Plant) -> None:
     """Routers `(logits, weights, chosen)` that score, choose, divide, scale or round otherwise."""
+
+    def hook(own: nn.Module, args: Any, out: Any) -> Any:
+        return (
+            _biased(own, *out) if plant.get("biased") else _routed(out, plant, getattr(own, "per_expert_scale", None))
+        )
+
     for module in _modules(model, plant):
-        if plant.get("biased"):
-            module.register_forward_hook(lambda own, args, out: _biased(own, *out))
-        else:
-            module.register_forward_hook(
-                lambda own, args, out: _routed(out, plant, getattr(own, "per_expert_scale", None))
-            )
+        module.register_forward_hook(hook)
 
 
 def _biased(gate: Any, logits: Tensor, weights: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
