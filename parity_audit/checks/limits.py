@@ -23,11 +23,10 @@ from pathlib import Path
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.checks.responses import (
-    CLEAR,
     COUNTS,
     FIRST_AMOUNTS,
     LARGEST_AMOUNT,
-    LINEAR,
+    MORE_RUNS,
     Bench,
     Moved,
     Response,
@@ -44,10 +43,9 @@ from parity_audit.core.limits import OUTER
 from parity_audit.core.report import DetectionLimit, LayerLimit
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import FLOAT64, NATIVE
+from parity_audit.diagnose.fit.search import EQUALLY
+from parity_audit.diagnose.thresholds import CLEAR
 from parity_audit.specs.view import dims, knob_values
-
-CORRECTIONS = 2
-"""How often a limit is corrected by what was measured at it: a response that is nearly linear needs one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +143,10 @@ def _found(bench: Bench, moved: Moved, n_layers: int) -> Found | NotTested:
 def _at_the_limit(bench: Bench, first: Response) -> Response:
     """Run again at a larger limit that the last run predicts, until the prediction stands or is no small error."""
     response = first
-    for _ in range(CORRECTIONS):
+    for _ in range(MORE_RUNS):
         predicted = smallest(response, bench.floors)[0]
         target = min(predicted, LARGEST_AMOUNT * first.moved.size)
-        if target <= response.amount * (1 + LINEAR):
+        if target <= EQUALLY * response.amount:
             break
         nearer = moved_by(bench, first.moved, target)
         if nearer is None or not nearer.by_site:

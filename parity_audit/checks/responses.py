@@ -23,6 +23,7 @@ from parity_audit.core.limits import limit_of
 from parity_audit.core.types import Edit, KnobValue, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.agreement import is_number
+from parity_audit.diagnose.thresholds import CLEAR
 from parity_audit.specs.schema import ResolvedKnob
 from parity_audit.specs.settings import edits
 
@@ -30,12 +31,10 @@ FIRST_AMOUNTS = (1e-3, 0.04)
 """Relative; the second where the live value is stored too coarsely to hold the first."""
 LARGEST_AMOUNT = 0.5
 """Relative: where no smaller change of a constant shows, it has no detection limit."""
-LINEAR = 0.1
-"""Relative: a limit that is so near to the amount that was run is not run again."""
 SILENT = 1e-13
 """Relative; a smaller change is the rounding of float64."""
-CLEAR = 8.0
-"""Floors that a native run has to move by, to be told from rounding."""
+MORE_RUNS = 2
+"""Short runs that a limit is corrected by: a response that is nearly linear needs one, and few layers are the least sensitive."""
 COUNTS = ("attention.window", "rope.partial", "moe.top_k", "pos_embed.offset")
 DICT_NUMBER = "factor"
 

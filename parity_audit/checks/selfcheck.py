@@ -21,14 +21,13 @@ from parity_audit.diagnose.fit.sides import ByLayer
 from parity_audit.diagnose.fitting import ATTENTION
 from parity_audit.diagnose.identities import hook_warnings, stored_factors
 from parity_audit.diagnose.numerics import reduced_products
+from parity_audit.diagnose.thresholds import ALIKE
 from parity_audit.specs.resolve import ResolvedModel, read_config
 from parity_audit.specs.unread import unread_keys
 from parity_audit.specs.view import effective_values, knob_values, spec_values
 from parity_audit.specs.wrapped import config_for
 
 CHECKED = ("attention.scale", "attention.softcap")
-TOLERANCE = 2e-3
-"""Relative: how far a constant that a reference shows may be from its spec, before a note says so."""
 COARSE = "the reference multiplies in TF32: the noise floor of this run is TF32's, not float32's"
 
 
@@ -80,7 +79,7 @@ def departures(capture: Capture, plan: SidePlan) -> list[Finding]:
 
 def _departs(fit: KnobFit, spec: KnobValue) -> bool:
     if is_number(fit.value) and is_number(spec):
-        slack = max(TOLERANCE * abs(float(spec)), SIGMAS * (fit.stderr or 0.0))  # type: ignore[arg-type]
+        slack = max(ALIKE * abs(float(spec)), SIGMAS * (fit.stderr or 0.0))  # type: ignore[arg-type]
         return abs(float(fit.value) - float(spec)) > slack  # type: ignore[arg-type]
     return not same(fit.value, spec)
 

@@ -9,11 +9,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from parity_audit.core.limits import TINY
-from parity_audit.diagnose.thresholds import MAJORITY
+from parity_audit.diagnose.thresholds import ALIKE, MAJORITY
 
 Spans = Sequence[tuple[int, int, int]]
-DIRECTIONS = 1e-6
-"""How far from 1 the cosine of a row and the table's row that it is may be."""
 
 
 def size(value: Tensor) -> float:
@@ -76,7 +74,7 @@ def rows_moved(
         length = found[place].norm()
         cosine = unit @ normalize(found[place], dim=0)
         row = int(cosine.argmax())
-        if float(length) > 0 and float(cosine[row]) > 1 - DIRECTIONS:
+        if float(length) > 0 and float(cosine[row]) > 1 - ALIKE**2:
             votes[row - ids[place]] = votes.get(row - ids[place], 0) + 1
     by = max(votes, key=lambda offset: votes[offset], default=0)
     return (held.pop(), by) if by and votes[by] >= MAJORITY * len(wrong) else None

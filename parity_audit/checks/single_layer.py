@@ -6,7 +6,7 @@ All layers are moved at once, and every block is given its right input:
 
 That says for every layer how large an error shows at the latest: further on it may show earlier, never later. So the
 layer that seems the least sensitive is followed through the rest of the model, with its constant right again; if it is
-then still the least sensitive it is the one, else the next is followed. After `FOLLOWED` layers the others keep what
+then still the least sensitive it is the one, else the next is followed. After `MORE_RUNS` layers the others keep what
 their own block says: the limit that is reported is then an upper bound, and an error above it is seen all the same.
 
 What comes after the last block (the final norm, the logits) is given its right input too, so it shows no layer's error.
@@ -22,7 +22,7 @@ from parity_audit.capture.store import Capture
 from parity_audit.checks.responses import (
     FIRST_AMOUNTS,
     LARGEST_AMOUNT,
-    LINEAR,
+    MORE_RUNS,
     Bench,
     Moved,
     Response,
@@ -33,9 +33,8 @@ from parity_audit.checks.responses import (
 )
 from parity_audit.core.limits import OUTER
 from parity_audit.core.sites import ENTERS_BLOCK, LEAVES_BLOCK, layer_of, site_order
+from parity_audit.diagnose.fit.search import EQUALLY
 
-FOLLOWED = 2
-"""Layers that are followed, one short run each."""
 ByLayer = Mapping[int, Response]
 
 
@@ -81,7 +80,7 @@ def _local(bench: Bench, moved: Moved, amount: float, n_layers: int) -> tuple[di
 def _followed(bench: Bench, local: ByLayer, capture: Capture) -> dict[int, Response]:
     """The least sensitive layers of one local run with what they do further on."""
     known, followed = dict(local), set[int]()
-    while known and len(followed) < FOLLOWED:
+    while known and len(followed) < MORE_RUNS:
         least = _least_sensitive(bench, known)
         if least in followed:
             break
@@ -111,7 +110,7 @@ def _corrected(bench: Bench, found: ByLayer, n_layers: int) -> dict[int, Respons
     least = _least_sensitive(bench, found)
     moved, amount = found[least].moved, found[least].amount
     target = moved.amount(min(smallest(found[least], bench.floors)[0], LARGEST_AMOUNT * moved.size))
-    if target <= amount * (1 + LINEAR):
+    if target <= EQUALLY * amount:
         return {}
     local = _local(bench, moved, target, n_layers)
     if local is None:

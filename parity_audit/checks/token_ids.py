@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
-SAME_MESSAGE = 2
-"""Token ids in a row that two templates must have in common to be about the same message."""
-SHOWN = 3
-"""Ways in which texts differ that are listed; more of them say no more about what is wrong."""
+from parity_audit.diagnose.thresholds import SHOWN
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,7 @@ def _shifted(start: int, by: int) -> str:
 def _other_template(ours: list[int], theirs: list[int]) -> str:
     """The words for two templates around the same message, empty where the rows have no message in common."""
     same = SequenceMatcher(None, ours, theirs, autojunk=False).find_longest_match()
-    if same.size < SAME_MESSAGE:
+    if same.size <= 1:  # one id that both have is no message
         return ""
     (a, b), (c, d) = ((at, len(row) - at - same.size) for row, at in ((ours, same.a), (theirs, same.b)))
     return (

@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.thresholds import NEAR, SAME_VALUE
@@ -26,8 +28,6 @@ MATERIAL_OF = {
     "qk_norm.eps": 0.02, "qk_norm.offset": 0.01, "qk_norm.gain": 1e-4,
 }  # fmt: skip
 """The same for constants that are seen less well (an eps where activations are small alone, an offset beside weights), or better."""
-LEAST_ERROR = 1e-100
-"""Stands for the standard error of a value that leaves nothing at all, as an exact half does: its square can be divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,9 @@ def undecided(pair: Pair, like: Sequence[Pair]) -> bool:
     own, others = pair.distance, [other.distance for other in like]
     if own is None or any(other is None for other in others):
         return False
-    weights = [1 / max(other[1], LEAST_ERROR) ** 2 for other in others if other is not None]
+    # A value that leaves nothing at all, as an exact half does, has no standard error: its weight is very large instead of infinite.
+    least_error = torch.finfo(torch.float32).tiny
+    weights = [1 / max(other[1], least_error) ** 2 for other in others if other is not None]
     mean = sum(w * other[0] for w, other in zip(weights, others, strict=True) if other is not None) / sum(weights)
     return abs(own[0] - mean) <= SIGMAS * own[1]
 

@@ -35,8 +35,6 @@ OF_POSITIONS = (
     "attention.temperature_by_position", "attention.window", "attention.window_first", "attention.chunk", "delta.chunk",
 )  # fmt: skip
 """Knobs that say themselves from where on they act: no rule of positions is said beside them."""
-FIRST_TOLD = 2
-"""The first token sees only itself and has no angle to turn: an error that begins at position 1 begins everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +134,7 @@ def _rules(tokens: Tokens, by_position: bool) -> Iterator[tuple[str, Tensor]]:
     places = ((tokens.position, ""), (tokens.column, ", padding counted")) if by_position else ()
     for place, counted in places:
         first, last = _span(place, tokens)
-        if first >= FIRST_TOLD:
+        if _begins_late(first):
             yield f"at positions from {first} on{counted}", place >= first
         yield f"at positions up to {last}{counted}", place <= last
     ids = sorted(set(tokens.ident[tokens.wrong].tolist()))
@@ -145,8 +143,14 @@ def _rules(tokens: Tokens, by_position: bool) -> Iterator[tuple[str, Tensor]]:
         yield f"at the token id{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}", named
     for place, counted in places:
         first, last = _span(place, tokens)
-        if first >= FIRST_TOLD:
+        if _begins_late(first):
             yield f"at positions {first} to {last}{counted}", (place >= first) & (place <= last)
+
+
+def _begins_late(first: int) -> bool:
+    """Whether an error begins behind position 1: the first token sees only itself and is not rotated, so that an error of all later
+    tokens is an error everywhere."""
+    return first > 1
 
 
 def _span(place: Tensor, tokens: Tokens) -> tuple[int, int]:

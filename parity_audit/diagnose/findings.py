@@ -33,16 +33,13 @@ from parity_audit.diagnose.evidence import FORMULA, POINTS, KnobFit, KnobSpec, s
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.projections import PROJECTIONS, bias_knob
 from parity_audit.diagnose.structure.sample import AS_STORED, NOT_STORED
-from parity_audit.diagnose.thresholds import CLEAN
+from parity_audit.diagnose.thresholds import CLEAN, CLEAR
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.knobs import KNOBS, ROWS, meant
 
-NEARER = 0.25
+SIDES_WITH_SPEC = 0.25
 """Of the distance of both sides: a value that is so much nearer to the spec's than to the other side's is the spec's."""
-REMAINS, MUCH = 30.0, 1e-4
-"""A value leaves more than rounding where that is `MUCH` of the component, and `REMAINS` times what the reference's value leaves of
-its own: something else is wrong as well, or instead. Rounding to float32 leaves 1e-7, sums of a thousand terms ten times that."""
 MASKS = ("attention.window", "attention.mask")
 DEFAULTS: dict[str, KnobValue] = {
     **{row.name: row.default for row in ROWS if row.judged},
@@ -207,7 +204,7 @@ def _agrees(fit: KnobFit, other: KnobFit, knobs: Mapping[str, KnobSpec]) -> bool
     if isinstance(spec, (int, float)) and isinstance(fit.value, (int, float)):
         apart = abs(fit.value - other.value) if isinstance(other.value, (int, float)) else 0.0
         material = MATERIAL_OF.get(fit.knob, MATERIAL) * abs(spec)
-        return abs(fit.value - spec) <= max(material, SIGMAS * (fit.stderr or 0.0), NEARER * apart)
+        return abs(fit.value - spec) <= max(material, SIGMAS * (fit.stderr or 0.0), SIDES_WITH_SPEC * apart)
     return same(fit.value, spec) or tied(fit, spec)
 
 
@@ -225,7 +222,8 @@ def _kind(knob: str, candidate: KnobValue, reference: KnobValue) -> str:
 def _marks(group: Sequence[Pair]) -> Iterator[str]:
     """What makes a finding less sure: see `diagnose.confidence`."""
     worst = max(group, key=lambda pair: pair.candidate.residual)
-    if worst.candidate.residual > max(MUCH, REMAINS * worst.reference.residual):
+    # It leaves more than rounding, and clearly more than the reference's value leaves of its own: something else is wrong as well.
+    if worst.candidate.residual > max(CLEAN, CLEAR * worst.reference.residual):
         yield REMAINDER
     if min(pair.sigmas for pair in group) < 2 * SIGMAS:
         yield FEW_SIGMAS

@@ -14,17 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from parity_audit.core.limits import OUTER
+from parity_audit.compare.floor import dtype_eps
+from parity_audit.core.limits import OUTER, PARITY_RATIO
 from parity_audit.core.report import Finding, SiteDelta
 from parity_audit.core.types import Description, NotTested
 
 KNOB = "numerics.tf32"
-TF32_ROUNDING = 2.0**-11
-"""Half a step of TF32, which keeps ten bits of a factor."""
+TF32_ROUNDING = dtype_eps("float16") / 2
+"""Half a step of TF32, which keeps ten bits of a factor, as float16 does."""
 PRODUCTS_PER_BLOCK = 7
 """Matrix products in a row in a block: queries, scores, values, output, gate, up, down."""
-SLACK = 4.0
-"""Times the size of that random walk that the error may be: it is a root mean square, and norms magnify small streams."""
 
 
 def reduced_products(about: Description, device: str, dtype: str) -> bool:
@@ -40,7 +39,8 @@ def reduced_products(about: Description, device: str, dtype: str) -> bool:
 def tf32_share(site: SiteDelta) -> float:
     """The relative error that TF32 products may leave at a site of the residual stream."""
     blocks = 1 if site.layer is None else site.layer + 1
-    return SLACK * TF32_ROUNDING * math.sqrt(PRODUCTS_PER_BLOCK * blocks)
+    # The size of a random walk is a root mean square, and norms magnify small streams.
+    return PARITY_RATIO * TF32_ROUNDING * math.sqrt(PRODUCTS_PER_BLOCK * blocks)
 
 
 def of_that_size(sites: Sequence[SiteDelta]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -26,9 +27,6 @@ from parity_audit.formulas.place import Batch
 from parity_audit.formulas.stored import CheckpointTensors
 from parity_audit.specs.facts import decoder_facts
 from parity_audit.specs.view import knob_values
-
-MOST_ROUNDS = 32
-"""Layers of one probe in which choices are followed, one after the other; a model of 48 layers has about one in 2000 tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ def follow(
     imposed: dict[str, dict[str, str]] = {}
     told: dict[str, list[str]] = {}
     left = list(probes) if route is not None else []
-    for number in range(MOST_ROUNDS):
+    for number in count():  # one layer of each probe in a round; none is followed twice
         rounding = pair if side is pair.floor else start
         made = {
             probe.name: _first_choice(side, pair.judge, rounding, probe, route, imposed.get(probe.name, {}))

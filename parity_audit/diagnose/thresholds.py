@@ -27,6 +27,9 @@ NEARLY_ALL = 0.99
 chance."""
 MAJORITY = 0.5
 """Share from which most of a part (of a head's channels, of the wrong tokens) stand for all of it."""
+LEFT_OUT = 0.25
+"""Share of the tokens, or of the directions, of which a value or a description may say nothing: one that is compared with few of
+them would explain everything."""
 LITTLE = 0.1
 """Share of a difference, or of the numbers that are wrong, that a cause may leave where none leaves rounding. One that leaves more
 explains nothing, however much worse the others are: factors for every row leave 0.4 of keys that are cut off at 1."""

@@ -7,6 +7,7 @@ Source: Press et al., arXiv 2108.12409. BLOOM and Falcon multiply positions of k
 
 from __future__ import annotations
 
+import torch
 from einops import rearrange
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.formulas.choices import FULL
 from parity_audit.formulas.rounding import steps_of
 
-EVEN = 1e-3
+EVEN = torch.finfo(torch.bfloat16).eps
 """How far the factors of heads may be apart, relative, to be one: slopes are kept in float16 or bfloat16 by some programs."""
 
 

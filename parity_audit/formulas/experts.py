@@ -32,7 +32,7 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "equal weights": torch.ones_like,
     "raw logits": torch.clone,
 }
-AS_LARGE = 2**-7
+AS_LARGE = torch.finfo(torch.bfloat16).eps
 """Scores whose difference is at most this share of a token's largest one are equal: it is the rounding of bfloat16, in which routers
 may run, and which of two such experts is taken says nothing."""
 GROUP_BEST = 2

@@ -16,7 +16,7 @@ from parity_audit.diagnose.fit.explain import explanations, said_of
 from parity_audit.diagnose.fit.left import MORE_ON_ALL, difference_of, under
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, value_under
 from parity_audit.diagnose.fit.search import ROUNDING, fitted
-from parity_audit.diagnose.fit.settings import LAST, MOST_DIGITS, Explanation, digits_of, freedom, words_of
+from parity_audit.diagnose.fit.settings import MOST_DIGITS, READ_OFF, Explanation, digits_of, freedom, words_of
 from parity_audit.formulas.knobs import KNOBS, default
 
 BY_LENGTH = ("attention.window", "attention.chunk", "rope.scaling", "rope.theta")
@@ -141,7 +141,7 @@ def _searched(residuals: Residuals, component: Component, name: str) -> Explanat
     """The value of one knob that leaves rounding, None where none does."""
     start, difference = residuals.decoder.knob(name, component.layer), difference_of(residuals, [component], name, {})
     found = fitted(KNOBS[name], difference, start, largest(residuals, component, name))
-    if found.left > ROUNDING or freedom(name, found.value) == LAST:
+    if found.left > ROUNDING or freedom(name, found.value) == READ_OFF:
         return None  # what is read off the component itself would explain anything
     return Explanation(values={name: found.value}, residual=found.left)
 

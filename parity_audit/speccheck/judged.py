@@ -21,7 +21,7 @@ from parity_audit.core.progress import Progress
 from parity_audit.core.sites import RETURNED, site_order
 from parity_audit.core.types import BackendRef, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
-from parity_audit.diagnose.fit.residuals import HELD, Component, Residuals
+from parity_audit.diagnose.fit.residuals import Component, Residuals
 from parity_audit.formulas.decoder import decoder_of
 from parity_audit.formulas.stored import CheckpointTensors
 from parity_audit.specs.facts import decoder_facts
@@ -56,7 +56,7 @@ def judged_components(spec: Spec, seed: int, progress: Progress) -> Iterator[tup
         taken = _taken(plan, probes, Path(folder), progress)
         facts = decoder_facts(spec, plan.config)
 
-        @lru_cache(HELD)
+        @lru_cache
         def captured(probe: str, site: str) -> Tensor | None:
             return taken.tensor(probe, site) if site in taken.sites(probe) else None
 

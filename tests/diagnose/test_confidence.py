@@ -45,10 +45,10 @@ def test_of_several_marks_the_one_that_was_right_least_often_counts():
     [
         (1e-7, 1e-7, 1e-6, UNMARKED),
         (4e-3, 1e-7, 1e-6, REMAINDER),
-        (9e-5, 1e-7, 1e-6, UNMARKED),  # of its own, too little to be another fault
-        (1.5e-4, 1e-7, 1e-6, REMAINDER),
-        (4e-3, 1e-3, 1e-6, UNMARKED),  # both sides leave it
-        (4e-3, 1e-4, 1e-6, REMAINDER),
+        (1e-5, 1e-7, 1e-6, UNMARKED),  # of its own, too little to be another fault
+        (3e-5, 1e-7, 1e-6, REMAINDER),
+        (4e-3, 2e-3, 1e-6, UNMARKED),  # both sides leave it
+        (4e-3, 5e-4, 1e-6, REMAINDER),
         (1e-7, 1e-7, 0.1, FEW_SIGMAS),
     ],
 )

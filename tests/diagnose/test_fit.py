@@ -10,7 +10,7 @@ from architectures import Architecture
 
 from parity_audit.core.progress import SILENT
 from parity_audit.diagnose.fit.residuals import Component, Residuals, changed
-from parity_audit.diagnose.fit.search import FEW, ROUNDING, fitted
+from parity_audit.diagnose.fit.search import ENUMERATED, ROUNDING, fitted
 from parity_audit.formulas.decoder import decoder_of
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.formulas.stored import CheckpointTensors
@@ -66,7 +66,7 @@ def test_choices_with_a_number_are_narrowed_down_in_a_long_text_and_not_tried_on
     found = fitted(KNOBS["attention.mask"], difference, "causal", 4160)
 
     assert found.value == "a prefix of 1023 tokens sees itself whole"
-    assert len(tried) < FEW
+    assert len(tried) < ENUMERATED
 
 
 @pytest.mark.parametrize("limit", [80, 256])

@@ -31,10 +31,8 @@ PER_TURN = 2
 """Points of the grid for each radian at the last position."""
 MOST_POINTS = 4096
 """Of the grid in a long text, whose tokens stand ever further apart: most of them are near enough to its start for a coarser one."""
-HALVINGS = 40
-"""Steps, each half as long as the one before: the last is a millionth of a millionth of the first."""
-STILL = 1e-12
-"""Radians per position below which a pair does not turn: its logarithm is not asked for."""
+LEAST_ANGLE = 1e-12
+"""Radians per position below which a pair does not turn: frequencies are neither searched nor compared more closely."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +83,11 @@ def _table(frequencies: Tensor, factor: float) -> Table:
 def _halved(layout: Layout, difference: Difference, found: Table, width: float) -> Table:
     """The table with each frequency moved by ever smaller steps, the first of which is `width`, wherever less is left."""
     at, least = torch.tensor(found["inv_freq"], dtype=torch.float64), _left(layout, difference, found)
-    for step in (sign * width / 2**n for n in range(HALVINGS) for sign in (1, -1)):
-        trial = _left(layout, difference, _table(at + step, found[FACTOR]))
-        at, least = torch.where(trial < least, at + step, at), torch.minimum(trial, least)
+    while width > LEAST_ANGLE:
+        for step in (width, -width):
+            trial = _left(layout, difference, _table(at + step, found[FACTOR]))
+            at, least = torch.where(trial < least, at + step, at), torch.minimum(trial, least)
+        width /= 2
     return _table(at, found[FACTOR])
 
 
@@ -129,7 +129,7 @@ def _nearest(start: dict[str, Any], paths: Sequence[Path], frequencies: Tensor, 
     """A law with the numbers at these places moved to where its table is nearest: in radians at the end of the text where these are
     less than one, as a share of the frequency where they are more."""
     weights = (frequencies * length).clamp_max(1.0)
-    target = frequencies.clamp_min(STILL).log()
+    target = frequencies.clamp_min(LEAST_ANGLE).log()
 
     def off(numbers: Sequence[float]) -> Tensor | None:
         own = with_numbers(start, paths, numbers)
@@ -137,7 +137,7 @@ def _nearest(start: dict[str, Any], paths: Sequence[Path], frequencies: Tensor, 
             made = inverse_frequencies(own[THETA], own[SCALING], 2 * len(target), length)
         except IMPOSSIBLE:
             return None
-        return (made.clamp_min(STILL).log() - target) * weights
+        return (made.clamp_min(LEAST_ANGLE).log() - target) * weights
 
     first = tuple(number_at(start, path) for path in paths)
     return with_numbers(start, paths, together(off, first, [True] * len(first))[0] if first else first)

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parity_audit.compare.floor import dtype_eps
 from parity_audit.core.limits import limit_of
 from parity_audit.core.sites import ROTATED, layer_of, local_name, site_order
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
-from parity_audit.diagnose.fit.explain import HELPS, explanations
+from parity_audit.diagnose.fit.explain import explanations
 from parity_audit.diagnose.fit.left import (
     MORE_ON_ALL,
     asked,
@@ -38,7 +39,7 @@ from parity_audit.diagnose.fit.left import (
 )
 from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Values
-from parity_audit.diagnose.fit.search import uncertainty
+from parity_audit.diagnose.fit.search import EQUALLY, uncertainty
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.fit.sides import ByLayer, Side, as_shown_by, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
@@ -48,9 +49,6 @@ from parity_audit.formulas.knobs import KNOBS
 
 ROUNDED_ONCE = 12**-0.5
 """The root mean square of one rounding, in steps: an error that is even between half a step down and half a step up."""
-FINE = 2.0**-20
-"""Dtypes with smaller steps (float32, float64) have digits to spare: what leaves a hundred times their rounding may still be the
-only explanation, since a constant is known to five digits all the same. In bfloat16 that would be everything."""
 OWN_AT_EACH_SITE = ("norm.", "qk_norm.", "residual.scale", "residual.stream", "mlp.activation")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
 TABLE = "rope.table_dtype"
@@ -152,7 +150,9 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
     steps = MANY_ROUNDINGS * step
     # What the reference makes without any rounding, as a lookup is, the candidate may round once.
     floor = max(left[1], step * ROUNDED_ONCE) if left[1] <= steps else steps / limit_of(site)
-    enough = limit_of(site) if step <= FINE else CLEAR
+    # float32 and float64 have digits to spare: what leaves a hundred times their rounding may still be the only explanation, since a
+    # constant is known to five digits all the same. In bfloat16 that would be everything.
+    enough = limit_of(site) if step <= dtype_eps("float32") else CLEAR
     return [
         _AtSite(
             searched=one, parts=own, residual=off, most=most_left(one.side.residuals, own),
@@ -258,7 +258,7 @@ def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
         if more and held.keys().isdisjoint(more):
             more = {**held, **more}
             left = left_by(residuals, at.parts, more).residual
-            if math.isfinite(left) and HELPS * left <= at.residual:
+            if math.isfinite(left) and left <= EQUALLY * at.residual:
                 held = more
     return held
 

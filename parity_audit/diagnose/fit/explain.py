@@ -47,6 +47,7 @@ from parity_audit.diagnose.fit.search import (
     with_number,
 )
 from parity_audit.diagnose.fit.settings import (
+    BEAM,
     BIAS,
     Explanation,
     Setting,
@@ -70,18 +71,12 @@ from parity_audit.formulas.place import Decoder
 
 MOST_KNOBS = 3
 """Knobs that are searched together at one site. The knobs of a site are few, and each one more multiplies the search."""
-BEAM = 4
-"""Sets of one size from which larger ones are built: those that leave least."""
 OF_A_KIND = 6
 """Knobs of one site by which two kinds of layers differ: all sets of them are tried, 57 at most."""
-POLISHED = 8
-"""Sets of each size whose numbers are fitted together: of two laws that say the same, one may start further from rounding."""
 OF_DECODING = ("cache.", "rope.offset", "pos_embed.offset")
 """Knobs of which decoding alone may have other values than whole runs."""
 AFTER = {"rot_q": "q", "rot_k": "k"}
 """What is rotated, by the site behind the rotation."""
-HELPS = 0.9
-"""A value is held while another is searched where it leaves at most this share of what is left without it."""
 
 GROWTH, STATE = "attention.temperature_by_position", "delta.chunk"
 POSITIONS = ("rope.offset", "pos_embed.offset")
@@ -190,7 +185,7 @@ class _Search:
             yield self._on_all(several)
         yield self._on_all(self._by_frequencies())
         for size in range(2, MOST_KNOBS + 1):
-            starts = _starts(tried, HELPS * whole.residual)
+            starts = _starts(tried, whole.residual / EQUALLY)
             if not starts:
                 return
             grown = [(start, more) for start in starts for more in self._with_one_more(start)]
@@ -199,7 +194,7 @@ class _Search:
             level = [
                 more for start, more in grown if more.residual == start.residual and len(spots_of(more.values)) == size
             ]
-            chosen = [*least(best_of_each(better), POLISHED), *least(best_of_each(level), BEAM)]
+            chosen = [*least(best_of_each(better), 2 * BEAM), *least(best_of_each(level), BEAM)]
             tried = [self._polished(one, [self.small]) for one in chosen]
             yield self._on_all(tried)
             yield from self._beyond_the_small()
@@ -317,7 +312,7 @@ class _Search:
             key=lambda one: (freedom_of(one.values, said), sum(digits_of(one.values, said))),
         )
         return [
-            *near[:POLISHED],
+            *near[: 2 * BEAM],
             left_by(self.residuals, [self.small], {SCALING: sharpened(layout, whole, found, longest)}),
         ]
 

@@ -22,6 +22,7 @@ from parity_audit.core.limits import TINY
 from parity_audit.core.sites import ATTENTION_SITES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.fit.search import norm_of
+from parity_audit.diagnose.thresholds import LEFT_OUT
 from parity_audit.formulas.decoder import Run
 from parity_audit.formulas.knob import COUNT
 from parity_audit.formulas.knobs import KNOBS
@@ -30,7 +31,7 @@ from parity_audit.formulas.positions import counted
 
 IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)
 """What a formula raises for values that this decoder cannot have, and where a value that it reads is missing."""
-LAST_QUERIES, EARLIER_QUERIES = 8, 7
+QUERIES = 8
 """Queries of a long text whose attention is computed, the last and some before them: enough to tell values, and 300 times cheaper
 than all of 4160."""
 SPREAD = 48
@@ -51,11 +52,7 @@ OF_TOKENS = (
     "delta.chunk",
 )
 """Knobs that count tokens: no more than a text has."""
-UNDEFINED = 0.25
-"""Share of the tokens that a formula may leave undefined: a value that is compared nowhere would explain everything."""
-HELD = 256
-"""Tensors of a capture that are kept in float64; those of one block of the largest probe are far fewer."""
-SHOWN = 16
+SITES_KEPT = 16
 """Sites of probes whose values are kept at the tokens that are compared: those of one search."""
 Captured = Callable[[str, str], Tensor | None]
 Values = Mapping[str, Sequence[Any]]
@@ -135,7 +132,7 @@ class Residuals:
         """Formula minus capture at real tokens, flat, over the capture's norm; None where shapes differ. Of a decoded probe at the
         decoded tokens alone: the prompt before them ran whole.
 
-        Tokens of which a formula is not defined are left out; where they are more than `UNDEFINED` of all, nothing is compared. A
+        Tokens of which a formula is not defined are left out; where they are more than `LEFT_OUT` of all, nothing is compared. A
         key that only one of them hides counts as a difference of the size of a score.
         """
         made, run = self._made(component, values)
@@ -149,7 +146,7 @@ class Residuals:
         if run.undefined:
             undefined = (self._compared(component, one) for one in run.undefined)
             defined = ~shown.of(sum(undefined, torch.zeros_like(shown.real)))
-            if int(defined.sum()) < (1 - UNDEFINED) * len(defined):
+            if int(defined.sum()) < (1 - LEFT_OUT) * len(defined):
                 return None
             made, seen = made[defined], seen[defined]
         if not shown.masked:
@@ -171,7 +168,7 @@ class Residuals:
             real = self._batch(component.probe).mask.bool()
             real[:, : component.probe.decode_from or 0] = False
             seen, real = self._compared(component, seen), self._compared(component, real)
-            while len(self.shown) >= SHOWN:
+            while len(self.shown) >= SITES_KEPT:
                 del self.shown[next(iter(self.shown))]
             self.shown[key] = _shown_of(component.site, seen, real)
         return self.shown[key]
@@ -195,10 +192,10 @@ class Residuals:
         length = component.probe.shape[1]
         if component.probe.sites == "all" or local_name(component.site) == OF_ALL_BEFORE:
             return None
-        last = range(max(length - LAST_QUERIES, 0), length)
+        last = range(max(length - QUERIES, 0), length)
         if local_name(component.site) not in OF_EACH_TOKEN:
             # Multiples of the golden ratio, less whole numbers, are even and share no period with chunks (Weyl 1916).
-            earlier = (int(length * (part * GOLDEN % 1)) for part in range(1, EARLIER_QUERIES + 1))
+            earlier = (int(length * (part * GOLDEN % 1)) for part in range(1, QUERIES))
             return torch.tensor(sorted({*earlier, *last}))
         apart = torch.logspace(0, math.log10(length), min(SPREAD, length), dtype=torch.float64)
         return torch.tensor(sorted({*(round(place) - 1 for place in apart.tolist()), *last}))

@@ -21,18 +21,20 @@ from parity_audit.formulas.knob import COUNT, STRUCTURE, Knob
 
 ROUNDING = 1e-10
 """What float64 rounding may leave of a component: measured 1e-15 to 1e-14; a number rounded to float32 leaves 1e-8."""
-STEPS, STEP, HALVINGS = 20, 1e-5, 6
-"""Gauss-Newton: at most so many steps, the relative step of the numeric derivative, and halvings of a step that leads uphill."""
-GRID, NARROWINGS, FEW = 13, 12, 256
-"""Points of a grid, how often it is narrowed, and how many whole numbers are enumerated rather than searched: heads and the
-components of a head are at most so many, and what a wrong number of rotated components leaves has no slope towards the right one."""
+STEP = math.sqrt(ROUNDING)
+"""The relative step of a numeric derivative: of it, the step's own error and that of rounding are about the same there."""
+STEPS, HALVINGS = 20, 6
+"""Gauss-Newton: at most so many steps, and halvings of a step that leads uphill."""
+GRID, ENUMERATED = 13, 256
+"""Points of a grid, and how many whole numbers are enumerated rather than searched: heads and the components of a head are at most
+so many, and what a wrong number of rotated components leaves has no slope towards the right one."""
 
 FIXED = ("step", "partial_rotary_factor", "beyond")
 """Parts that only take the values of their starts: what they make does not change smoothly with them."""
 MADE_UP_FOR = ("original_max_position_embeddings", "max_position_embeddings")
 """Parts that are held where others are moved too: thresholds, or a factor, make up for them."""
-LOG_END = 50.0
-"""The largest logarithm that a step may lead to: e^50 is beyond every constant."""
+LARGEST_LOG = math.log(torch.finfo(torch.float32).max)
+"""The largest logarithm that a step may lead to: no constant is beyond float32."""
 EQUALLY = 1.1
 """Residuals whose ratio is within this factor are the same: in float32 values that leave 1.1 times as much are less than a
 step of the dtype apart."""
@@ -89,12 +91,12 @@ def fitted(
             tried.append(at_value(difference, {key: part for key, part in start.items() if key not in said}))
         tried += [at_value(difference, one) for one in variants(start)[1:]]
         tried += [found for one in begun for found in _by_part(difference, one, lists=alone)]
-    elif row.kind == COUNT and limit > FEW:
+    elif row.kind == COUNT and limit > ENUMERATED:
         tried += [at_value(difference, count) for count in _usual(start, limit)]
         tried.append(_narrowed(difference, int, limit, enough))
     elif row.span is not None and row.kind != COUNT:
         tried.append(_real(difference, start, row.span, enough, near=near))
-    if limit > FEW:
+    if limit > ENUMERATED:
         tried += [_narrowed(difference, words.format, limit, enough) for words in row.counted]
     if row.measured and min((one.left for one in tried), default=math.inf) > enough:
         tried += _measured(row, difference, enough, alone=alone)
@@ -121,11 +123,11 @@ def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
     if row.choices:
         more = start if row.kind == COUNT and is_number(start) else None
         yield from (and_more(choice, more) for choice in row.choices if choice != start)
-    for words in row.counted if limit <= FEW else ():
+    for words in row.counted if limit <= ENUMERATED else ():
         yield from (words.format(count) for count in range(1, limit))
     if row.optional and start is not None:
         yield None
-    if row.kind == COUNT and limit <= FEW:
+    if row.kind == COUNT and limit <= ENUMERATED:
         least = 0 if row.span is None else int(row.span[0])
         yield from (count for count in range(least, limit + 1) if count != start)
 
@@ -151,14 +153,14 @@ def at_value(difference: Difference, value: Any) -> Fitted:
 def _narrowed(difference: Difference, said: Callable[[int], Any], high: int, enough: float) -> Fitted:
     """A whole number from 1 on, or the choice that is `said` with it, on a geometric grid that is narrowed round the best point."""
     low, best = 1, Fitted(value=said(1), left=math.inf)
-    for _ in range(NARROWINGS):
+    within = 0, 0
+    while within != (low, high) and best.left > enough:
+        within = low, high
         points = sorted({round(low * (high / low) ** (k / (GRID - 1))) for k in range(GRID)})
         found = [at_value(difference, said(point)) for point in points]
         at = min(range(len(points)), key=lambda k: found[k].left)
         best = min(best, found[at], key=lambda one: one.left)
         low, high = points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)]
-        if high - low <= 1 or best.left <= enough:
-            break
     return best
 
 
@@ -224,7 +226,7 @@ def together(
     def at(u: Tensor) -> Tensor | None:
         return (
             difference(numbers(u))
-            if all(abs(x) < LOG_END or not log for x, log in zip(u.tolist(), positive, strict=True))
+            if all(abs(x) < LARGEST_LOG or not log for x, log in zip(u.tolist(), positive, strict=True))
             else None
         )
 

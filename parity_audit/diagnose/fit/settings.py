@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.search import EQUALLY, Path, free_paths, number_at, with_number
@@ -15,12 +18,13 @@ from parity_audit.formulas.knobs import KNOBS
 FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
 """By kind, how many other values may explain as much: few names, some whole numbers, any number, a law with numbers (as a choice
 with a number in it is)."""
-LAST = 7
+READ_OFF = 2 * max(FREEDOM.values()) + 1
 """The freedom of a value that is read off what it explains, more than that of any two others."""
-MOST_DIGITS = 6
+MOST_DIGITS = round(-math.log10(torch.finfo(torch.float32).resolution))
 """Of a number that is not one of few digits: float32 tells no more of a base or a threshold."""
-ALIKE = 3
-"""Values of the same knobs that go on together where one probe cannot tell them apart."""
+BEAM = 4
+"""Sets of one size, those that leave least, from which larger ones are built, and values of one set that go on together where one
+probe cannot tell them apart. Twice as many have their numbers fitted: of two laws that say the same, one may start further off."""
 BIAS = "attention.bias"
 """The knob whose value has a number for each distance."""
 Setting = Mapping[str, Any]
@@ -39,7 +43,7 @@ def freedom(knob: str, value: Any) -> int:
     """How many other values would explain as much: the order in which explanations that leave the same are named."""
     is_law = KNOBS[knob].kind == STRUCTURE and knob != BIAS and "inv_freq" not in (value or {})
     if (isinstance(value, (list, dict)) and not is_law) or value == OTHERS:
-        return LAST
+        return READ_OFF
     if value is None or value in KNOBS[knob].choices:
         return FREEDOM[CHOICE]
     return FREEDOM[STRUCTURE if words_of(knob, value) else KNOBS[knob].kind]
@@ -62,7 +66,7 @@ def freedom_of(values: Setting, said: Setting) -> int:
     """The freedom of a setting: that of its values, where what is said with one number changed is one number."""
     free = {knob: freedom(knob, value) for knob, value in values.items()}
     for knob, value in values.items():
-        if isinstance(value, dict) and isinstance(said[knob], dict) and free[knob] != LAST:
+        if isinstance(value, dict) and isinstance(said[knob], dict) and free[knob] != READ_OFF:
             others = [key for key in {*value, *said[knob]} if value.get(key) != said[knob].get(key)]
             is_number_alone = (
                 len(others) == 1 and is_number(value.get(others[0])) and is_number(said[knob].get(others[0]))
@@ -79,7 +83,7 @@ def place_in_row(values: Setting) -> int:
 
 def has_parts(one: Explanation) -> bool:
     """Whether some value is read off what it explains: a number for each head, distance, token or pair."""
-    return any(freedom(knob, value) == LAST for knob, value in one.values.items())
+    return any(freedom(knob, value) == READ_OFF for knob, value in one.values.items())
 
 
 def left_of(one: Explanation) -> float:
@@ -111,7 +115,9 @@ def spots_of(values: Setting) -> list[Path]:
     """The numbers of a setting that Gauss-Newton moves."""
     single: list[Path] = [(knob,) for knob, value in values.items() if _is_fitted(knob, value)]
     listed = [(knob, value) for knob, value in values.items() if isinstance(value, list) and KNOBS[knob].kind != COUNT]
-    laws = [(knob, value) for knob, value in values.items() if isinstance(value, dict) and freedom(knob, value) != LAST]
+    laws = [
+        (knob, value) for knob, value in values.items() if isinstance(value, dict) and freedom(knob, value) != READ_OFF
+    ]
     worded = [(knob, words) for knob, value in values.items() for words in words_of(knob, value)]
     return [
         *single, *worded, *((knob, place) for knob, value in listed for place in range(len(value))),
@@ -132,7 +138,7 @@ def best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
     by_knobs: dict[tuple[frozenset[str], bool], list[Explanation]] = {}
     for one in sorted(tried, key=left_of):
         by_knobs.setdefault((frozenset(one.values), has_parts(one)), []).append(one)
-    return [one for alike in by_knobs.values() for one in alike[:ALIKE] if one.residual <= EQUALLY * alike[0].residual]
+    return [one for alike in by_knobs.values() for one in alike[:BEAM] if one.residual <= EQUALLY * alike[0].residual]
 
 
 def least(tried: Iterable[Explanation], count: int) -> list[Explanation]:

@@ -12,12 +12,12 @@ from torch import Tensor
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, f64, spec_value
-from parity_audit.diagnose.fit.residuals import HELD, Component, Residuals
+from parity_audit.diagnose.fit.residuals import Component, Residuals
 from parity_audit.formulas.components import IN_BLOCK, OUTSIDE
 from parity_audit.formulas.knobs import meant
 from parity_audit.formulas.place import Decoder
 
-MASKED_BELOW, FAR_BELOW = -1e30, 5000.0
+MASKED_BELOW, FAR_BELOW = torch.finfo(torch.float32).min / 2, 5000.0
 """Scores below the first are masks; and those that are by the second less than the largest of their row: float64 ends at e^-745."""
 OF_THE_LENGTH = ("pos_embed", "rot_q", "rot_k", "z", "delta.out")
 """Sites at which a long text shows what a short one cannot: windows, positions and states that a program loses."""
@@ -81,7 +81,7 @@ def side_of(evidence: ByLayer) -> Side:
     """The side whose evidence this is."""
     first = next(iter(evidence.values()))
 
-    @lru_cache(HELD)
+    @lru_cache
     def captured(probe: str, site: str) -> Tensor | None:
         found = tensor_at(evidence, probe, site)
         if found is None or not site.endswith("attn_scores"):

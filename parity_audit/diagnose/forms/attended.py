@@ -16,6 +16,7 @@ from einops import einsum, rearrange
 from torch import Tensor
 
 from parity_audit.capture.store import Capture
+from parity_audit.compare.floor import dtype_eps
 from parity_audit.core.limits import TINY
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe
@@ -25,7 +26,7 @@ from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, NEAR
 from parity_audit.formulas.rotary import ADJACENT, HALF, joined_pairs, parts_of_pairs
 
-ROUNDING = 3e-7
+ROUNDING = 3 * dtype_eps("float32")
 """What float32 leaves of an average over keys, relative: two or three roundings."""
 BESIDE = ("q", "k", "rot_q", "rot_k")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parity_audit.core.limits import TINY
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.thresholds import CLEAN
+from parity_audit.diagnose.thresholds import CLEAN, FEWEST_TOKENS
 from parity_audit.formulas.rounding import LARGEST_INTEGERS
 
 MANTISSAS = {"float8_e5m2": 4, "float8_e4m3fn": 8}
@@ -21,8 +21,6 @@ OFTEN = 3
 EXACT_SHARE = 0.999
 """Share of the numbers, or of the tokens, that have to be on the grid of a narrow dtype next to the true ones, for a tensor to be
 called rounded to it: a number near the middle of two may fall to either side, and a finer grid holds most of a coarser one."""
-FIRST = 8
-"""Tokens, or heads of them, that are looked at before all: what is on no grid shows it there, a hundred times cheaper."""
 
 
 def rounded_with_a_scale(pair: Pair) -> Form | None:
@@ -35,7 +33,9 @@ def rounded_with_a_scale(pair: Pair) -> Form | None:
         if not len(own):
             return None
         for name in (*LARGEST_INTEGERS, *MANTISSAS):
-            if _is_on_grid(name, own[:FIRST], true[:FIRST]) and _is_on_grid(name, own, true):
+            # What is on no grid shows it in the first tokens, a hundred times cheaper.
+            few = _is_on_grid(name, own[:FEWEST_TOKENS], true[:FEWEST_TOKENS])
+            if few and _is_on_grid(name, own, true):
                 return Form(kind="rounded", value=f"{name} times a scale", usual="full", left=0.0)
     return None
 

@@ -14,7 +14,7 @@ from parity_audit.core.limits import TINY
 from parity_audit.diagnose.forms.grids import EXACT_SHARE, rounded_with_a_scale
 from parity_audit.diagnose.forms.order import order_of
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.thresholds import ALIKE, CLEAN, FEWEST_TOKENS, MAJORITY
+from parity_audit.diagnose.thresholds import ALIKE, CLEAN, FEWEST_TOKENS, LEFT_OUT, MAJORITY
 from parity_audit.formulas.activations import NAMED
 
 LEFT = 0.02
@@ -22,11 +22,6 @@ LEFT = 0.02
 NARROW = {
     "float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
-MOST_OF = 0.75
-"""A difference with more than this share of all directions has no few directions, and one that moved tokens explains has to explain
-so many of them."""
-CAP_OCTAVES = 8.0
-"""A cap is searched up to so many doublings of the largest value that it lets through, where it does nothing."""
 STEPS = (1, -1, 2, -2)
 """Tokens between a value and the one that stands in its place: a cache or a shift by one, or by both of two."""
 OWN_TOKENS = "each token's own"
@@ -92,7 +87,7 @@ def _projected(pair: Pair) -> Form | None:
         return None
     _, sizes, directions = torch.linalg.svd(apart, full_matrices=False)
     rank = int((sizes > ALIKE * sizes[0]).sum())
-    if rank > MOST_OF * min(apart.shape):
+    if rank > (1 - LEFT_OUT) * min(apart.shape):
         return None
     v = directions[:rank]
     left = pair.left(pair.true - pair.true @ v.T @ v)
@@ -105,7 +100,7 @@ def _late(pair: Pair) -> Form | None:
     size = pair.own.norm(dim=1)
     for step in STEPS:
         near = (pair.own - pair.true.roll(step, 0)).norm(dim=1) <= ALIKE * size
-        if float(near.double().mean()) >= MOST_OF:
+        if float(near.double().mean()) >= 1 - LEFT_OUT:
             return Form(kind="position", value=late(step), usual=OWN_TOKENS, left=0.0)
     return None
 
@@ -155,7 +150,8 @@ def _capped(pair: Pair) -> Form | None:
         cap = top * 2.0**log_cap
         return pair.left(cap * torch.tanh(pair.true / cap))
 
-    best = lowest(left, 0.0, CAP_OCTAVES)
+    # tanh x is x - x^3 / 3: of a cap that is so many times the largest value, the cube is rounding.
+    best = lowest(left, 0.0, -0.5 * math.log2(3 * CLEAN))
     return Form(kind="softcap", value=top * 2.0**best, usual=None, left=left(best))
 
 

@@ -20,8 +20,6 @@ from parity_audit.formulas.rounding import LARGEST_INTEGERS
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 BLOCKS = (32, 64, 128)
 """Inputs that share a scale in formats of 4 bits: those of llama.cpp, bitsandbytes and GPTQ."""
-SURE = 0.999
-"""Correlation of an output with the one that it is: of a hundred tokens, other outputs of random weights stay below 0.5."""
 SIBLINGS = (("attn.q", "attn.k", "attn.v", "attn.o"), ("mlp.gate", "mlp.up"))
 
 
@@ -101,7 +99,7 @@ def mixed_rows(sample: Sample, projection: Projection, evidence: Evidence) -> An
     whole = torch.cat(list(made.values()), 1)
     a, b = (normalize(value, dim=0, eps=TINY) for value in (sample.y, whole))
     best, order = (a.T @ b).max(dim=1)
-    if len(made) < 2 or float(best.min()) < SURE:
+    if len(made) < 2 or float(best.min()) < 1 - ALIKE:
         return None
     taken = sorted({roles[int(row)] for row in order})
     return Answer(
@@ -130,7 +128,7 @@ def permuted(sample: Sample, projection: Projection, evidence: Evidence) -> Answ
     for made, target in ((sample.p, sample.unbiased), (sample.full, sample.y)):
         a, b = (normalize(value, dim=0, eps=TINY) for value in (target, made))
         best, order = (a.T @ b).max(dim=1)
-        if float(best.min()) >= SURE and len(set(order.tolist())) == len(order):
+        if float(best.min()) >= 1 - ALIKE and len(set(order.tolist())) == len(order):
             left = relative_rms(target - made[:, order], sample.y)
             return Answer(weight=_order_in_words(order, projection, evidence), left=left)
     return None
