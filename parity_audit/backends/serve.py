@@ -25,7 +25,7 @@ from parity_audit.backends.fork_server import forked_worker
 from parity_audit.backends.importing import without_collection
 from parity_audit.backends.invariant_mode import InvariantMode
 from parity_audit.backends.no_installs import refuse_installs
-from parity_audit.core.errors import ParityError, is_out_of_memory
+from parity_audit.core.errors import ParityError, is_out_of_memory, raised_at
 from parity_audit.core.jsonio import dumps, from_plain, to_plain
 from parity_audit.core.operations import OperationsRequest
 from parity_audit.core.rollouts import SampleRequest, ScoreRequest
@@ -205,11 +205,13 @@ def _shortened(text: str) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """What an exception says, if it can say anything."""
+    """What an exception says; of one that says nothing, as a bare assertion does, the statement that raised it."""
     try:
-        return str(error)
+        words = str(error).strip()
     except Exception:
         return "(its message cannot be shown)"
+    frames = traceback.extract_tb(error.__traceback__)
+    return words or (f"{raised_at(error)}: {frames[-1].line}" if frames else "")
 
 
 if __name__ == "__main__":

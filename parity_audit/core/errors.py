@@ -15,6 +15,7 @@ ParityError
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     except Exception:
         return False
     return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+def raised_at(error: BaseException) -> str:
+    """The file's name and the line that raised an exception; empty where it was never raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 @contextlib.contextmanager

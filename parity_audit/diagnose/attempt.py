@@ -7,13 +7,12 @@ cannot be read, no memory, Ctrl-C) are not of this kind and are raised.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import TypeVar, Union
 
 import torch
 
-from parity_audit.core.errors import ParityError
+from parity_audit.core.errors import ParityError, raised_at
 from parity_audit.core.types import NotTested
 
 T = TypeVar("T")
@@ -30,6 +29,4 @@ def attempt(what: str, step: Callable[[], T]) -> Union[T, NotTested]:
     except (ParityError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
-        return NotTested(what=what, why=f"broke off with {type(error).__name__} at {place}: {error}")
+        return NotTested(what=what, why=f"broke off with {type(error).__name__} at {raised_at(error)}: {error}")

@@ -73,6 +73,8 @@ BACKEND = textwrap.dedent(
             if mode in LINES:
                 os.write(wire(), LINES[mode] + b"\\n")
                 time.sleep(600)
+            if mode == "assertion":
+                assert not mode
             if mode == "unprintable":
                 raise Unprintable
 
@@ -146,7 +148,8 @@ def test_kill_9_is_noticed_at_once(worker):
 
 
 @pytest.mark.parametrize(("mode", "says"), [("sys.exit", "SystemExit: 0"), ("interrupt", "KeyboardInterrupt"),
-                                            ("unprintable", "Unprintable: ")])  # fmt: skip
+                                            ("unprintable", "Unprintable: "),
+                                            ("assertion", r"AssertionError: tiny_backend_.*: assert not mode")])  # fmt: skip
 def test_what_would_end_a_program_is_a_failure_of_the_port(worker, mode, says):
     with pytest.raises(BackendFailed, match=says):
         load(worker, mode)
