@@ -81,7 +81,7 @@ def likeness(spec: Spec, held: set[str], config: Mapping[str, Any]) -> Likeness:
 def _in_other_layers(spec: Spec) -> dict[str, str]:
     """The tensor that plays a role where the first one is not there, by role."""
     entries = {role: entry for role, entry in spec.content.roles.items() if isinstance(entry, RoleEntry)}
-    return {role: entry.otherwise for role, entry in entries.items() if entry.otherwise is not None}
+    return {role: role_tensor(entry.otherwise) for role, entry in entries.items() if entry.otherwise is not None}
 
 
 def _share(held: set[str], said: set[str], either: set[str]) -> float:

@@ -38,7 +38,7 @@ from parity_audit.specs.sealed import sealed
 from parity_audit.specs.skeleton import config_of
 from parity_audit.specs.statistics import make_real
 from parity_audit.specs.tokenizer import BOS, EOS, PAD, write_tokenizer
-from parity_audit.specs.view import config_names, dims, knob_values, role_tensor
+from parity_audit.specs.view import config_names, dims, knob_values, role_tensors
 from parity_audit.specs.wrapped import TEXT_MODEL, WRAPPED_IN
 
 RESAVED, REAL = "resaved", "real"
@@ -248,7 +248,7 @@ def _drawn(model: nn.Module, spec: Spec) -> list[tuple[str, Tensor, nn.Module]]:
 def _roles_of(name: str, spec: Spec) -> set[str]:
     """The roles that a checkpoint tensor of this name plays."""
     pattern = ".".join("{l}" if part.isdigit() else part for part in name.split("."))
-    return {role for role, entry in spec.content.roles.items() if entry and role_tensor(entry) == pattern}
+    return {role for role, entry in spec.content.roles.items() if entry and pattern in role_tensors(entry)}
 
 
 def _stored_transposed(owner: nn.Module, parameter: Tensor) -> bool:

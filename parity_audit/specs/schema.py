@@ -89,11 +89,11 @@ class WeightEntry(_Strict):
 
 class RoleEntry(_Strict):
     """A checkpoint tensor that plays a role, or the part of a fused one; transforms as in `WeightEntry`. `when` the model has it,
-    an expression of the config; `otherwise` the name of the tensor that plays the role whole in other models."""
+    an expression of the config; `otherwise` the tensor that plays the role in other models, by its name where it does so whole."""
 
     tensor: str
     when: str = "true"
-    otherwise: str | None = None
+    otherwise: str | RoleEntry | None = None
     slice: list[str] | None = None
     layout: str = ""
     part: list[str] | None = None

@@ -288,12 +288,18 @@ def _held(entry: str | RoleEntry, names: Mapping[str, Any]) -> str | RoleEntry |
     """What plays a role in this model; None where nothing does."""
     if isinstance(entry, str) or evaluate(entry.when, names):
         return entry
-    return entry.otherwise
+    return None if entry.otherwise is None else _held(entry.otherwise, names)
 
 
 def role_tensor(entry: str | RoleEntry) -> str:
     """The checkpoint tensor that plays a role, with `{l}` for the layer."""
     return entry if isinstance(entry, str) else entry.tensor
+
+
+def role_tensors(entry: str | RoleEntry) -> tuple[str, ...]:
+    """The checkpoint tensors that play a role in one model or another."""
+    more = None if isinstance(entry, str) else entry.otherwise
+    return (role_tensor(entry), *(() if more is None else role_tensors(more)))
 
 
 def _role(

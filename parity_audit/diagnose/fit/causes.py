@@ -36,6 +36,7 @@ from parity_audit.diagnose.fit.left import (
     most_left,
     residual,
     under,
+    without_rounding,
 )
 from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Values
@@ -353,7 +354,9 @@ def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
     left = float("inf") if off is None else float(off.norm())
     # A number that the formula does not ask for under these values says nothing of this side.
     is_read = KNOBS[knob].kind == REAL and knob in asked(residuals, first, held)
-    stderr = uncertainty(difference, value, off) if is_read and off is not None else None
+    full = without_rounding(residuals, first, held) if is_read else {}
+    smooth = difference_of(residuals, at.parts, knob, {**held, **full})
+    stderr = uncertainty(smooth, value, off) if is_read and off is not None else None
     drawn = picture(residuals, first, knob, under(residuals, {**held, knob: value}, first.layer))
     return KnobFit(
         knob=knob, layer=layer_of(first.site), value=value, stderr=stderr, residual=left, n=0 if off is None else off.numel(),

@@ -31,6 +31,7 @@ from parity_audit.diagnose.fit.left import (
     left_by,
     residual,
     under,
+    without_rounding,
 )
 from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Residuals, Values, largest
 from parity_audit.diagnose.fit.search import (
@@ -54,12 +55,11 @@ from parity_audit.diagnose.fit.settings import (
     best_of_each,
     digits_of,
     freedom_of,
-    has_parts,
-    is_choice,
     is_positive,
     least,
     place_in_row,
     spots_of,
+    starts_of,
     with_numbers,
 )
 from parity_audit.diagnose.thresholds import TIED
@@ -185,7 +185,7 @@ class _Search:
             yield self._on_all(several)
         yield self._on_all(self._by_frequencies())
         for size in range(2, MOST_KNOBS + 1):
-            starts = _starts(tried, whole.residual / EQUALLY)
+            starts = starts_of(tried, whole.residual / EQUALLY)
             if not starts:
                 return
             grown = [(start, more) for start in starts for more in self._with_one_more(start)]
@@ -202,6 +202,7 @@ class _Search:
     def _with_one_more(self, start: Explanation) -> Iterator[Explanation]:
         """Every knob that the formula asks for beside those of a set: its best value, and its other named values."""
         beside_numbers = bool(spots_of(start.values))
+        full = without_rounding(self.residuals, self.small, start.values)
         for knob in sorted(asked(self.residuals, self.small, start.values) - set(start.values)):
             if KNOBS[knob].kind == ROUNDING and start.values and start.residual > COARSE:
                 continue
@@ -214,8 +215,9 @@ class _Search:
             if self.small.probe.decode_from is not None:  # what whole runs have is there in decoded tokens too
                 others = [other for other in others if other.value is not None]
             best = fitted(
-                row, difference, own, most, tried=others, enough=self.limit, near=beside_numbers, alone=not start.values
-            )
+                row, difference, own, most, tried=others, enough=self.limit, near=beside_numbers, alone=not start.values,
+                smooth=difference_of(self.residuals, [self.small], knob, {**start.values, **full}) if full else None,
+            )  # fmt: skip
             more = [] if start.values else self._with_parts(knob, difference, [best, *others])
             for one in (best, *(other for other in others if other.value != best.value), *more):
                 yield Explanation(values={**start.values, knob: one.value}, residual=one.left)
@@ -358,7 +360,7 @@ class _Search:
             values = with_number(values, spot, number)
         before, after = (left_by(self.residuals, parts, setting) for setting in (one.values, values))
         best = after if after.residual <= EQUALLY * before.residual else before
-        return self._without_what_is_as_absent(best, parts)
+        return self._without_what_is_as_said(self._without_what_is_as_absent(best, parts), parts)
 
     def _without_what_is_as_absent(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
         """A setting with none of what comes as near to none as nobody can tell, as a cap of thousands does."""
@@ -370,18 +372,14 @@ class _Search:
             one = absent if absent.residual <= EQUALLY * one.residual else one
         return one
 
-
-def _starts(tried: Sequence[Explanation], enough: float) -> list[Explanation]:
-    """What is held while another knob is searched: what helps most (of each knob and of all values) and, as the first of a set,
-    every choice. A value with a number for each head leaves less than others whatever is wrong: of those the one that helps most."""
-    helping = [one for one in tried if one.residual <= enough and not has_parts(one)]
-    choices = [one for one in tried if len(one.values) == 1 and all(is_choice(*item) for item in one.values.items())]
-    listed = least((one for one in tried if one.residual <= enough and has_parts(one)), 1)
-    starts: list[Explanation] = []
-    for one in (*least(best_of_each(helping), BEAM), *least(helping, BEAM), *listed, *choices):
-        if one not in starts and one.residual < float("inf"):
-            starts.append(one)
-    return starts
+    def _without_what_is_as_said(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
+        """A set with none of the knobs whose spec value does as well beside the others: a number that is rounded on its way has no
+        slope, and is found beside another place of rounding alone."""
+        for knob in one.values if len(one.values) > 1 else ():
+            rest = {other: value for other, value in one.values.items() if other != knob}
+            as_said = left_by(self.residuals, parts, rest) if rest else one
+            one = as_said if as_said.residual <= EQUALLY * one.residual else one
+        return one
 
 
 def _at_spot(residuals: Residuals, parts: Sequence[Component], values: Setting, spot: Path) -> Difference:

@@ -14,6 +14,7 @@ from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, wi
 from parity_audit.diagnose.fit.search import Difference, norm_of
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.thresholds import CLEAR, FEW_ROUNDINGS, LITTLE
+from parity_audit.formulas.choices import FULL
 from parity_audit.formulas.knob import REAL, ROUNDING
 from parity_audit.formulas.knobs import KNOBS
 
@@ -98,6 +99,15 @@ def _is_in_span(knob: str, value: Any) -> bool:
     if row.kind != REAL or row.span is None or not is_number(value) or value == 0:
         return True
     return bool(row.span[0] <= value <= row.span[1])
+
+
+def without_rounding(residuals: Residuals, component: Component, held: Setting) -> Setting:
+    """`full` for each narrow dtype inside a component under a setting: of a number that is rounded, a small step changes nothing."""
+    layer, known = component.layer, asked(residuals, component, held)
+    values = {
+        knob: held.get(knob, residuals.decoder.knob(knob, layer)) for knob in known if KNOBS[knob].kind == ROUNDING
+    }
+    return {knob: FULL for knob, value in values.items() if value not in (None, FULL)}
 
 
 def difference_of(residuals: Residuals, parts: Sequence[Component], knob: str, held: Setting) -> Difference:

@@ -68,6 +68,7 @@ def fitted(
     tried: Sequence[Fitted] | None = None,
     near: bool = False,
     alone: bool = True,
+    smooth: Difference | None = None,
 ) -> Fitted:
     """The value of a knob that leaves least.
 
@@ -80,6 +81,8 @@ def fitted(
         tried: what `named` gives, where it is known.
         near: a real number is only searched from where it is.
         alone: no other knob is wrong as well; of a hundred numbers of a list one is only searched then.
+        smooth: the difference without the narrow rounding that the knob's number goes through in this model: of a number that is
+            rounded, a small step changes nothing.
     """
     by_name = named(row, difference, start, limit) if tried is None else tried
     tried = list(by_name)
@@ -96,6 +99,9 @@ def fitted(
         tried.append(_narrowed(difference, int, limit, enough))
     elif row.span is not None and row.kind != COUNT:
         tried.append(_real(difference, start, row.span, enough, near=near))
+        if smooth is not None and tried[-1].left > enough:
+            nearest = _real(smooth, start, row.span, enough, near=near).value
+            tried.append(shortened(difference, nearest, positive=row.span[0] > 0))
     if limit > ENUMERATED:
         tried += [_narrowed(difference, words.format, limit, enough) for words in row.counted]
     if row.measured and min((one.left for one in tried), default=math.inf) > enough:
@@ -106,15 +112,19 @@ def fitted(
     return next((one for one in by_name if one.left <= max(EQUALLY * best.left, ROUNDING)), best)
 
 
-def uncertainty(difference: Difference, value: Any, off: Tensor) -> float | None:
-    """The standard error of a real value whose difference is `off`, others held: sqrt(sum off^2 / (n - 1)) / |d off / d value|."""
+def uncertainty(smooth: Difference, value: Any, off: Tensor) -> float | None:
+    """The standard error of a real value whose difference is `off`, others held: sqrt(sum off^2 / (n - 1)) / |d off / d value|.
+
+    Args:
+        smooth: the difference for a value of the knob without any narrow rounding, which has no derivative.
+    """
     if not is_number(value):
         return None
     step = STEP * max(abs(value), 1e-9)
-    beside = difference(value + step)
-    if beside is None or beside.shape != off.shape:
+    at, beside = smooth(value), smooth(value + step)
+    if at is None or beside is None or beside.shape != at.shape:
         return None
-    slope = float((beside - off).norm()) / step
+    slope = float((beside - at).norm()) / step
     spread = float(off.norm()) / max(off.numel() - 1, 1) ** 0.5
     return spread / slope if slope > 0 else math.inf
 

@@ -144,3 +144,16 @@ def best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
 def least(tried: Iterable[Explanation], count: int) -> list[Explanation]:
     """Those that leave least."""
     return sorted(tried, key=left_of)[:count]
+
+
+def starts_of(tried: Sequence[Explanation], enough: float) -> list[Explanation]:
+    """What is held while another knob is searched: what helps most (of each knob and of all values) and, as the first of a set,
+    every choice. A value with a number for each head leaves less than others whatever is wrong: of those the one that helps most."""
+    helping = [one for one in tried if one.residual <= enough and not has_parts(one)]
+    choices = [one for one in tried if len(one.values) == 1 and all(is_choice(*item) for item in one.values.items())]
+    listed = least((one for one in tried if one.residual <= enough and has_parts(one)), 1)
+    starts: list[Explanation] = []
+    for one in (*least(best_of_each(helping), BEAM), *least(helping, BEAM), *listed, *choices):
+        if one not in starts and one.residual < float("inf"):
+            starts.append(one)
+    return starts
