@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from parity_audit.backends import offload
+from parity_audit.core.types import MAY_BE_MISSING
 
-MAY_BE_MISSING = "?"
 _STEP = re.compile(r"([^.\[\]]+)|\[(\*|[^\]]+)\]")
 
 

@@ -228,6 +228,10 @@ class WeightPrint:
     ranks: RankTensor | None = None
 
 
+MAY_BE_MISSING = "?"
+"""Ends the name of a step of a path that an object may be without; the path then ends there."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Edit:
     """One reversible change of a live model.

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from parity_audit.core.text_names import in_whole
-from parity_audit.core.types import Edit
+from parity_audit.core.types import MAY_BE_MISSING, Edit
 
 ROTARY_CODE = """\
 {tables}
@@ -90,12 +90,11 @@ def _call_code(settings: dict[str, Any], backend_key: str) -> str:
 
 
 def _set_code(edit: Edit) -> str:
+    if isinstance(edit.value, list) and "[*]" in edit.path:
+        loop, target = _zipped(edit.path, "value", _literal(edit.value))
+        return f"{loop}{target} = value"
     loop, target = _loop(edit.path)
-    value = edit.value
-    if isinstance(value, list) and "[*]" in edit.path:
-        head, _, tail = edit.path.partition("[*]")
-        return f"for part, value in zip(model.{head}, {_literal(value)}):\n    part{tail} = value"
-    return f"{loop}{target} = {_literal(value)}"
+    return f"{loop}{target} = {_literal(edit.value)}"
 
 
 def _rotary_code(edit: Edit) -> str:
@@ -108,7 +107,7 @@ def _rotary_code(edit: Edit) -> str:
         loop, attn = _zipped(edit.path, "inv_freq", "tables")
     adjacent = each[0].get("pairing", "half") == "adjacent"
     return ROTARY_CODE.format(
-        tables=tables, loop=loop, attn=attn, indent="    " if loop else "",
+        tables=tables, loop=loop, attn=attn, indent=_indent(loop),
         spread="angles.repeat_interleave(2, dim=1)" if adjacent else "angles.repeat(1, 2)",
         factor=each[0].get("attention_factor", 1.0),
     )  # fmt: skip
@@ -154,19 +153,33 @@ LIVE = {
 
 
 def _loop(path: str) -> tuple[str, str]:
-    """`blocks[*].attn.x` as a for statement and the target inside it."""
-    if "[*]" not in path:
-        return "", f"model.{path}"
-    head, _, tail = path.partition("[*]")
+    """`blocks[*].attn.x` as a for statement and the target inside it, asking first whether an object has what it may be without."""
+    head, star, tail = path.partition("[*]")
     name = head.rstrip("s").rpartition(".")[2] or "part"
     name = name if name != head else "part"
-    return f"for {name} in model.{head}:\n    ", f"{name}{tail}"
+    loop, target = (f"for {name} in model.{head}:\n    ", f"{name}{tail}") if star else ("", f"model.{path}")
+    has, target = _may_be_missing(target)
+    return (f"{loop}if {has}:\n{_indent(loop)}    " if has else loop), target
 
 
 def _zipped(path: str, name: str, values: str) -> tuple[str, str]:
-    """`blocks[*].attn` as a for statement over modules and values, and the target inside it."""
+    """`blocks[*].attn` as a for statement over modules that have the target, and values, and the target inside it."""
     head, _, tail = path.partition("[*]")
-    return f"for block, {name} in zip(model.{head}, {values}):\n    ", f"block{tail}"
+    has, target = _may_be_missing(f"block{tail}")
+    blocks = f"[block for block in model.{head} if {has}]" if has else f"model.{head}"
+    return f"for block, {name} in zip({blocks}, {values}):\n    ", target
+
+
+def _may_be_missing(target: str) -> tuple[str, str]:
+    """The question whether an object has the part that it may be without, empty where there is none such; and the plain target."""
+    owner, mark, rest = target.partition(MAY_BE_MISSING)
+    holder, _, name = owner.rpartition(".")
+    return (f"hasattr({holder}, {_literal(name)})" if mark else ""), owner + rest
+
+
+def _indent(loop: str) -> str:
+    """The spaces that lines inside a statement begin with."""
+    return loop.rpartition("\n")[2]
 
 
 def _literal(value: Any) -> str:

@@ -48,3 +48,23 @@ def test_a_wrong_reference_is_not_a_noise_floor(tmp_path):
     assert found["attention.scale"].departs_from_spec == "reference"
     assert right.right_reference.verdict in GOOD
     assert right.patches == ()
+
+
+def test_an_attention_of_transformers_that_departs_from_the_spec_is_the_one_that_is_named(tmp_path):
+    """Falcon's eager attention adds ALiBi twice: its mask has the penalties already, as sdpa needs them."""
+    eager, sdpa = parity_audit.audit(
+        "falcon-rw-1b",
+        reference="spec",
+        candidates=["hf", "hf,attn_implementation=sdpa"],
+        miniature="mini",
+        out=tmp_path,
+        probes=PROBES,
+        limits=False,
+        repair=False,
+    ).candidates
+
+    (found,) = eager.findings
+    assert (found.knob, found.departs_from_spec) == ("attention.alibi", "candidate")
+    assert (found.reference_value, found.candidate_value) == (0.125, pytest.approx(0.25, rel=1e-6))
+    assert sdpa.verdict in GOOD
+    assert sdpa.findings == ()

@@ -2,7 +2,7 @@
 
 import pytest
 import transformers
-from architectures import WITH_EXPERTS, Architecture
+from architectures import OTHER_BLOCKS, Architecture
 from judged import apart, judged
 from safetensors.torch import load_file, save_file
 
@@ -18,7 +18,7 @@ from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edits
 from parity_audit.specs.view import taps
 
-MODELS = {spec.name: spec.first_model for spec in list_specs()} | WITH_EXPERTS
+MODELS = {spec.name: spec.first_model for spec in list_specs()} | OTHER_BLOCKS
 COMPONENT = 1e-10
 """What one component may be off: float64 rounding is 1e-15, a number that a program rounds to float32 is off by 1e-8."""
 CHAIN = 1e-9

@@ -10,15 +10,24 @@ from parity_audit.core.types import Edit
 from parity_audit.repair.render import render
 
 
+class Times(torch.nn.Module):
+    times = 1.0
+
+    def forward(self, x):
+        return self.times * x
+
+
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])
+        self.layers[1].inner = Times()
 
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)
+            x = layer.inner(x) if hasattr(layer, "inner") else x
         return x
 
 
@@ -29,6 +38,8 @@ class Model(torch.nn.Module):
         Edit(op="add", path="layers[*].bias", value=0.5),
         Edit(op="scale_output", path="layers[2]", value=1.25),
         Edit(op="scale_output", path="layers[*]", value=0.5),
+        Edit(op="set", path="layers[*].inner?.times", value=2.0),
+        Edit(op="set", path="layers[*].inner?.times", value=[2.0]),
     ],
 )
 def test_the_code_has_the_effect_of_the_edit(edit):

@@ -20,8 +20,8 @@ from parity_audit.specs import miniature, view
 from parity_audit.specs.resolve import ResolvedModel
 
 VERSION = transformers.__version__
-WITH_EXPERTS = {"gemma4, with experts": "google/gemma-4-26B-A4B"}
-"""A model whose blocks have other parts than those of the first model of its spec."""
+OTHER_BLOCKS = {"gemma4, with experts": "google/gemma-4-26B-A4B", "falcon, groups of queries": "tiiuae/falcon-40b"}
+"""Models whose blocks have other parts than those of the first model of their spec."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import pytest
 import transformers
-from architectures import VERSION, WITH_EXPERTS, Architecture, apart, moved
+from architectures import OTHER_BLOCKS, VERSION, Architecture, apart, moved
 from safetensors.torch import load_file
 
 from parity_audit.checks.preflight import config_warnings
@@ -10,7 +10,7 @@ from parity_audit.specs import settings, view
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 
-MODELS = {spec.name: spec.first_model for spec in list_specs()} | WITH_EXPERTS
+MODELS = {spec.name: spec.first_model for spec in list_specs()} | OTHER_BLOCKS
 ROUNDING = 2e-7
 FLOOR = 2e-5
 EXCITED = 100.0

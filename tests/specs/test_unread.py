@@ -19,7 +19,7 @@ def test_a_released_config_is_read_whole(name):
     [
         ("gpt2", "scale_attn_by_inverse_layer_idx", True, True),
         ("gpt2", "scale_attn_weights", False, True),
-        ("tiiuae/falcon-7b", "alibi", True, True),
+        ("microsoft/phi-2", "qk_layernorm", True, True),
         ("meta-llama/Llama-3.2-1B", "mlp_bias", True, True),
         ("meta-llama/Llama-3.2-1B", "favourite_colour", "blue", False),
         ("meta-llama/Llama-3.2-1B", "attention_dropout", 0.1, False),
