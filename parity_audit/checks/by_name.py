@@ -28,7 +28,7 @@ from parity_audit.core.limits import TINY, ratio_of, share_of_limit
 from parity_audit.core.report import Finding, SiteDelta
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested, Probe
-from parity_audit.diagnose.confidence import COMPARED
+from parity_audit.diagnose.confidence import BY_COMPARISON
 from parity_audit.diagnose.evidence import f64, real, relative_rms
 from parity_audit.diagnose.thresholds import MANY_ROUNDINGS, SAME_VALUE
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, VALUE, Hook, hooks
@@ -36,7 +36,7 @@ from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCAL
 KIND = "hook"
 WHAT = "hooks by name"
 SCORES = "attn_scores"
-FAR = 0.01
+WRONG_RELATIVE = 0.01
 """Relative RMS. An error of this size that reached the outputs would stand thousands of floors above rounding there."""
 MEANS = {
     "attn_out": "what attention adds to the residual stream",
@@ -88,7 +88,7 @@ class NamedHook:
     @property
     def far(self) -> bool:
         """Whether it is too far off for rounding."""
-        return not self.right and self.delta.rel > FAR
+        return not self.right and self.delta.rel > WRONG_RELATIVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +253,6 @@ def _finding(local: str, instead: str, items: Sequence[NamedHook]) -> Finding:
     return Finding(
         knob=local, kind=KIND, layers=layers or None, site=hook.name, reference_value=site, candidate_value=instead,
         evidence={"times the floor": ratio_of(worst.delta), "relative": worst.delta.rel, "promises": hook.promises},
-        confidence=COMPARED, departs_from_spec="candidate",
+        confidence=BY_COMPARISON, departs_from_spec="candidate",
         message=f"{local} shows {instead}, where its name says {means}",
     )  # fmt: skip

@@ -25,7 +25,7 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, Hook
 
-TIMES = 1.5
+EDIT_FACTOR = 1.5
 """What an edit multiplies a tensor by: enough to move the logits by much, too little to saturate a softmax or a cap."""
 MID = "resid_mid"
 
@@ -88,7 +88,7 @@ class Changes:
             return "the judging side does not show attention's projection"
         value = make()
         changed = value.clone()
-        changed[:, :, ::2] *= TIMES
+        changed[:, :, ::2] *= EDIT_FACTOR
         more = (changed - value).sum(2) / self.promises.multiplier(hook)
         return Change(name=hook.name, candidate={hook.name: changed}, judging={site: self._tensor(site) + more})
 
@@ -100,14 +100,14 @@ def edited(value: Tensor, site: str) -> Tensor:
     """The tensor that is put in place of a site's own."""
     value = value.clone()
     if site.endswith(ATTENTION_SITES):
-        value[:, :, 1::2] *= TIMES  # axis 2 is the query; what is masked stays masked
+        value[:, :, 1::2] *= EDIT_FACTOR  # axis 2 is the query; what is masked stays masked
     else:
         value[:, 1::2] = value[:, 1::2].flip(-1)
     return value
 
 
 def _alternating(value: Tensor) -> Tensor:
-    """1 and `TIMES` by turns along the positions of `[batch pos ...]`, ready to multiply."""
+    """1 and `EDIT_FACTOR` by turns along the positions of `[batch pos ...]`, ready to multiply."""
     times = torch.ones(value.shape[1], dtype=torch.float64)
-    times[1::2] = TIMES
+    times[1::2] = EDIT_FACTOR
     return times[None, :, None]

@@ -36,7 +36,7 @@ from parity_audit.specs.hook_names import VALUE, Hook, hooks
 from parity_audit.specs.view import taps
 
 NOT_EDITED = (LOGITS, RETURNED, "mlp.router_logits", "mlp.router_weights")
-EXCITED = 100.0
+FLOORS_TO_MOVE = 100.0
 """Floors that an edit has to move the judge's logits by."""
 READ_ONLY = ("vllm",)
 NO_EFFECT = "the edit has no effect: the hook shows a tensor that nothing reads"
@@ -137,7 +137,7 @@ class _Runs:
         effect, own_effect = _rms(judge - self.judge), _rms(made - self.candidate)
         # The reference's edit may replace what carries its rounding: a norm's output, where the candidate's edits its scale.
         floor = max(_rms(reference - judge), self.rounding)
-        if effect <= EXCITED * floor:
+        if effect <= FLOORS_TO_MOVE * floor:
             return _skipped(change.name, "the edit moves nothing in the reference")
         rounding = limit_of(LOGITS) * floor
         ratio = noise_ratio(_rms(made - judge), floor, _rms(judge), self.sides.dtype)

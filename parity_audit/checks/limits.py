@@ -43,8 +43,8 @@ from parity_audit.core.limits import OUTER
 from parity_audit.core.report import DetectionLimit, LayerLimit
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import FLOAT64, NATIVE
-from parity_audit.diagnose.fit.search import EQUALLY
-from parity_audit.diagnose.thresholds import CLEAR
+from parity_audit.diagnose.fit.search import SAME_RESIDUAL
+from parity_audit.diagnose.thresholds import CLEARLY_MORE
 from parity_audit.specs.view import dims, knob_values
 
 
@@ -134,7 +134,7 @@ def _found(bench: Bench, moved: Moved, n_layers: int) -> Found | NotTested:
                 return Found(everywhere=_at_the_limit(bench, found), alone=by_layer(bench, moved, n_layers))
     except BackendFailed as error:
         return _gap(moved, f"the judge could not be run with it moved: {error.message.splitlines()[0]}")
-    reach = "nothing" if bench.precision == FLOAT64 else f"nothing by {CLEAR:g} floors"
+    reach = "nothing" if bench.precision == FLOAT64 else f"nothing by {CLEARLY_MORE:g} floors"
     return _gap(
         moved, f"not excited by probe {bench.probe.name} ({bench.probe.shape[1]} tokens): moving it moves {reach}"
     )
@@ -146,7 +146,7 @@ def _at_the_limit(bench: Bench, first: Response) -> Response:
     for _ in range(MORE_RUNS):
         predicted = smallest(response, bench.floors)[0]
         target = min(predicted, LARGEST_AMOUNT * first.moved.size)
-        if target <= EQUALLY * response.amount:
+        if target <= SAME_RESIDUAL * response.amount:
             break
         nearer = moved_by(bench, first.moved, target)
         if nearer is None or not nearer.by_site:

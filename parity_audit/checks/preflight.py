@@ -8,7 +8,7 @@ from parity_audit.checks.token_ids import SpecialTokens, TwoRows, first_differen
 from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
-from parity_audit.diagnose.confidence import COMPARED
+from parity_audit.diagnose.confidence import BY_COMPARISON
 from parity_audit.specs.view import joined
 
 MESSAGES = '[{"'
@@ -104,7 +104,7 @@ def _weight_finding(reference: WeightPrint, candidate: WeightPrint) -> Finding:
         evidence={"tensor": reference.name, "differs_in": cause, "reference_rms": reference.rms,
                   "candidate_rms": candidate.rms, "reference_sha256": reference.sha256,
                   "candidate_sha256": candidate.sha256},
-        confidence=COMPARED, departs_from_spec="candidate",
+        confidence=BY_COMPARISON, departs_from_spec="candidate",
         message=f"tensor {reference.name} of the candidate is not the reference's ({cause} differ)",
     )  # fmt: skip
 

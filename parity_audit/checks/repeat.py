@@ -20,7 +20,7 @@ from parity_audit.compare.floor import guard
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import Probe, SiteTap
-from parity_audit.diagnose.confidence import COMPARED
+from parity_audit.diagnose.confidence import BY_COMPARISON
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.thresholds import MANY_ROUNDINGS
 
@@ -69,6 +69,6 @@ def _finding(knob: str, message: str, now: Tensor, before: Tensor, probe: str, d
         return None
     return Finding(
         knob=knob, kind="settings", layers=None, site=LOGITS, reference_value="repeatable", candidate_value=apart,
-        spec_value="repeatable", confidence=COMPARED, departs_from_spec="candidate",
+        spec_value="repeatable", confidence=BY_COMPARISON, departs_from_spec="candidate",
         evidence={"rmse_between_runs": apart, "probe": probe, "roundings": ratio}, message=message,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from parity_audit.core.limits import limit_of
 from parity_audit.core.types import Edit, KnobValue, Probe, SiteTap
 from parity_audit.core.wire import FLOAT64
 from parity_audit.diagnose.agreement import is_number
-from parity_audit.diagnose.thresholds import CLEAR
+from parity_audit.diagnose.thresholds import CLEARLY_MORE
 from parity_audit.specs.schema import ResolvedKnob
 from parity_audit.specs.settings import edits
 
@@ -31,7 +31,7 @@ FIRST_AMOUNTS = (1e-3, 0.04)
 """Relative; the second where the live value is stored too coarsely to hold the first."""
 LARGEST_AMOUNT = 0.5
 """Relative: where no smaller change of a constant shows, it has no detection limit."""
-SILENT = 1e-13
+FLOAT64_ROUNDING = 1e-13
 """Relative; a smaller change is the rounding of float64."""
 MORE_RUNS = 2
 """Short runs that a limit is corrected by: a response that is nearly linear needs one, and few layers are the least sensitive."""
@@ -166,8 +166,10 @@ def changes(moved: Capture, bench: Bench) -> dict[str, float]:
     name = bench.probe.name
     errors = {site: rmse_to_forced(moved, bench.still, bench.probe, site) for site in moved.sites(name)}
     if bench.precision == FLOAT64:
-        return {site: rmse for site, (rmse, rms) in errors.items() if rmse > SILENT * rms}
+        return {site: rmse for site, (rmse, rms) in errors.items() if rmse > FLOAT64_ROUNDING * rms}
     clear = {
-        site: (rmse, bench.floors[site]) for site, (rmse, _) in errors.items() if rmse > CLEAR * bench.floors[site]
+        site: (rmse, bench.floors[site])
+        for site, (rmse, _) in errors.items()
+        if rmse > CLEARLY_MORE * bench.floors[site]
     }
     return {site: math.sqrt(rmse**2 - 2 * floor**2) for site, (rmse, floor) in clear.items()}

@@ -22,7 +22,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.shards import OTHER_PLACES, OWN, PART_OF_RANK, SPLIT, SUM, RankShare, RankTensor, RankValue
 from parity_audit.core.sites import ATTENTION_SITES, RETURNED, layer_of, local_name, site_order
 from parity_audit.core.types import KnobValue, Probe, WeightPrint
-from parity_audit.diagnose.confidence import COMPARED
+from parity_audit.diagnose.confidence import BY_COMPARISON
 from parity_audit.diagnose.evidence import f64, real
 
 EXPERTS = ".experts."
@@ -314,6 +314,6 @@ def _finding(
     said = f" (rank {', '.join(map(str, wrong))})" if wrong else ""
     return Finding(
         knob=knob, kind=KIND, layers=layers, site=site, reference_value=expected, candidate_value=value, spec_value=expected,
-        evidence={**evidence, "ranks": list(wrong)}, confidence=COMPARED, departs_from_spec="candidate",
+        evidence={**evidence, "ranks": list(wrong)}, confidence=BY_COMPARISON, departs_from_spec="candidate",
         message=message if all(f"rank {rank}" in message for rank in wrong) else message + said,
     )  # fmt: skip

@@ -25,7 +25,7 @@ SEEN: Mapping[str, tuple[int, int]] = {
 """Of the findings with each mark: how many were right, and how many there were, in 641 planted faults of 24 November 2026, on random
 weights and on trained and trained-like ones: `benchmarks/README.md` has both runs."""
 
-COMPARED = 0.99
+BY_COMPARISON = 0.99
 """Of a finding that compares what is held, returned or repeated with what it should be: it follows from the comparison, and only
 what is compared (the spec, the map of sites, the checkpoint) can be wrong."""
 

@@ -27,7 +27,7 @@ from parity_audit.diagnose.forms.described import described, descriptions
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.sample import NOT_STORED
-from parity_audit.diagnose.thresholds import ALIKE, CLEAN, CLEAR
+from parity_audit.diagnose.thresholds import ALIKE, CLEAN, CLEARLY_MORE
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 MEASURED = ("gain", "bias", "norm")
@@ -107,7 +107,7 @@ def _better(finding: Finding, sides: Replayed) -> list[Finding]:
     found = _explained(asked, sides)
     if any(item.kind == "unexplained" for item in found):
         return [finding]
-    clear = all(CLEAR * float(item.evidence["unexplained"]) < remainder_of(finding) for item in found)
+    clear = all(CLEARLY_MORE * float(item.evidence["unexplained"]) < remainder_of(finding) for item in found)
     return found if clear or finding.candidate_value == NOT_STORED else [finding]
 
 
@@ -212,7 +212,7 @@ def _of_values(form: Form) -> Form:
 def nearer(form: Form | None, behind: Form) -> Form:
     """What was done to attended values, where it leaves clearly less than anything said of z itself: where one key has nearly
     all the weight, the two are nearly one."""
-    return behind if form is None or behind.left * CLEAR < form.left else form
+    return behind if form is None or behind.left * CLEARLY_MORE < form.left else form
 
 
 def _introducing(finding: Finding, sides: Replayed) -> set[str]:

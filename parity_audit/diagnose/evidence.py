@@ -82,14 +82,14 @@ EXPLAINED_BY, FORMULA = "explained_by", "formula"
 """In the evidence of a fit: that a formula of the component with this value leaves rounding."""
 POINTS = "points"
 """In the evidence of a fit: some of what it was fitted to, for a picture. A finding keeps those of its first layer."""
-DRAWN = 120
+PICTURE_POINTS = 120
 """Scores of a picture: enough to see a curve bend."""
 
 
 def drawn_points(products: Tensor, scores: Tensor, law: Tensor) -> list[list[float]]:
     """(q.k, captured score, fitted score) of `[entry]` each, evenly over the order of q.k, with the digits that a picture shows."""
     columns = torch.stack([products, scores, law], -1)
-    rows = columns[products.argsort()][spread(len(columns), DRAWN)]
+    rows = columns[products.argsort()][spread(len(columns), PICTURE_POINTS)]
     return [[float(f"{value:.5g}") for value in row] for row in rows.tolist()]
 
 

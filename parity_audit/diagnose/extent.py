@@ -23,7 +23,7 @@ from parity_audit.core.sites import ATTENTION_SITES
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import f64, real
-from parity_audit.diagnose.thresholds import LITTLE, MANY_ROUNDINGS, NEARLY_ALL, SHOWN
+from parity_audit.diagnose.thresholds import MANY_ROUNDINGS, MOST_UNEXPLAINED, NEARLY_ALL, SHOWN
 
 Pair = tuple[Capture, Capture]
 """A capture, and the judge on its inputs."""
@@ -62,7 +62,7 @@ class Tokens:
     def is_where(self, rule: Tensor) -> bool:
         """Whether wrong tokens are those of the rule, and there are others."""
         strays = int((rule != self.wrong).sum())
-        few = strays <= min((1 - NEARLY_ALL) * len(rule), LITTLE * int(self.wrong.sum()))
+        few = strays <= min((1 - NEARLY_ALL) * len(rule), MOST_UNEXPLAINED * int(self.wrong.sum()))
         return bool(rule.any()) and not bool(rule.all()) and few
 
 

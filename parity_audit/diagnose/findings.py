@@ -33,7 +33,7 @@ from parity_audit.diagnose.evidence import FORMULA, POINTS, KnobFit, KnobSpec, s
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.projections import PROJECTIONS, bias_knob
 from parity_audit.diagnose.structure.sample import AS_STORED, NOT_STORED
-from parity_audit.diagnose.thresholds import CLEAN, CLEAR
+from parity_audit.diagnose.thresholds import CLEAN, CLEARLY_MORE
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.knobs import KNOBS, ROWS, meant
@@ -223,7 +223,7 @@ def _marks(group: Sequence[Pair]) -> Iterator[str]:
     """What makes a finding less sure: see `diagnose.confidence`."""
     worst = max(group, key=lambda pair: pair.candidate.residual)
     # It leaves more than rounding, and clearly more than the reference's value leaves of its own: something else is wrong as well.
-    if worst.candidate.residual > max(CLEAN, CLEAR * worst.reference.residual):
+    if worst.candidate.residual > max(CLEAN, CLEARLY_MORE * worst.reference.residual):
         yield REMAINDER
     if min(pair.sigmas for pair in group) < 2 * SIGMAS:
         yield FEW_SIGMAS

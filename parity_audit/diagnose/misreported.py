@@ -19,7 +19,7 @@ from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import local_name
 from parity_audit.core.types import Probe
-from parity_audit.diagnose.confidence import COMPARED
+from parity_audit.diagnose.confidence import BY_COMPARISON
 from parity_audit.diagnose.identities import Identity, identities
 
 ADDED = ("attn_out", "mlp_out")
@@ -89,6 +89,6 @@ def _finding(term: str, layers: list[int]) -> Finding:
     what = "attention" if term == "attn_out" else "the MLP"
     return Finding(
         knob=term, kind="hook", layers=tuple(layers), site=f"blocks.{layers[0]}.{term}", reference_value=term,
-        candidate_value="something else", confidence=COMPARED, departs_from_spec="candidate",
+        candidate_value="something else", confidence=BY_COMPARISON, departs_from_spec="candidate",
         message=f"{term} shows something else than what {what} adds to the residual stream, which is right",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose import numerics
-from parity_audit.diagnose.confidence import COMPARED
+from parity_audit.diagnose.confidence import BY_COMPARISON
 from parity_audit.formulas.choices import IN_ITS_TABLE
 from parity_audit.formulas.rounding import NARROW, representable
 
@@ -25,7 +25,7 @@ SETTINGS = (numerics.KNOB, DTYPE)
 """Findings that hold of a whole run and of no constant: nothing that a reference could be given."""
 STREAM = ("resid_post",)
 PRODUCTS = ("q", "k", "v", "attn_proj", "mlp.pre", "mlp.pre_linear", "mlp_proj")
-FEWEST = 3
+FEWEST_PROJECTIONS = 3
 """Projections that have to be in sight: one or two may be rounded by a fault of their own."""
 
 
@@ -49,7 +49,7 @@ def narrow_dtype(candidate: TensorSource, reference: TensorSource, dtype: str) -
 
     for throughout, names in ((True, STREAM), (False, PRODUCTS)):
         sites = [site for site in shared if local_name(site) in names]
-        if len({local_name(site) for site in sites}) < min(FEWEST, len(names)):
+        if len({local_name(site) for site in sites}) < min(FEWEST_PROJECTIONS, len(names)):
             continue
         if dtype in NARROW and held(candidate, sites, dtype):
             return None  # numbers of bfloat16 are numbers of float16 too where none of them is tiny
@@ -79,7 +79,7 @@ def dtype_finding(candidate: TensorSource, reference: TensorSource, dtype: str) 
     what = "of its residual stream" if narrow.throughout else "that its projections return, as under autocast,"
     return Finding(
         knob=DTYPE, kind="settings", layers=None, site="blocks.0.resid_post", reference_value=dtype, candidate_value=value,
-        spec_value=dtype, confidence=COMPARED, departs_from_spec="candidate",
+        spec_value=dtype, confidence=BY_COMPARISON, departs_from_spec="candidate",
         evidence={"dtype": narrow.dtype, "throughout": narrow.throughout},
         message=f"the candidate computes in {value} and not in {dtype}: every number {what} is one of {narrow.dtype}'s",
     )  # fmt: skip

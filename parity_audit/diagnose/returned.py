@@ -19,7 +19,7 @@ from parity_audit.core.limits import share_of_limit
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import Probe
-from parity_audit.diagnose.confidence import COMPARED
+from parity_audit.diagnose.confidence import BY_COMPARISON
 from parity_audit.diagnose.evidence import real
 from parity_audit.diagnose.thresholds import FEW_ROUNDINGS
 
@@ -59,7 +59,7 @@ def returned_findings(capture: TensorSource, comparison: Comparison, dtype: str)
 def _finding(message: str, said: str, far: float, probes: str) -> Finding:
     return Finding(
         knob=KNOB, kind="variant", layers=None, site=RETURNED, reference_value="as hooked", candidate_value=said,
-        spec_value="as hooked", evidence={"largest_difference_to_hook": far, "probes": probes}, confidence=COMPARED,
+        spec_value="as hooked", evidence={"largest_difference_to_hook": far, "probes": probes}, confidence=BY_COMPARISON,
         departs_from_spec="candidate", message=message,
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ def _of_shape(misfit: Misfit) -> Finding:
     expected, found = (misfit.expected[-1], misfit.found[-1]) if width else (list(misfit.expected), list(misfit.found))
     return Finding(
         knob=WIDTH if width else SHAPE, kind="variant", layers=None, site=misfit.site, reference_value=expected,
-        candidate_value=found, spec_value=expected, confidence=COMPARED, departs_from_spec="candidate",
+        candidate_value=found, spec_value=expected, confidence=BY_COMPARISON, departs_from_spec="candidate",
         evidence={"probe": misfit.probe, "largest_probability_beyond": misfit.beyond}, message=misfit.words,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ MANY_ROUNDINGS = 64.0
 CLEAN = 2e-5
 """What float32 rounding may leave of a tensor, relative: sums of ten thousand terms leave a hundred roundings."""
 
-CLEAR = 4.0
+CLEARLY_MORE = 4.0
 """One law is better than another where the other leaves so many times more. A law with more freedom that is no better leaves about
 as much, and a wrong place of rounding leaves many times what the right one does."""
 TIED = 3.0
@@ -30,7 +30,7 @@ MAJORITY = 0.5
 LEFT_OUT = 0.25
 """Share of the tokens, or of the directions, of which a value or a description may say nothing: one that is compared with few of
 them would explain everything."""
-LITTLE = 0.1
+MOST_UNEXPLAINED = 0.1
 """Share of a difference, or of the numbers that are wrong, that a cause may leave where none leaves rounding. One that leaves more
 explains nothing, however much worse the others are: factors for every row leave 0.4 of keys that are cut off at 1."""
 SHOWN = 8

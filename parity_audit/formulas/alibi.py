@@ -15,7 +15,7 @@ from parity_audit.core.types import KnobValue
 from parity_audit.formulas.choices import FULL
 from parity_audit.formulas.rounding import steps_of
 
-EVEN = torch.finfo(torch.bfloat16).eps
+SAME_SLOPE = torch.finfo(torch.bfloat16).eps
 """How far the factors of heads may be apart, relative, to be one: slopes are kept in float16 or bfloat16 by some programs."""
 
 
@@ -54,4 +54,4 @@ def times_usual(value: KnobValue) -> float | None:
         return 0.0 if value is None else None
     times = [float(slope) / usual for slope, usual in zip(value, standard_slopes(len(value)), strict=True)]
     mean = sum(times) / len(times)
-    return mean if all(abs(one - mean) <= EVEN * abs(mean) for one in times) else None
+    return mean if all(abs(one - mean) <= SAME_SLOPE * abs(mean) for one in times) else None

@@ -32,7 +32,7 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "equal weights": torch.ones_like,
     "raw logits": torch.clone,
 }
-AS_LARGE = torch.finfo(torch.bfloat16).eps
+SAME_SCORE = torch.finfo(torch.bfloat16).eps
 """Scores whose difference is at most this share of a token's largest one are equal: it is the rounding of bfloat16, in which routers
 may run, and which of two such experts is taken says nothing."""
 GROUP_BEST = 2
@@ -51,7 +51,7 @@ def are_largest(scores: Tensor, chosen: Tensor) -> Tensor:
     worst = torch.where(chosen, scores, torch.inf).amin(-1)
     best_left = torch.where(chosen, -torch.inf, scores).amax(-1)
     size: Tensor = torch.where(scores.isfinite(), scores, 0.0).abs().amax(-1)
-    return best_left - worst <= AS_LARGE * size
+    return best_left - worst <= SAME_SCORE * size
 
 
 def scores_for_choice(

@@ -6,7 +6,7 @@ from torch import nn
 
 from parity_audit.backends.sink import write_site
 from parity_audit.capture.store import open_capture, write_manifest
-from parity_audit.checks.changes import TIMES, Changes
+from parity_audit.checks.changes import EDIT_FACTOR, Changes
 from parity_audit.checks.promised import Promises, norm_input, results
 from parity_audit.core.manifest import Manifest
 from parity_audit.core.types import Checkpoint, Probe
@@ -92,8 +92,8 @@ def test_an_edit_is_large_and_leaves_every_other_position_alone(judge, tmp_path,
     plain = Promises(judge, PROBE, Plan(tmp_path, norm)).of(hook(SCALE))()
 
     ratio = change.candidate[hook(SCALE).name] / plain
-    assert ratio.flatten().tolist() == pytest.approx([1.0, TIMES, 1.0, TIMES])
-    assert 0.2 <= TIMES - 1.0 <= 2.0
+    assert ratio.flatten().tolist() == pytest.approx([1.0, EDIT_FACTOR, 1.0, EDIT_FACTOR])
+    assert 0.2 <= EDIT_FACTOR - 1.0 <= 2.0
 
 
 def test_resid_mid_is_edited_through_what_attention_adds(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_port import Port, departing, found
 
-from parity_audit.diagnose.evidence import DRAWN
+from parity_audit.diagnose.evidence import PICTURE_POINTS
 from parity_audit.report.evidence import evidence_lines
 
 CORE = {"scores", "pattern", "z"}
@@ -90,7 +90,7 @@ def test_a_finding_keeps_some_scores_with_the_curve_that_was_fitted_to_them():
     dots = torch.tensor(first["points"], dtype=torch.float64)
     curve = 50.0 * torch.tanh(dots[:, 0] / 14.9666 / 50.0)
 
-    assert len(dots) <= DRAWN
+    assert len(dots) <= PICTURE_POINTS
     assert bool((dots[:, 0].diff() >= 0).all())
     torch.testing.assert_close(dots[:, 2], curve, rtol=3e-4, atol=1e-3)
     torch.testing.assert_close(dots[:, 1], dots[:, 2], rtol=3e-4, atol=1e-3)

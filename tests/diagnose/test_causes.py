@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_port import PROBES, Port, evidence, spec_of
 
-from parity_audit.diagnose.evidence import DRAWN
+from parity_audit.diagnose.evidence import PICTURE_POINTS
 from parity_audit.diagnose.findings import places_of
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.explain import explanations
@@ -147,7 +147,7 @@ def test_the_picture_of_a_scale_has_the_scores_on_the_fitted_law():
     points = torch.tensor(first_of("attention.scale", scale=12.3).evidence["points"], dtype=torch.float64)
 
     products, seen, law = points.unbind(-1)
-    assert len(points) == DRAWN
+    assert len(points) == PICTURE_POINTS
     assert bool((products.diff() >= 0).all())
     torch.testing.assert_close(law, products / 12.3, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(seen, law, rtol=1e-4, atol=1e-4)

@@ -8,7 +8,7 @@ import pytest
 from test_findings import SPEC, fit
 
 from parity_audit.diagnose.confidence import (
-    COMPARED,
+    BY_COMPARISON,
     DESCRIBED,
     FEW_SIGMAS,
     REMAINDER,
@@ -33,7 +33,7 @@ def test_a_mark_is_as_sure_as_it_was_right_and_never_surer_than_a_clear_value(ma
 
 
 def test_what_is_compared_and_not_fitted_is_surer_than_a_relation_and_no_surer_than_a_clear_value():
-    assert confidence([DESCRIBED]) < COMPARED <= confidence([])
+    assert confidence([DESCRIBED]) < BY_COMPARISON <= confidence([])
 
 
 def test_of_several_marks_the_one_that_was_right_least_often_counts():

@@ -13,7 +13,7 @@ from parity_audit.specs.resolve import resolve_model
 MODELS = {spec.name: spec.first_model for spec in list_specs()} | OTHER_BLOCKS
 ROUNDING = 2e-7
 FLOOR = 2e-5
-EXCITED = 100.0
+FLOORS_TO_MOVE = 100.0
 
 
 @pytest.fixture(scope="module", params=sorted(MODELS))
@@ -87,7 +87,7 @@ def test_every_knob_that_can_be_set_moves_the_logits(architecture):
     for knob, known in view.knob_values(spec, config).items():
         value = moved(known.value, knob)
         edits = value is not None and settings.edits(spec, "hf", knob, value, config, VERSION, {})
-        if edits and (ratio := apart(architecture.logits_with(edits), clean) / floor) < EXCITED:
+        if edits and (ratio := apart(architecture.logits_with(edits), clean) / floor) < FLOORS_TO_MOVE:
             silent[knob] = ratio
 
     assert silent == {}

@@ -16,7 +16,7 @@ from torch import Tensor
 from parity_audit.diagnose.fit.search import Difference
 from parity_audit.formulas.choices import JUMP, STAND_STILL, START_AGAIN, STOP_AT, TOKEN, and_more
 
-BEYOND = 2
+LENGTHS_SEARCHED = 2
 """Positions are searched up to so many times the length of a text."""
 
 
@@ -28,7 +28,7 @@ def positions_one_by_one(difference: Difference, places: Tensor, more: int = 0) 
         places: the positions that the tokens should have `[token]`.
         more: what the model adds to them.
     """
-    tried = {at: difference(STAND_STILL.format(at, 0)) for at in range(BEYOND * int(places.max() + 1))}
+    tried = {at: difference(STAND_STILL.format(at, 0)) for at in range(LENGTHS_SEARCHED * int(places.max() + 1))}
     left = {at: off.reshape(len(places), -1).square().sum(-1) for at, off in tried.items() if off is not None}
     if not left:
         return

@@ -40,11 +40,11 @@ from parity_audit.diagnose.fit.left import (
 )
 from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Values
-from parity_audit.diagnose.fit.search import EQUALLY, uncertainty
+from parity_audit.diagnose.fit.search import SAME_RESIDUAL, uncertainty
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.fit.sides import ByLayer, Side, as_shown_by, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
-from parity_audit.diagnose.thresholds import CLEAR, MANY_ROUNDINGS, TIED
+from parity_audit.diagnose.thresholds import CLEARLY_MORE, MANY_ROUNDINGS, TIED
 from parity_audit.formulas.knob import CHOICE, REAL, ROUNDING
 from parity_audit.formulas.knobs import KNOBS
 
@@ -153,7 +153,7 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
     floor = max(left[1], step * ROUNDED_ONCE) if left[1] <= steps else steps / limit_of(site)
     # float32 and float64 have digits to spare: what leaves a hundred times their rounding may still be the only explanation, since a
     # constant is known to five digits all the same. In bfloat16 that would be everything.
-    enough = limit_of(site) if step <= dtype_eps("float32") else CLEAR
+    enough = limit_of(site) if step <= dtype_eps("float32") else CLEARLY_MORE
     return [
         _AtSite(
             searched=one, parts=own, residual=off, most=most_left(one.side.residuals, own),
@@ -259,7 +259,7 @@ def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
         if more and held.keys().isdisjoint(more):
             more = {**held, **more}
             left = left_by(residuals, at.parts, more).residual
-            if math.isfinite(left) and left <= EQUALLY * at.residual:
+            if math.isfinite(left) and left <= SAME_RESIDUAL * at.residual:
                 held = more
     return held
 

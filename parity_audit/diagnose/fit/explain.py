@@ -22,7 +22,7 @@ from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.by_pair import SCALING, THETA, Layout, laws, read_off, sharpened
 from parity_audit.diagnose.fit.by_token import first_wrong, positions_one_by_one, where_it_differs
 from parity_audit.diagnose.fit.left import (
-    COARSE,
+    COARSE_RESIDUAL,
     MORE_ON_ALL,
     asked,
     difference_of,
@@ -35,7 +35,7 @@ from parity_audit.diagnose.fit.left import (
 )
 from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Residuals, Values, largest
 from parity_audit.diagnose.fit.search import (
-    EQUALLY,
+    SAME_RESIDUAL,
     Difference,
     Fitted,
     Path,
@@ -185,7 +185,7 @@ class _Search:
             yield self._on_all(several)
         yield self._on_all(self._by_frequencies())
         for size in range(2, MOST_KNOBS + 1):
-            starts = starts_of(tried, whole.residual / EQUALLY)
+            starts = starts_of(tried, whole.residual / SAME_RESIDUAL)
             if not starts:
                 return
             grown = [(start, more) for start in starts for more in self._with_one_more(start)]
@@ -204,7 +204,7 @@ class _Search:
         beside_numbers = bool(spots_of(start.values))
         full = without_rounding(self.residuals, self.small, start.values)
         for knob in sorted(asked(self.residuals, self.small, start.values) - set(start.values)):
-            if KNOBS[knob].kind == ROUNDING and start.values and start.residual > COARSE:
+            if KNOBS[knob].kind == ROUNDING and start.values and start.residual > COARSE_RESIDUAL:
                 continue
             row, own = KNOBS[knob], self.residuals.decoder.knob(knob, self.small.layer)
             difference = self._where_short_is_right(knob, start.values)
@@ -262,7 +262,7 @@ class _Search:
         biases = biases_by_distance(self.residuals, self.parts, self.residuals.decoder.values)
         tried = [at_value(difference, bias) for bias in biases]
         nearest = min((one.left for one in tried), default=0.0)
-        return [one for one in tried if one.left <= EQUALLY * nearest][:1]
+        return [one for one in tried if one.left <= SAME_RESIDUAL * nearest][:1]
 
     def _of_this_part(self, knob: str, tried: Sequence[Fitted]) -> list[Fitted]:
         """What explains queries or keys, as a value that the other of them does not have."""
@@ -359,7 +359,7 @@ class _Search:
             number = shortened(own, number_at(values, spot), positive=is_positive(spot)).value
             values = with_number(values, spot, number)
         before, after = (left_by(self.residuals, parts, setting) for setting in (one.values, values))
-        best = after if after.residual <= EQUALLY * before.residual else before
+        best = after if after.residual <= SAME_RESIDUAL * before.residual else before
         return self._without_what_is_as_said(self._without_what_is_as_absent(best, parts), parts)
 
     def _without_what_is_as_absent(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
@@ -369,7 +369,7 @@ class _Search:
         ]
         for knob in (knob for knob in numbers if KNOBS[knob].optional):
             absent = left_by(self.residuals, parts, {**one.values, knob: None})
-            one = absent if absent.residual <= EQUALLY * one.residual else one
+            one = absent if absent.residual <= SAME_RESIDUAL * one.residual else one
         return one
 
     def _without_what_is_as_said(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
@@ -378,7 +378,7 @@ class _Search:
         for knob in one.values if len(one.values) > 1 else ():
             rest = {other: value for other, value in one.values.items() if other != knob}
             as_said = left_by(self.residuals, parts, rest) if rest else one
-            one = as_said if as_said.residual <= EQUALLY * one.residual else one
+            one = as_said if as_said.residual <= SAME_RESIDUAL * one.residual else one
         return one
 
 

@@ -13,14 +13,14 @@ from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, with_value
 from parity_audit.diagnose.fit.search import Difference, norm_of
 from parity_audit.diagnose.fit.settings import Explanation, Setting
-from parity_audit.diagnose.thresholds import CLEAR, FEW_ROUNDINGS, LITTLE
+from parity_audit.diagnose.thresholds import CLEARLY_MORE, FEW_ROUNDINGS, MOST_UNEXPLAINED
 from parity_audit.formulas.choices import FULL
 from parity_audit.formulas.knob import REAL, ROUNDING
 from parity_audit.formulas.knobs import KNOBS
 
 MORE_ON_ALL = 10.0
 """What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
-COARSE = 0.3
+COARSE_RESIDUAL = 0.3
 """What values have to leave at most for a narrow dtype to be tried beside them, and with it: no rounding is as large."""
 
 OF_A_BLOCK = "residual.repeated"
@@ -78,7 +78,7 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
         return False
     limit *= FEW_ROUNDINGS if OF_A_BLOCK in one.values else 1.0
     exact = {knob: value for knob, value in one.values.items() if KNOBS[knob].kind != ROUNDING}
-    if one.residual <= limit or len(exact) == len(one.values) or one.residual > COARSE:
+    if one.residual <= limit or len(exact) == len(one.values) or one.residual > COARSE_RESIDUAL:
         return one.residual <= limit
     off, *others = (
         joined(residuals, parts, under(residuals, values, parts[0].layer)) for values in (one.values, exact, {})
@@ -90,7 +90,9 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
         return False
     without = min(shown, key=lambda other: float(other.norm()))
     wrong, before = (int((x.abs() > MORE_ON_ALL * limit / len(x) ** 0.5).sum()) for x in (off, without))
-    return wrong <= LITTLE * before or (wrong <= before and one.residual * CLEAR <= float(without.norm()))
+    return wrong <= MOST_UNEXPLAINED * before or (
+        wrong <= before and one.residual * CLEARLY_MORE <= float(without.norm())
+    )
 
 
 def _is_in_span(knob: str, value: Any) -> bool:

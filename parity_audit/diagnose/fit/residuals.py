@@ -34,7 +34,7 @@ IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)
 QUERIES = 8
 """Queries of a long text whose attention is computed, the last and some before them: enough to tell values, and 300 times cheaper
 than all of 4160."""
-SPREAD = 48
+TOKENS_COMPARED = 48
 """Tokens of a long text that are compared, ever further apart, and its last ones, where each depends on its position alone:
 neighbours tell fast pairs, and positions that were rounded, the last ones slow pairs."""
 OF_EACH_TOKEN = ("rot_q", "rot_k", "pos_embed")
@@ -197,7 +197,7 @@ class Residuals:
             # Multiples of the golden ratio, less whole numbers, are even and share no period with chunks (Weyl 1916).
             earlier = (int(length * (part * GOLDEN % 1)) for part in range(1, QUERIES))
             return torch.tensor(sorted({*earlier, *last}))
-        apart = torch.logspace(0, math.log10(length), min(SPREAD, length), dtype=torch.float64)
+        apart = torch.logspace(0, math.log10(length), min(TOKENS_COMPARED, length), dtype=torch.float64)
         return torch.tensor(sorted({*(round(place) - 1 for place in apart.tolist()), *last}))
 
     def read_by(self, component: Component) -> frozenset[str]:

@@ -21,7 +21,7 @@ from parity_audit.core.limits import TINY
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
-from parity_audit.diagnose.forms.kinds import LEFT, NARROW, OWN_TOKENS, STEPS, late
+from parity_audit.diagnose.forms.kinds import MOST_LEFT, NARROW, OWN_TOKENS, STEPS, late
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, NEAR
 from parity_audit.formulas.rotary import ADJACENT, HALF, joined_pairs, parts_of_pairs
@@ -69,7 +69,7 @@ def averaged(site: str, own: Capture, true: Capture) -> Form | None:
         moved, own_tokens = (apart(partial(_left_moved, step=by, ends=step)) for by in (step, 0))
         tries.append(("position", late(step), OWN_TOKENS, moved / own_tokens))
     kind, value, usual, left = min(tries, key=lambda tried: tried[-1])
-    return Form(kind=kind, value=value, usual=usual, left=left) if left < LEFT else None
+    return Form(kind=kind, value=value, usual=usual, left=left) if left < MOST_LEFT else None
 
 
 def _left(pattern: Tensor, z: Tensor, v: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ The judge replays the candidate's own inputs, so `true` is what a site should ho
     projection                                own = true - true V^T V for the few directions V of the difference
 
 Where only some tokens or channels differ, the rest is left out and said. A description counts when it leaves less
-than `LEFT` of the difference; otherwise the component stays unexplained.
+than `MOST_LEFT` of the difference; otherwise the component stays unexplained.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.limits import TINY
-from parity_audit.diagnose.forms.kinds import FREER, LEFT, PLAIN, Maker, hidden, ordered
+from parity_audit.diagnose.forms.kinds import FREER, MOST_LEFT, PLAIN, Maker, hidden, ordered
 from parity_audit.diagnose.forms.pair import Form, Pair
-from parity_audit.diagnose.thresholds import CLEAN, CLEAR, MAJORITY, NEARLY_ALL, SHOWN
+from parity_audit.diagnose.thresholds import CLEAN, CLEARLY_MORE, MAJORITY, NEARLY_ALL, SHOWN
 
 
 def described(pair: Pair) -> Form | None:
@@ -49,11 +49,11 @@ def descriptions(pair: Pair) -> Iterator[Form]:
     if pair.apart <= CLEAN * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
         return
     moved = ordered(pair)  # before channels that stay where they were are left out
-    if moved is not None and moved.left < LEFT:
+    if moved is not None and moved.left < MOST_LEFT:
         yield _with_rest(moved, pair, pair)
     part, channels, tokens = _where_it_differs(pair)
     plain = list(_fitting(PLAIN, part))
-    least = CLEAR * min((form.left for form in plain), default=0.0)
+    least = CLEARLY_MORE * min((form.left for form in plain), default=0.0)
     for form in (*sorted(plain, key=lambda form: form.left > max(least, CLEAN)), *_fitting(FREER, part)):
         yield dataclasses.replace(_with_rest(form, part, pair), channels=channels, tokens=tokens)
 
@@ -66,7 +66,7 @@ def _with_rest(form: Form, part: Pair, pair: Pair) -> Form:
 def _fitting(makers: Iterable[Maker], pair: Pair) -> Iterator[Form]:
     for maker in makers:
         form = maker(pair)
-        if form is not None and form.left < LEFT:
+        if form is not None and form.left < MOST_LEFT:
             yield form
 
 

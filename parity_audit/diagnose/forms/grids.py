@@ -16,7 +16,7 @@ from parity_audit.diagnose.thresholds import CLEAN, FEWEST_TOKENS
 from parity_audit.formulas.rounding import LARGEST_INTEGERS
 
 MANTISSAS = {"float8_e5m2": 4, "float8_e4m3fn": 8}
-OFTEN = 3
+PER_GRID_VALUE = 3
 """Numbers of a token that are not 0 for each value of the grid; with fewer of them any numbers would do."""
 EXACT_SHARE = 0.999
 """Share of the numbers, or of the tokens, that have to be on the grid of a narrow dtype next to the true ones, for a tensor to be
@@ -47,7 +47,7 @@ def _is_on_grid(name: str, own: Tensor, true: Tensor) -> bool:
         step = _steps(own, LARGEST_INTEGERS[name])
         return _held(step > 0) and _held(apart <= step[:, None] * (0.5 + 100 * CLEAN))
     count = MANTISSAS[name]
-    is_wide = (own != 0).sum(1) >= OFTEN * count
+    is_wide = (own != 0).sum(1) >= PER_GRID_VALUE * count
     return _held(is_wide) and _held(_mantissas(own) <= count) and _held(apart <= true.abs() / count + _least(own))
 
 

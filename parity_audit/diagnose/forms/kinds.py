@@ -17,7 +17,7 @@ from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import ALIKE, CLEAN, FEWEST_TOKENS, LEFT_OUT, MAJORITY
 from parity_audit.formulas.activations import NAMED
 
-LEFT = 0.02
+MOST_LEFT = 0.02
 """Share of a difference that a description may leave."""
 NARROW = {
     "float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
@@ -44,7 +44,7 @@ def _zero(pair: Pair) -> Form | None:
 
 def _copied(pair: Pair) -> Form | None:
     for name, other in pair.others.items():
-        if (left := pair.left(other)) < LEFT:
+        if (left := pair.left(other)) < MOST_LEFT:
             return Form(kind="source", value=f"equal to {name}", usual="as computed", left=left)
     return None
 
@@ -118,7 +118,7 @@ def _rounded(pair: Pair) -> Form | None:
         near = (pair.own - pair.true).abs() <= torch.finfo(dtype).eps * pair.true.abs() + torch.finfo(dtype).tiny
         if float(exact) >= EXACT_SHARE and float(near.double().mean()) >= EXACT_SHARE:
             return Form(kind="rounded", value=name, usual="full", left=0.0)
-        if (left := pair.left(pair.true.to(dtype).double())) < LEFT:
+        if (left := pair.left(pair.true.to(dtype).double())) < MOST_LEFT:
             return Form(kind="rounded", value=name, usual="full", left=left)
     return None
 
@@ -170,7 +170,7 @@ def _one_added(pair: Pair) -> Form | None:
     for name, x in pair.others.items():
         factor = float(((pair.own - pair.true) * x).sum() / x.square().sum().clamp_min(TINY))
         left = pair.left(pair.true + factor * x)
-        if left < LEFT and factor != 0.0:
+        if left < MOST_LEFT and factor != 0.0:
             found.append(
                 (
                     abs(math.log(abs(factor))),
@@ -189,7 +189,7 @@ def _plainly_summed(pair: Pair) -> Form | None:
     for count in (2, 3):
         for names in combinations(reversed(list(pair.others)), count):
             left = pair.left(torch.stack([pair.others[name] for name in names]).sum(0))
-            if left < LEFT:
+            if left < MOST_LEFT:
                 return Form(kind="source", value=" + ".join(reversed(names)), usual="as computed", left=left)
     return None
 

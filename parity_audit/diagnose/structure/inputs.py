@@ -12,7 +12,7 @@ from parity_audit.diagnose.forms.described import described
 from parity_audit.diagnose.forms.kinds import CURVES
 from parity_audit.diagnose.forms.order import known_orders
 from parity_audit.diagnose.forms.pair import Pair
-from parity_audit.diagnose.structure.sample import EXPLAINS, Answer, Projection, Sample, ends_of
+from parity_audit.diagnose.structure.sample import SHARE_LEFT, Answer, Projection, Sample, ends_of
 
 NORMS = ("norm.ln1", "norm.ln2", "norm.ln1_post", "norm.ln2_post")
 OTHER_INPUTS = ("resid_pre", "resid_mid", "attn_out", "ln1.out", "ln2.out", "ln1_post.out")
@@ -25,7 +25,7 @@ def other_input(sample: Sample, projection: Projection, evidence: Evidence) -> A
         if xy is None or xy[0].shape != sample.x.shape or torch.equal(xy[0], sample.x):
             continue
         left = relative_rms(sample.unbiased - xy[0] @ sample.weight.T, sample.y)
-        if left <= EXPLAINS * relative_rms(sample.rest, sample.y):
+        if left <= SHARE_LEFT * relative_rms(sample.rest, sample.y):
             return Answer(weight=f"the checkpoint's, of {name}", left=left)
     return None
 
@@ -35,7 +35,7 @@ def given(sample: Sample, projection: Projection, evidence: Evidence) -> Answer 
     y = sample.unbiased
     tries = ((relative_rms(y - x @ sample.weight.T, sample.y), words) for words, x in _inputs(sample.x, evidence))
     left, words = min(tries)
-    if left > EXPLAINS * relative_rms(sample.rest, sample.y) and sample.weight.shape[0] >= sample.weight.shape[1]:
+    if left > SHARE_LEFT * relative_rms(sample.rest, sample.y) and sample.weight.shape[0] >= sample.weight.shape[1]:
         found = _backwards(sample, y, evidence.dims["d_head"])
         return None if found is None else Answer(weight=f"the checkpoint's, of inputs with {found[1]}", left=found[0])
     return Answer(weight=f"the checkpoint's, of inputs with {words}", left=left)

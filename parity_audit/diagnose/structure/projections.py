@@ -35,15 +35,15 @@ from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, Evidence, KnobFit, Outcome, f64, relative_rms
 from parity_audit.diagnose.structure import inputs, weights
 from parity_audit.diagnose.structure.sample import (
-    EXPLAINS,
     LOW,
     NOT_STORED,
+    SHARE_LEFT,
     Answer,
     Projection,
     Sample,
     ends_of,
 )
-from parity_audit.diagnose.thresholds import CLEAN, LITTLE, TIED
+from parity_audit.diagnose.thresholds import CLEAN, MOST_UNEXPLAINED, TIED
 
 PROJECTIONS = (
     Projection(role="attn.q", inputs=("ln1.out",), unnormed=("resid_pre",), output="q", heads="n_heads"),
@@ -121,7 +121,9 @@ def _explained(sample: Sample, projection: Projection, evidence: Evidence) -> An
         answer = cause(sample, projection, evidence)
         if answer is not None and answer.left <= CLEAN:
             return answer
-        tried += [answer] if answer is not None and answer.left <= min(EXPLAINS * by_checkpoint, LITTLE) else []
+        tried += (
+            [answer] if answer is not None and answer.left <= min(SHARE_LEFT * by_checkpoint, MOST_UNEXPLAINED) else []
+        )
     least = min((answer.left for answer in tried), default=0.0)
     nearest = next((answer for answer in tried if answer.left <= TIED * least), None)
     return _different(sample, by_checkpoint) if nearest is None else nearest

@@ -15,7 +15,7 @@ from parity_audit.formulas.choices import OWN
 AS_STORED, NOT_STORED = OWN, "not the checkpoint's"
 LOW = ((torch.bfloat16, 1e-2), (torch.float16, 1.3e-3))
 """What smaller formats may leave: a few units in the last place."""
-EXPLAINS = 0.2
+SHARE_LEFT = 0.2
 """Share of what the checkpoint's weights leave that a cause may leave, where none leaves rounding."""
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from parity_audit.core.limits import TINY
 from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
 from parity_audit.diagnose.fit.search import Fitted, shortened
-from parity_audit.diagnose.structure.sample import EXPLAINS, LOW, Answer, Projection, Sample
+from parity_audit.diagnose.structure.sample import LOW, SHARE_LEFT, Answer, Projection, Sample
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, NEAR, SHOWN
 from parity_audit.formulas.choices import MISSING, TIMES_OWN
 from parity_audit.formulas.rounding import LARGEST_INTEGERS
@@ -87,7 +87,7 @@ def other_tensor(sample: Sample, projection: Projection, evidence: Evidence) -> 
     for role, made in _siblings(sample, projection, evidence):
         if made.shape == sample.y.shape:
             left = relative_rms(sample.y - made, sample.y)
-            if left <= EXPLAINS * relative_rms(sample.rest, sample.y):
+            if left <= SHARE_LEFT * relative_rms(sample.rest, sample.y):
                 return Answer(weight=f"those of {role}", left=left)
     return None
 
