@@ -8,6 +8,12 @@ import torch
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.core.types import Edit
 from parity_audit.repair.render import render
+from parity_audit.specs.load import list_specs
+from parity_audit.specs.resolve import resolve_model
+from parity_audit.specs.settings import edits
+from parity_audit.specs.view import knob_values, section
+
+BACKENDS = ("hf", "nnsight", "hooked_transformer", "transformer_bridge", "vllm", "sglang")
 
 
 class Times(torch.nn.Module):
@@ -51,3 +57,20 @@ def test_the_code_has_the_effect_of_the_edit(edit):
 
     assert torch.equal(model(x), edited(x))
     assert not torch.allclose(model(x), shipped(x))
+
+
+@pytest.mark.parametrize("name", [spec.first_model for spec in list_specs()])
+def test_every_setting_of_a_spec_is_printed_as_python(name):
+    model = resolve_model(name)
+    said = knob_values(model.spec, model.config)
+    printed = [
+        render(made, backend, {})
+        for backend in BACKENDS
+        for knob in section(model.spec, backend, "").knobs
+        for value in [said[knob].value if knob in said and said[knob].value is not None else 1.0]
+        if (made := edits(model.spec, backend, knob, value, model.config, "", {}))
+    ]
+
+    assert printed
+    for code in printed:
+        compile(code, name, "exec")
