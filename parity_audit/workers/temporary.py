@@ -7,13 +7,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from parity_audit.cache.locks import hold, hold_if_free
 from parity_audit.core.errors import ELSEWHERE, refusals_of_the_disk
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+PREFIX = "audit-"
+"""Short: engines open Unix sockets in it, whose whole path has at most 107 characters."""
+IN_USE = ".in-use"
+"""The file that the process which made a directory has locked for as long as it lives."""
 
 
 class OwnTemporary:
-    """A new directory below the temporary directory of this process, until `drop`."""
+    """A new directory below the temporary directory of this process, until `drop`; those of killed processes are deleted first."""
 
     def __init__(self) -> None:
         """Make it.
@@ -22,9 +27,10 @@ class OwnTemporary:
             NotJudged: the disk is full or read-only.
         """
         self._base = Path(tempfile.gettempdir())
+        _drop_abandoned(self._base)
         with refusals_of_the_disk("make a temporary directory", self._base, f"{ELSEWHERE}, or set TMPDIR"):
-            # Short: engines open Unix sockets in it, whose whole path has at most 107 characters.
-            self.folder = Path(tempfile.mkdtemp(prefix="audit-"))
+            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self._lock = hold(self.folder / IN_USE)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -35,3 +41,16 @@ class OwnTemporary:
     def drop(self) -> None:
         """Delete it with all that is in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.release()
+
+
+def _drop_abandoned(base: Path) -> None:
+    """Delete the directories whose process has ended without doing so: nobody holds their locks any more."""
+    for file in base.glob(f"{PREFIX}*/{IN_USE}"):
+        try:
+            lock = hold_if_free(file)
+        except OSError:  # another user's
+            continue
+        if lock is not None:
+            shutil.rmtree(file.parent, ignore_errors=True)
+            lock.release()
