@@ -57,11 +57,11 @@ def wrong(findings: Sequence[Finding]) -> list[Finding]:
     return [item for item in findings if item.kind not in NO_PATCH_KINDS and item.departs_from_spec in WRONG_SIDES]
 
 
-def remedy(plan: SidePlan, version: str, causes: Sequence[Finding], *, judged_by_definition: bool) -> Remedy | None:
+def remedy(plan: SidePlan, release: str, causes: Sequence[Finding], *, judged_by_definition: bool) -> Remedy | None:
     """What to take in place of a reference that is wrong in these constants; None where nothing is known."""
     if judged_by_definition:
         return Remedy(ref=BackendRef(name=JUDGES))
-    found = [_spec_s_value(cause, plan, version) for cause in causes]
+    found = [_spec_s_value(cause, plan, release) for cause in causes]
     settings = dict(plan.ref.settings)
     for edit in (edit for own in found for edit in own if edit.op == "load"):
         settings = merged(settings, edit.value)
@@ -74,19 +74,19 @@ def remedy(plan: SidePlan, version: str, causes: Sequence[Finding], *, judged_by
     return Remedy(ref=plan.ref, edits=live) if all(found) else None
 
 
-def _spec_s_value(cause: Finding, plan: SidePlan, version: str) -> tuple[Edit, ...]:
+def _spec_s_value(cause: Finding, plan: SidePlan, release: str) -> tuple[Edit, ...]:
     """The edits that give the reference the spec's value where it has another; none where it has no setting for that."""
     known = knob_values(plan.spec, plan.config).get(cause.knob)
     value = cause.spec_value if known is None else known.value
-    found = edits(plan.spec, plan.backend_key, cause.knob, value, plan.config, version, {}, cause.reference_value) or ()
+    found = edits(plan.spec, plan.backend_key, cause.knob, value, plan.config, release, {}, cause.reference_value) or ()
     relative = any(edit.op in RELATIVE for edit in found)
     return on_layers(found, cause.layers) or () if relative else found
 
 
 def compare_with(given: Reference, causes: Sequence[Finding]) -> list[str]:
     """The command that replaces a reference whose self-check shows that it departs, as a line of that self-check."""
-    plan, version = given.session.plan, given.session.description().release
-    found = remedy(plan, version, causes, judged_by_definition=given.definition is not None) if causes else None
+    plan, release = given.session.plan, given.session.description().release
+    found = remedy(plan, release, causes, judged_by_definition=given.definition is not None) if causes else None
     return [] if found is None or found.edits else [f"compare with `-r {found.ref}`, which should follow the spec"]
 
 
@@ -106,8 +106,8 @@ class RightReferences:
         self, given: Reference, causes: Sequence[Finding], *, run: bool
     ) -> tuple[RightReference, Reference | None] | NotTested:
         """What to take in place of `given`, and its captures where it was to be run and could be."""
-        plan, version = given.session.plan, given.session.description().release
-        found = remedy(plan, version, causes, judged_by_definition=given.definition is not None)
+        plan, release = given.session.plan, given.session.description().release
+        found = remedy(plan, release, causes, judged_by_definition=given.definition is not None)
         knobs = tuple(dict.fromkeys(cause.knob for cause in causes))
         if found is None:
             return NotTested(what=WHAT, why=f"{NO_SETTING} ({', '.join(knobs)})")

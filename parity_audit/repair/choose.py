@@ -60,7 +60,7 @@ class Proposal:
 def propose(
     findings: Sequence[Finding],
     plan: SidePlan,
-    version: str,
+    release: str,
     known: Sequence[Finding],
     *,
     rewritten: Mapping[str, KnobValue] | None = None,
@@ -92,13 +92,13 @@ def propose(
             gaps.append(no_patch(finding.knob, "a whole run is right: cached decoding has no setting of its own"))
             continue
         target = whole_value(rewritten.get(finding.knob, target_value(finding, match_reference)), finding, plan)
-        found = _found(finding, plan, version, target, targets)
+        found = _found(finding, plan, release, target, targets)
         if finding.knob in rewritten and not isinstance(found, str):
             found = on_layers(found, finding.layers) or found  # the layers that are right take the right value
         if isinstance(found, str):
             gaps.append(no_patch(finding.knob, found))
             continue
-        note = REWRITTEN if finding.knob in rewritten else edit_note(plan.spec, plan.backend_key, finding.knob, version)
+        note = REWRITTEN if finding.knob in rewritten else edit_note(plan.spec, plan.backend_key, finding.knob, release)
         proposals.append(
             Proposal(knob=finding.knob, backend=str(plan.ref), value=target, edits=found, note=note)
         )  # fmt: skip
@@ -118,11 +118,11 @@ def no_patch(knob: str, why: str) -> NotTested:
 
 
 def _found(
-    finding: Finding, plan: SidePlan, version: str, target: KnobValue, targets: Mapping[str, KnobValue]
+    finding: Finding, plan: SidePlan, release: str, target: KnobValue, targets: Mapping[str, KnobValue]
 ) -> tuple[Edit, ...] | str:
     """The edits, or why there are none."""
     found = ENGINE_EDITS.get(finding.knob) or edits(
-        plan.spec, plan.backend_key, finding.knob, target, plan.config, version, targets, finding.candidate_value
+        plan.spec, plan.backend_key, finding.knob, target, plan.config, release, targets, finding.candidate_value
     )
     if found is not None and any(edit.op in RELATIVE for edit in found):
         read_from = {str(fact.get("read_from")) for fact in finding.evidence.get("candidate", [])}

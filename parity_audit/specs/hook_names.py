@@ -64,12 +64,12 @@ class Hook:
     tap: SiteTap
 
 
-def hooks(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[Hook, ...]:
+def hooks(spec: Spec, backend_key: str, config: Mapping[str, Any], release: str) -> tuple[Hook, ...]:
     """Every hook that this model may have, once for each thing that its name may promise; none for backends whose users
     name no hooks."""
     if backend_key not in WITH_HOOKS:
         return ()
-    own = {tap.site: tap for tap in taps(spec, backend_key, config, version)}
+    own = {tap.site: tap for tap in taps(spec, backend_key, config, release)}
     sites = dict.fromkeys([*(tap.site for tap in taps(spec, "hf", config, "")), *own])
     order = knob_values(spec, config).get("qk_norm.order")
     between = BETWEEN if order is not None and order.value == AFTER_ROTATION else ()

@@ -23,7 +23,7 @@ def edits(
     knob: str,
     value: KnobValue,
     config: Mapping[str, Any],
-    version: str,
+    release: str,
     known: Mapping[str, KnobValue],
     now: KnobValue = None,
 ) -> tuple[Edit, ...] | None:
@@ -32,7 +32,7 @@ def edits(
     `known`: values that other knobs shall take; a rotary table needs its base and its scaling together.
     `now`: the value that is in force, for edits that can only be said relative to it; None for the spec's.
     """
-    entry = section(spec, backend_key, version).knobs.get(knob)
+    entry = section(spec, backend_key, release).knobs.get(knob)
     if entry is None or not entry.every_edit or _has_words_with_a_number(knob, value):
         return None
     targets = {**{name: item.value for name, item in knob_values(spec, config).items()}, **known, knob: value}
@@ -168,7 +168,7 @@ def _filled(value: Any, names: dict[str, Any], functions: Mapping[str, Any]) -> 
     return value
 
 
-def edit_note(spec: Spec, backend_key: str, knob: str, version: str) -> str:
+def edit_note(spec: Spec, backend_key: str, knob: str, release: str) -> str:
     """What a user should know about a patch."""
-    entry = section(spec, backend_key, version).knobs.get(knob)
+    entry = section(spec, backend_key, release).knobs.get(knob)
     return entry.note if entry else ""

@@ -87,7 +87,7 @@ def is_of(release: str, versions: str) -> bool:
     return bool(asked) and asked in SpecifierSet(versions.removeprefix(BENEATH), prereleases=True)
 
 
-def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
+def section(spec: Spec, backend_key: str, release: str) -> BackendSection:
     """The backend's section with the variants of this release merged over it: a version, or `Description.release`."""
     base = (
         own_section(spec.content) if backend_key == SPEC else spec.content.backends.get(backend_key, BackendSection())
@@ -96,7 +96,7 @@ def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
         name: dict(getattr(base, name)) for name in ("sites", "not_visible", "weights", "knobs", "known")
     }
     for variant in base.variants:
-        if is_of(version, variant.versions):
+        if is_of(release, variant.versions):
             for name, entries in parts.items():
                 entries.update(getattr(variant, name))
     present: dict[str, Any] = {name: _present(entries) for name, entries in parts.items()}
@@ -104,11 +104,11 @@ def section(spec: Spec, backend_key: str, version: str) -> BackendSection:
 
 
 def cannot(
-    spec: Spec, backend_key: str, version: str, config: Mapping[str, Any], *, device: str = "cpu", dtype: str = "float32"
+    spec: Spec, backend_key: str, release: str, config: Mapping[str, Any], *, device: str = "cpu", dtype: str = "float32"
 ) -> str:  # fmt: skip
     """Why this release of a backend does not run a model with this config; empty where it does, as far as the spec knows."""
     base = spec.content.backends.get(backend_key, BackendSection())
-    own = [item for item in base.variants if is_of(version, item.versions)]
+    own = [item for item in base.variants if is_of(release, item.versions)]
     alone = "" if config.get(WRAPPED_IN) else base.cannot_alone
     kind = device.partition(":")[0]
     said = (item.cannot or item.cannot_in.get(f"{kind} {dtype}") or item.cannot_in.get(kind) for item in own)
@@ -119,12 +119,12 @@ def _present(entries: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value is not None}
 
 
-def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[SiteTap, ...]:
+def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], release: str) -> tuple[SiteTap, ...]:
     """Where this backend shows each site, one tap per layer."""
     sizes = dims(spec, config)
     names = config_names(config, **sizes)
     out: list[SiteTap] = []
-    for site, entry in section(spec, backend_key, version).sites.items():
+    for site, entry in section(spec, backend_key, release).sites.items():
         assert entry is not None
         for name, layer in _per_layer(site, sizes["n_layers"]):
             here = dims_of_layer(spec, names, sizes, layer)
@@ -181,21 +181,21 @@ def _sizes(axes: list[str], sizes: dict[str, int]) -> dict[str, int]:
     return {axis: COUNTS[axis] if axis in COUNTS else sizes[AXIS_DIMS.get(axis, axis)] for axis in axes}
 
 
-def not_visible(spec: Spec, backend_key: str, config: Mapping[str, Any], version: str) -> tuple[NotVisible, ...]:
+def not_visible(spec: Spec, backend_key: str, config: Mapping[str, Any], release: str) -> tuple[NotVisible, ...]:
     """The sites this backend cannot show, with the reason."""
     layers = dims(spec, config)["n_layers"]
     return tuple(
         NotVisible(site=name, why=why or "")
-        for site, why in section(spec, backend_key, version).not_visible.items()
+        for site, why in section(spec, backend_key, release).not_visible.items()
         for name, _ in _per_layer(site, layers)
     )
 
 
 def weight_taps(
-    spec: Spec, backend_key: str, config: Mapping[str, Any], version: str, stored: Iterable[str] = ()
+    spec: Spec, backend_key: str, config: Mapping[str, Any], release: str, stored: Iterable[str] = ()
 ) -> tuple[WeightTap, ...]:
     """Where this backend keeps each tensor of a checkpoint that holds the `stored` names."""
-    sizes, own = dims(spec, config), section(spec, backend_key, version)
+    sizes, own = dims(spec, config), section(spec, backend_key, release)
     names = config_names(config, **sizes)
     out: list[WeightTap] = []
     for name, entry in own.weights.items():
@@ -309,9 +309,9 @@ def _role(
     return _weight(role, WeightEntry(path=role_tensor(entry), **form), names, sizes, layer)
 
 
-def reads(spec: Spec, backend_key: str, version: str) -> dict[str, str]:
+def reads(spec: Spec, backend_key: str, release: str) -> dict[str, str]:
     """Live paths of each knob that this release can read back."""
-    knobs = section(spec, backend_key, version).knobs
+    knobs = section(spec, backend_key, release).knobs
     return {knob: entry.read for knob, entry in knobs.items() if entry is not None and entry.read is not None}
 
 
