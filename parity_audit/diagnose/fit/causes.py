@@ -28,6 +28,7 @@ from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
 from parity_audit.diagnose.fit.explain import explanations
 from parity_audit.diagnose.fit.left import (
     MORE_ON_ALL,
+    OF_A_BLOCK,
     asked,
     difference_of,
     explains,
@@ -212,7 +213,8 @@ def _explanation(at: _AtSite) -> Explanation | None:
         return known
     if local_name(at.parts[0].site) in at.searched.failed:
         return None  # what one layer did not show, the next is not searched for
-    tried = _tried(at, _found_before(at, knobs))
+    # A block that may be run once more is wrong there as it is the first time, whatever is wrong in it.
+    tried = _tried(at, _found_before(at, frozenset(KNOBS) if OF_A_BLOCK in knobs else knobs))
     chosen = next((one for one in tried if _holds(at, one)), None)
     if chosen is None:
         at.searched.failed.add(local_name(at.parts[0].site))
