@@ -17,15 +17,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from parity_audit.core.errors import UsageError
+from parity_audit.core.sites import layer_of
 from parity_audit.specs.load import list_specs, read_yaml
-from parity_audit.specs.resolve import resolve_model
-from parity_audit.specs.schema import Spec
-from parity_audit.specs.view import section
+from parity_audit.specs.resolve import ResolvedModel, resolve_model
+from parity_audit.specs.view import dims, taps
 
 REPOSITORY_FAULTS = Path(__file__).resolve().parents[2] / "tests" / "faults"
-OF_A_LAYER = re.compile(r"\bl\b")
-"""The layer in a condition: what has it holds in some blocks and not in others."""
 MODULE_KEYS = ("module", "block", "norm")
+SITE = "@"
+"""Begins the name of a site that stands for the module which makes it."""
 
 
 SETTINGS = ("config", "set", "norm_eps")
@@ -164,30 +164,40 @@ def _read(path: Path) -> Iterator[Fault]:
             fault = Fault.model_validate(
                 {"model": model, "tags": content.tags, **entry, "id": name, "template": bool(models)}
             )
-            if not models or fits(fault, resolve_model(model).spec):
+            if not models or fits(fault, resolve_model(model)):
                 yield fault
 
 
-def fits(fault: Fault, spec: Spec) -> bool:
-    """Whether a template's modules exist in an architecture, in every block of it."""
-    sites = section(spec, "hf", "").sites
-    named = [plant[key] for plant in fault.plant for key in MODULE_KEYS if str(plant.get(key, "")).startswith("@")]
-    found = [sites.get(name[1:]) for name in named]
-    return all(entry is not None and not OF_A_LAYER.search(entry.when) for entry in found)
+def fits(fault: Fault, model: ResolvedModel) -> bool:
+    """Whether a template's modules exist in a model, in every block of it."""
+    modules = _modules(model)
+    named = [plant[key] for plant in fault.plant for key in MODULE_KEYS if str(plant.get(key, "")).startswith(SITE)]
+    return all(name.removeprefix(SITE) in modules for name in named)
 
 
-def resolved(fault: Fault, spec: Spec) -> list[dict[str, Any]]:
+def resolved(fault: Fault, model: ResolvedModel) -> list[dict[str, Any]]:
     """The plants with every `@site` replaced by the module that makes it."""
-    sites = section(spec, "hf", "").sites
+    modules = _modules(model)
 
     def named(value: Any) -> Any:
-        if not (isinstance(value, str) and value.startswith("@")):
-            return value
-        entry = sites[value[1:]]
-        assert entry is not None
-        return entry.module
+        is_site = isinstance(value, str) and value.startswith(SITE)
+        return modules[value.removeprefix(SITE)] if is_site else value
 
     return [{key: named(value) for key, value in plant.items()} for plant in fault.plant]
+
+
+def _modules(model: ResolvedModel) -> dict[str, str]:
+    """The module that makes a site, for sites that each block of this model has in the same place; `{l}` is the block."""
+    found: dict[str, list[str]] = {}
+    for tap in taps(model.spec, "hf", model.config, ""):
+        own = rf"(?<=\.){layer_of(tap.site)}(?=\.|$)"
+        site, module = (re.sub(own, "{l}", name, count=1) for name in (tap.site, tap.module))
+        found.setdefault(site, []).append(module)
+    blocks = dims(model.spec, model.config)["n_layers"]
+    return {
+        site: modules[0] for site, modules in found.items()
+        if len(set(modules)) == 1 and len(modules) == (blocks if "{l}" in site else 1)
+    }  # fmt: skip
 
 
 def slug(model: str) -> str:

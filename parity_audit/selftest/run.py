@@ -67,8 +67,10 @@ def _run_group(
     model: str, faults: Sequence[Fault], scratch: Path, *, repair: bool, seed: int, synthetic: str, progress: Progress,
     weights: Path | None,
 ) -> list[Score]:  # fmt: skip
-    spec = resolve_model(model).spec
-    ports = [candidate_for(scratch / "ports", f"fault_{number}", fault, spec) for number, fault in enumerate(faults)]
+    resolved = resolve_model(model)
+    ports = [
+        candidate_for(scratch / "ports", f"fault_{number}", fault, resolved) for number, fault in enumerate(faults)
+    ]
     try:
         report: Report = audit(
             model, candidates=ports, miniature=None if weights else synthetic, weights=weights, seed=seed, repair=repair,

@@ -126,8 +126,8 @@ def test_templates_fit_every_architecture_and_sites_become_modules():
     fault = next(fault for fault in corpus.by_model["gemma-2-2b-it"] if fault.id == "gemma2-scale-224")
     template = next(fault for faults in corpus.by_model.values() for fault in faults if fault.id.endswith("-norm-eps"))
 
-    assert resolved(fault, resolve_model(fault.model).spec)[0]["module"] == "model.layers.{l}.self_attn"
-    assert not resolved(template, resolve_model(template.model).spec)[0]["module"].startswith("@")
+    assert resolved(fault, resolve_model(fault.model))[0]["module"] == "model.layers.{l}.self_attn"
+    assert not resolved(template, resolve_model(template.model))[0]["module"].startswith("@")
 
 
 def test_unknown_names_are_refused_with_the_nearest():
