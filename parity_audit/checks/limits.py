@@ -43,7 +43,7 @@ from parity_audit.core.limits import OUTER
 from parity_audit.core.report import DetectionLimit, LayerLimit
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.core.wire import FLOAT64, NATIVE
-from parity_audit.diagnose.fit.search import SAME_RESIDUAL
+from parity_audit.diagnose.fit.search import SAME_WITHIN
 from parity_audit.diagnose.thresholds import CLEARLY_MORE
 from parity_audit.specs.view import dims, knob_values
 
@@ -146,7 +146,7 @@ def _at_the_limit(bench: Bench, first: Response) -> Response:
     for _ in range(MORE_RUNS):
         predicted = smallest(response, bench.floors)[0]
         target = min(predicted, LARGEST_AMOUNT * first.moved.size)
-        if target <= SAME_RESIDUAL * response.amount:
+        if target <= SAME_WITHIN * response.amount:
             break
         nearer = moved_by(bench, first.moved, target)
         if nearer is None or not nearer.by_site:

@@ -33,7 +33,7 @@ from parity_audit.checks.responses import (
 )
 from parity_audit.core.limits import OUTER
 from parity_audit.core.sites import ENTERS_BLOCK, LEAVES_BLOCK, layer_of, site_order
-from parity_audit.diagnose.fit.search import SAME_RESIDUAL
+from parity_audit.diagnose.fit.search import SAME_WITHIN
 
 ByLayer = Mapping[int, Response]
 
@@ -110,7 +110,7 @@ def _corrected(bench: Bench, found: ByLayer, n_layers: int) -> dict[int, Respons
     least = _least_sensitive(bench, found)
     moved, amount = found[least].moved, found[least].amount
     target = moved.amount(min(smallest(found[least], bench.floors)[0], LARGEST_AMOUNT * moved.size))
-    if target <= SAME_RESIDUAL * amount:
+    if target <= SAME_WITHIN * amount:
         return {}
     local = _local(bench, moved, target, n_layers)
     if local is None:

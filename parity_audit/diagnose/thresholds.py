@@ -9,7 +9,7 @@ CLEAN = 2e-5
 
 CLEARLY_MORE = 4.0
 """One law is better than another where the other leaves so many times more. A law with more freedom that is no better leaves about
-as much, and a wrong place of rounding leaves many times what the right one does."""
+as much, and a wrong place of rounding leaves many times what the right one does. A run is told from rounding by as many floors."""
 TIED = 3.0
 """Laws that leave at most so many times what the best one leaves explain the component as well, and are reported beside it."""
 FEWEST_TOKENS = 4

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from parity_audit.core.errors import UsageError
-from parity_audit.core.sites import layer_of
 from parity_audit.specs.load import list_specs, read_yaml
-from parity_audit.specs.resolve import ResolvedModel, resolve_model
-from parity_audit.specs.view import dims, taps
+from parity_audit.specs.resolve import resolve_model
+from parity_audit.specs.view import config_names, dims, entry_of, section
 
 REPOSITORY_FAULTS = Path(__file__).resolve().parents[2] / "tests" / "faults"
+ALWAYS = "true"
+"""The condition of what every model has."""
+OF_A_LAYER = re.compile(r"\bl\b")
+"""The layer in a condition: what has it holds in some blocks and not in others."""
 MODULE_KEYS = ("module", "block", "norm")
 SITE = "@"
 """Begins the name of a site that stands for the module which makes it."""
@@ -164,40 +168,38 @@ def _read(path: Path) -> Iterator[Fault]:
             fault = Fault.model_validate(
                 {"model": model, "tags": content.tags, **entry, "id": name, "template": bool(models)}
             )
-            if not models or fits(fault, resolve_model(model)):
+            if not models or fits(fault):
                 yield fault
 
 
-def fits(fault: Fault, model: ResolvedModel) -> bool:
-    """Whether a template's modules exist in a model, in every block of it."""
-    modules = _modules(model)
+def fits(fault: Fault) -> bool:
+    """Whether a template's modules exist in its model, in every block of it."""
     named = [plant[key] for plant in fault.plant for key in MODULE_KEYS if str(plant.get(key, "")).startswith(SITE)]
-    return all(name.removeprefix(SITE) in modules for name in named)
+    return all(_module(fault.model, name.removeprefix(SITE)) is not None for name in named)
 
 
-def resolved(fault: Fault, model: ResolvedModel) -> list[dict[str, Any]]:
+def resolved(fault: Fault) -> list[dict[str, Any]]:
     """The plants with every `@site` replaced by the module that makes it."""
-    modules = _modules(model)
 
     def named(value: Any) -> Any:
         is_site = isinstance(value, str) and value.startswith(SITE)
-        return modules[value.removeprefix(SITE)] if is_site else value
+        return _module(fault.model, value.removeprefix(SITE)) if is_site else value
 
     return [{key: named(value) for key, value in plant.items()} for plant in fault.plant]
 
 
-def _modules(model: ResolvedModel) -> dict[str, str]:
-    """The module that makes a site, for sites that each block of this model has in the same place; `{l}` is the block."""
-    found: dict[str, list[str]] = {}
-    for tap in taps(model.spec, "hf", model.config, ""):
-        own = rf"(?<=\.){layer_of(tap.site)}(?=\.|$)"
-        site, module = (re.sub(own, "{l}", name, count=1) for name in (tap.site, tap.module))
-        found.setdefault(site, []).append(module)
-    blocks = dims(model.spec, model.config)["n_layers"]
-    return {
-        site: modules[0] for site, modules in found.items()
-        if len(set(modules)) == 1 and len(modules) == (blocks if "{l}" in site else 1)
-    }  # fmt: skip
+@cache
+def _module(name: str, site: str) -> str | None:
+    """The module that makes a site in each block of a model, with `{l}` for the block; None where not every block has it there."""
+    model = resolve_model(name)
+    entry = section(model.spec, "hf", "").sites.get(site)
+    if entry is None or OF_A_LAYER.search(entry.when):
+        return None
+    # A config is read with its class of transformers, which takes a while to import: only where a condition asks for it.
+    if entry.when == ALWAYS:
+        return entry.module
+    held = entry_of(entry, config_names(model.config, **dims(model.spec, model.config)))
+    return None if held is None else held.module
 
 
 def slug(model: str) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from parity_audit.selftest.corpus import Fault, corpus_folder, resolved
-from parity_audit.specs.resolve import ResolvedModel
 
 PLANTS = "plants.py"
 PORT = '''"""A port with a planted fault."""
@@ -25,11 +24,11 @@ def load(model_path: str, dtype: str, device: str):
 '''
 
 
-def candidate_for(folder: Path, name: str, fault: Fault, model: ResolvedModel) -> str:
+def candidate_for(folder: Path, name: str, fault: Fault) -> str:
     """The BACKEND string of a fault: a port with the plants in it, or the release that is wrong by itself."""
     if fault.host and not fault.plant:
         return fault.host
-    return write_port(folder, name, resolved(fault, model), model=fault.model, host=fault.host)
+    return write_port(folder, name, resolved(fault), model=fault.model, host=fault.host)
 
 
 def write_port(

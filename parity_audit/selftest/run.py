@@ -15,7 +15,6 @@ from parity_audit.core.report import Candidate, Report, Verdict
 from parity_audit.selftest.corpus import Corpus, Fault
 from parity_audit.selftest.ports import candidate_for
 from parity_audit.selftest.score import Score, not_judged, score
-from parity_audit.specs.resolve import resolve_model
 
 CLEAN = Fault(id="clean", plant=[], knob="", harmless=True)
 AT_ONCE = 12
@@ -67,10 +66,7 @@ def _run_group(
     model: str, faults: Sequence[Fault], scratch: Path, *, repair: bool, seed: int, synthetic: str, progress: Progress,
     weights: Path | None,
 ) -> list[Score]:  # fmt: skip
-    resolved = resolve_model(model)
-    ports = [
-        candidate_for(scratch / "ports", f"fault_{number}", fault, resolved) for number, fault in enumerate(faults)
-    ]
+    ports = [candidate_for(scratch / "ports", f"fault_{number}", fault) for number, fault in enumerate(faults)]
     try:
         report: Report = audit(
             model, candidates=ports, miniature=None if weights else synthetic, weights=weights, seed=seed, repair=repair,

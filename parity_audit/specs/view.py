@@ -128,7 +128,7 @@ def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], release: str) 
         assert entry is not None
         for name, layer in _per_layer(site, sizes["n_layers"]):
             here = dims_of_layer(spec, names, sizes, layer)
-            own = _entry_of(entry, at := {**names, **here, "l": layer})
+            own = entry_of(entry, at := {**names, **here, "l": layer})
             out += [] if own is None else [_tap(name, own, at, here, layer)]
     return tuple(out)
 
@@ -136,11 +136,11 @@ def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], release: str) 
 Entry = TypeVar("Entry", SiteEntry, WeightEntry)
 
 
-def _entry_of(entry: Entry, names: Mapping[str, Any]) -> Entry | None:
+def entry_of(entry: Entry, names: Mapping[str, Any]) -> Entry | None:
     """What holds of an entry under these names, `l` the layer; None where the model does not have the site or tensor there."""
     if evaluate(entry.when, names):
         return entry
-    return None if entry.otherwise is None else _entry_of(entry.otherwise, names)
+    return None if entry.otherwise is None else entry_of(entry.otherwise, names)
 
 
 def _per_layer(pattern: str, n_layers: int) -> list[tuple[str, int | None]]:
@@ -202,7 +202,7 @@ def weight_taps(
         assert entry is not None
         for full, layer in _per_layer(name, sizes["n_layers"]):
             here = dims_of_layer(spec, names, sizes, layer)
-            own_entry = _entry_of(entry, at := {**names, **here, "l": layer})
+            own_entry = entry_of(entry, at := {**names, **here, "l": layer})
             if own_entry is not None:
                 out += [_weight(one, item, at, here, layer) for one, item in _per_expert(full, own_entry, here)]
     known = {tap.name for tap in out} | _left_out(spec, backend_key, sizes["n_layers"])

@@ -53,7 +53,7 @@ def load(fault: Fault | None, name: str, cache: Path) -> tuple[torch.nn.Module, 
     """The model with the fault in it, and how many token ids it has."""
     resolved_model = resolve_model(name)
     made = miniature.make(resolved_model, root=cache / "synthetic")
-    operations = [] if fault is None else resolved(fault, resolved_model)
+    operations = [] if fault is None else resolved(fault)
     model = plants.load(operations, made.path, "float32", "cpu")
     return model, min(500, model.config.vocab_size)
 

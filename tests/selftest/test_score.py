@@ -12,7 +12,6 @@ from parity_audit.core.types import NotTested
 from parity_audit.selftest.corpus import Fault, load_corpus, resolved
 from parity_audit.selftest.score import not_judged, score, share
 from parity_audit.selftest.table import by_origin, calibration, false_alarms, hit_rows, misjudged, missed, part_counts
-from parity_audit.specs.resolve import resolve_model
 
 FAULT = Fault(
     id="f", model="m", plant=[{"op": "output", "module": "x", "times": 2.0}], knob="attention.scale", value=10.0,
@@ -126,8 +125,8 @@ def test_templates_fit_every_architecture_and_sites_become_modules():
     fault = next(fault for fault in corpus.by_model["gemma-2-2b-it"] if fault.id == "gemma2-scale-224")
     template = next(fault for faults in corpus.by_model.values() for fault in faults if fault.id.endswith("-norm-eps"))
 
-    assert resolved(fault, resolve_model(fault.model))[0]["module"] == "model.layers.{l}.self_attn"
-    assert not resolved(template, resolve_model(template.model))[0]["module"].startswith("@")
+    assert resolved(fault)[0]["module"] == "model.layers.{l}.self_attn"
+    assert not resolved(template)[0]["module"].startswith("@")
 
 
 def test_unknown_names_are_refused_with_the_nearest():

@@ -41,7 +41,7 @@ from parity_audit.diagnose.fit.left import (
 )
 from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Values
-from parity_audit.diagnose.fit.search import SAME_RESIDUAL, uncertainty
+from parity_audit.diagnose.fit.search import SAME_WITHIN, uncertainty
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.fit.sides import ByLayer, Side, as_shown_by, side_of, sites_with_formula
 from parity_audit.diagnose.localise import component_of
@@ -261,7 +261,7 @@ def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
         if more and held.keys().isdisjoint(more):
             more = {**held, **more}
             left = left_by(residuals, at.parts, more).residual
-            if math.isfinite(left) and left <= SAME_RESIDUAL * at.residual:
+            if math.isfinite(left) and left <= SAME_WITHIN * at.residual:
                 held = more
     return held
 
@@ -355,8 +355,9 @@ def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
     off = difference(value)
     left = float("inf") if off is None else float(off.norm())
     # A number that the formula does not ask for under these values says nothing of this side.
-    is_read = KNOBS[knob].kind == REAL and knob in asked(residuals, first, held)
-    full = without_rounding(residuals, first, held) if is_read else {}
+    known = asked(residuals, first, held) if KNOBS[knob].kind == REAL else frozenset()
+    is_read = knob in known
+    full = without_rounding(residuals, first.layer, held, known)
     smooth = difference_of(residuals, at.parts, knob, {**held, **full})
     stderr = uncertainty(smooth, value, off) if is_read and off is not None else None
     drawn = picture(residuals, first, knob, under(residuals, {**held, knob: value}, first.layer))

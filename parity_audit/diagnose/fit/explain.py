@@ -35,7 +35,7 @@ from parity_audit.diagnose.fit.left import (
 )
 from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Residuals, Values, largest
 from parity_audit.diagnose.fit.search import (
-    SAME_RESIDUAL,
+    SAME_WITHIN,
     Difference,
     Fitted,
     Path,
@@ -185,7 +185,7 @@ class _Search:
             yield self._on_all(several)
         yield self._on_all(self._by_frequencies())
         for size in range(2, MOST_KNOBS + 1):
-            starts = starts_of(tried, whole.residual / SAME_RESIDUAL)
+            starts = starts_of(tried, whole.residual / SAME_WITHIN)
             if not starts:
                 return
             grown = [(start, more) for start in starts for more in self._with_one_more(start)]
@@ -202,8 +202,9 @@ class _Search:
     def _with_one_more(self, start: Explanation) -> Iterator[Explanation]:
         """Every knob that the formula asks for beside those of a set: its best value, and its other named values."""
         beside_numbers = bool(spots_of(start.values))
-        full = without_rounding(self.residuals, self.small, start.values)
-        for knob in sorted(asked(self.residuals, self.small, start.values) - set(start.values)):
+        known = asked(self.residuals, self.small, start.values)
+        full = without_rounding(self.residuals, self.small.layer, start.values, known)
+        for knob in sorted(known - set(start.values)):
             if KNOBS[knob].kind == ROUNDING and start.values and start.residual > COARSE_RESIDUAL:
                 continue
             row, own = KNOBS[knob], self.residuals.decoder.knob(knob, self.small.layer)
@@ -262,7 +263,7 @@ class _Search:
         biases = biases_by_distance(self.residuals, self.parts, self.residuals.decoder.values)
         tried = [at_value(difference, bias) for bias in biases]
         nearest = min((one.left for one in tried), default=0.0)
-        return [one for one in tried if one.left <= SAME_RESIDUAL * nearest][:1]
+        return [one for one in tried if one.left <= SAME_WITHIN * nearest][:1]
 
     def _of_this_part(self, knob: str, tried: Sequence[Fitted]) -> list[Fitted]:
         """What explains queries or keys, as a value that the other of them does not have."""
@@ -359,7 +360,7 @@ class _Search:
             number = shortened(own, number_at(values, spot), positive=is_positive(spot)).value
             values = with_number(values, spot, number)
         before, after = (left_by(self.residuals, parts, setting) for setting in (one.values, values))
-        best = after if after.residual <= SAME_RESIDUAL * before.residual else before
+        best = after if after.residual <= SAME_WITHIN * before.residual else before
         return self._without_what_is_as_said(self._without_what_is_as_absent(best, parts), parts)
 
     def _without_what_is_as_absent(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
@@ -369,7 +370,7 @@ class _Search:
         ]
         for knob in (knob for knob in numbers if KNOBS[knob].optional):
             absent = left_by(self.residuals, parts, {**one.values, knob: None})
-            one = absent if absent.residual <= SAME_RESIDUAL * one.residual else one
+            one = absent if absent.residual <= SAME_WITHIN * one.residual else one
         return one
 
     def _without_what_is_as_said(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
@@ -378,7 +379,7 @@ class _Search:
         for knob in one.values if len(one.values) > 1 else ():
             rest = {other: value for other, value in one.values.items() if other != knob}
             as_said = left_by(self.residuals, parts, rest) if rest else one
-            one = as_said if as_said.residual <= SAME_RESIDUAL * one.residual else one
+            one = as_said if as_said.residual <= SAME_WITHIN * one.residual else one
         return one
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -103,12 +103,11 @@ def _is_in_span(knob: str, value: Any) -> bool:
     return bool(row.span[0] <= value <= row.span[1])
 
 
-def without_rounding(residuals: Residuals, component: Component, held: Setting) -> Setting:
-    """`full` for each narrow dtype inside a component under a setting: of a number that is rounded, a small step changes nothing."""
-    layer, known = component.layer, asked(residuals, component, held)
-    values = {
-        knob: held.get(knob, residuals.decoder.knob(knob, layer)) for knob in known if KNOBS[knob].kind == ROUNDING
-    }
+def without_rounding(residuals: Residuals, layer: int | None, held: Setting, known: Collection[str]) -> Setting:
+    """`full` for each narrow dtype, under a setting, among the knobs that a formula is `known` to ask for: of a number that is
+    rounded, a small step changes nothing."""
+    narrow = [knob for knob in known if KNOBS[knob].kind == ROUNDING]
+    values = {knob: held.get(knob, residuals.decoder.knob(knob, layer)) for knob in narrow}
     return {knob: FULL for knob, value in values.items() if value not in (None, FULL)}
 
 

@@ -35,9 +35,9 @@ MADE_UP_FOR = ("original_max_position_embeddings", "max_position_embeddings")
 """Parts that are held where others are moved too: thresholds, or a factor, make up for them."""
 LARGEST_LOG = math.log(torch.finfo(torch.float32).max)
 """The largest logarithm that a step may lead to: no constant is beyond float32."""
-SAME_RESIDUAL = 1.1
+SAME_WITHIN = 1.1
 """Residuals whose ratio is within this factor are the same: in float32 values that leave 1.1 times as much are less than a
-step of the dtype apart."""
+step of the dtype apart. A detection limit that is so near to the amount that was run is not run again."""
 DIGITS = (2, 3, 4, 5, 6, 7, 8)
 """A constant in a config has few digits. A table that is computed in float32 is only reproduced by the very constant."""
 Difference = Callable[[Any], "Tensor | None"]
@@ -109,7 +109,7 @@ def fitted(
     best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
     # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value;
     # of named values that nobody can tell apart it is the first.
-    return next((one for one in by_name if one.left <= max(SAME_RESIDUAL * best.left, ROUNDING)), best)
+    return next((one for one in by_name if one.left <= max(SAME_WITHIN * best.left, ROUNDING)), best)
 
 
 def uncertainty(smooth: Difference, value: Any, off: Tensor) -> float | None:
@@ -217,7 +217,7 @@ def shortened(difference: Difference, value: float, *, positive: bool) -> Fitted
     digits = [float(f"{value:.{digits}g}") for digits in DIGITS]
     short = (at_value(difference, number) for number in ([] if positive else [0.0]) + digits)
     # Values very near the constant leave the same rounding; of those the constant is told by its few digits.
-    return next((one for one in short if one.left <= max(SAME_RESIDUAL * exact.left, ROUNDING)), exact)
+    return next((one for one in short if one.left <= max(SAME_WITHIN * exact.left, ROUNDING)), exact)
 
 
 def together(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from parity_audit.diagnose.agreement import is_number
-from parity_audit.diagnose.fit.search import SAME_RESIDUAL, Path, free_paths, number_at, with_number
+from parity_audit.diagnose.fit.search import SAME_WITHIN, Path, free_paths, number_at, with_number
 from parity_audit.formulas.choices import OTHERS, number_in
 from parity_audit.formulas.knob import CHOICE, COUNT, FLAG, REAL, ROUNDING, STRUCTURE
 from parity_audit.formulas.knobs import KNOBS
@@ -139,7 +139,7 @@ def best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
     for one in sorted(tried, key=left_of):
         by_knobs.setdefault((frozenset(one.values), has_parts(one)), []).append(one)
     return [
-        one for alike in by_knobs.values() for one in alike[:BEAM] if one.residual <= SAME_RESIDUAL * alike[0].residual
+        one for alike in by_knobs.values() for one in alike[:BEAM] if one.residual <= SAME_WITHIN * alike[0].residual
     ]
 
 
