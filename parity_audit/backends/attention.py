@@ -3,7 +3,7 @@
 Rotated queries and keys, scores and pattern are locals of the model's code. A `TorchFunctionMode` sees the
 calls that consume them, inside the attention modules only:
 
-- the first product of two 4-D tensors is query @ key^T (eager attention);
+- the first product of two 4-D tensors is query @ key^T (eager attention), as is `baddbmm` of `[batch*head ...]` in front of it;
 - the next product of two 4-D tensors behind the softmax makes the output of each head;
 - softmax takes the scores and returns the pattern; where a column of sinks is joined to the scores first, the
   scores are what it is joined to, and the pattern is without it;
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -31,6 +32,7 @@ from parity_audit.backends.taps import ATTENTION, Recorder
 from parity_audit.core.types import SiteTap
 
 SDPA = {F.scaled_dot_product_attention}
+BY_HEAD = {torch.baddbmm, Tensor.baddbmm}
 CAT = {torch.cat, torch.concat}
 
 
@@ -65,6 +67,8 @@ class _Watch(TorchFunctionMode):
         if func in MATMUL and not self.keys_seen and _are_4d(args[:2]):
             query, key = self.query_key(args[0], args[1].transpose(2, 3))
             return func(query, key.transpose(2, 3), **kwargs)
+        if func in BY_HEAD and not self.keys_seen and self._are_by_head(args[1:3]):
+            return self._product_by_head(func, args, kwargs)
         if func in MATMUL and self.pattern_seen and _are_4d(args[:2]):
             return self._output(func(*args, **kwargs))
         if func in CAT and self.keys_seen and _joins_sinks(args):
@@ -78,6 +82,23 @@ class _Watch(TorchFunctionMode):
             query, key = self.query_key(given.pop("query"), given.pop("key"))
             return self._output(func(query, key, *args[2:], **given))
         return func(*args, **kwargs)
+
+    def _are_by_head(self, values: Sequence[Any]) -> bool:
+        """Whether these are two tensors `[batch*head ...]` of this run."""
+        batch = self.recorder.request.probe.shape[0]
+        are_3d = len(values) == 2 and all(isinstance(value, Tensor) and value.ndim == 3 for value in values)
+        return are_3d and values[0].shape[0] % batch == 0
+
+    def _product_by_head(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What is added, and query @ key^T of `[batch*head q d]` and `[batch*head d k]`."""
+        added, query, key, *rest = args
+        batch = self.recorder.request.probe.shape[0]
+        query, key = self.query_key(
+            rearrange(query, "(batch head) q d -> batch head q d", batch=batch),
+            rearrange(key, "(batch head) d k -> batch head k d", batch=batch),
+        )
+        query = rearrange(query, "batch head q d -> (batch head) q d")
+        return func(added, query, rearrange(key, "batch head k d -> (batch head) d k"), *rest, **kwargs)
 
     def query_key(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Record (and replace) rotated query `[b head q d]` and key `[b head|kv_head k d]`."""
@@ -106,15 +127,21 @@ class _Watch(TorchFunctionMode):
         if take not in self.inside:
             return False
         batch, length = self.recorder.request.probe.shape
-        if value.ndim == 4 and value.shape[0] == batch:
-            cached = take == "key" and value.shape[2] > length  # keys of earlier steps come before this step's
-            if value.shape[2] == length or cached:
-                return True
+        cached = (
+            take == "key" and value.ndim == 4 and value.shape[2] > length
+        )  # keys of earlier steps come before this step's
+        if self._has_all_tokens(value) or (cached and value.shape[0] == batch):
+            return True
         self.recorder.misses(
             self.inside[take],
             f"the attention computes with {list(value.shape)} here, not with {batch} x heads x {length} at once",
         )
         return False
+
+    def _has_all_tokens(self, value: Tensor) -> bool:
+        """Whether a tensor is `[batch head pos ...]` with all tokens of this run."""
+        batch, length = self.recorder.request.probe.shape
+        return value.ndim == 4 and (value.shape[0], value.shape[2]) == (batch, length)
 
     def scores(self, scores: Tensor) -> Tensor:
         """Record (and replace) masked scores `[b head q k]`."""
@@ -129,6 +156,9 @@ class _Watch(TorchFunctionMode):
         assert self.inside is not None
         scores = args[0] if self.scores_seen else self.scores(args[0])
         pattern = func(scores, *args[1:], **kwargs)
+        if not self.keys_seen and self._has_all_tokens(pattern):  # the next product is with the values
+            self.keys_seen = True
+            self._hidden("query", "key", why="the attention makes its scores by a product that is not followed")
         self.pattern_seen = self.keys_seen
         if self._fits("pattern", pattern):
             pattern = whole(pattern)
@@ -146,11 +176,11 @@ class _Watch(TorchFunctionMode):
         replaced = self.recorder.see(self.inside["output"], output)
         return output if replaced is None else replaced
 
-    def _hidden(self, *takes: str) -> None:
+    def _hidden(self, *takes: str, why: str = "the attention kernel does not show it") -> None:
         assert self.inside is not None
         for take in takes:
             if take in self.inside:
-                self.recorder.misses(self.inside[take], "the attention kernel does not show it")
+                self.recorder.misses(self.inside[take], why)
 
 
 def _heads_held(key: Tensor, kv_heads: int) -> list[int] | None:

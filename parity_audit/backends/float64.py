@@ -36,6 +36,11 @@ TAKE_LOW = {F.embedding, F.linear, *GROUPED}
 """Functions that take a weight in its own dtype here: what they make is float64 all the same."""
 
 
+FLOAT32_ALONE = "reorder_and_upcast_attn"
+"""Of attention modules of transformers' GPT-2: scores and softmax in float32 whatever the dtype of the model. That code refuses
+scores of any other dtype; without it the same function is computed."""
+
+
 class _Promote(TorchFunctionMode):
     """Every cast to a lower float, and every low float `dtype=`, becomes float64."""
 
@@ -92,6 +97,9 @@ def promoted(root: nn.Module) -> Iterator[None]:
     """Run `root` in true float64 inside this context; its weights are untouched afterwards."""
     with ExitStack() as stack:
         for module in root.modules():
+            if getattr(module, FLOAT32_ALONE, False):
+                setattr(module, FLOAT32_ALONE, False)
+                stack.callback(setattr, module, FLOAT32_ALONE, True)
             left = () if keeps(module) else _left_as_stored(module)
             if {*module._parameters, *module._buffers} - set(left):
                 stack.enter_context(_promoted_while_running(module, left))

@@ -52,13 +52,25 @@ def auto_class(config: Any) -> Any:
 
 
 def own_tokenizer(name: str) -> Any:
-    """The tokenizer of a checkpoint by its hub id or directory; None where it has none."""
+    """The tokenizer of a checkpoint by its hub id or directory; None where it has none, or this release cannot load it."""
+    return _tokenizer_or_error(name)[0]
+
+
+def tokenizer_error(checkpoint: Checkpoint) -> str:
+    """Why this release cannot load a checkpoint's tokenizer, in one line; empty where it can, or there is none."""
+    error = _tokenizer_or_error(checkpoint.path)[1] if checkpoint.has_tokenizer else None
+    return "" if error is None else f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _tokenizer_or_error(name: str) -> tuple[Any, Exception | None]:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError):
-        return None
+        return AutoTokenizer.from_pretrained(name), None
+    except (
+        Exception
+    ) as error:  # packages that a release asks for are ImportErrors, files of newer releases a bare Exception
+        return None, error
 
 
 def tokenization(request: LoadRequest, model: Any = None) -> dict[str, list[int]]:

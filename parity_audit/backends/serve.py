@@ -29,6 +29,7 @@ from parity_audit.core.errors import ParityError, is_out_of_memory, raised_at
 from parity_audit.core.jsonio import dumps, from_plain, to_plain
 from parity_audit.core.operations import OperationsRequest
 from parity_audit.core.rollouts import SampleRequest, ScoreRequest
+from parity_audit.core.types import Checkpoint, Description
 from parity_audit.core.wire import (
     FORK_SERVER,
     PROTOCOL,
@@ -101,6 +102,7 @@ class Server:
         self.backend_key = backend_key
         self.replies = replies
         self.backend: Any = None
+        self.tokenized: Checkpoint | None = None
         self.mode = InvariantMode(backend_key)
         self.pid = os.getpid()
 
@@ -129,6 +131,7 @@ class Server:
     def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:
         if op in ("prepare", "load"):
             request = self.mode.taken_from(from_plain(LoadRequest, args))
+            self.tokenized = request.checkpoint if request.tokenize or request.chats else None
             with without_collection():
                 self.backend = _backend_class(self.backend_key)()
                 if op == "prepare":
@@ -139,7 +142,7 @@ class Server:
         if self.backend is None:
             raise RuntimeError(f"`{op}` before `load`")
         if op == "describe":
-            return self.mode.shown(self.backend.describe())
+            return self.mode.shown(self.described())
         if op == "weights":
             return list(self.backend.weights(from_plain(WeightsRequest, args)))
         if op == "apply":
@@ -151,6 +154,15 @@ class Server:
         if op in ("run", "replay"):
             return self.run(op, from_plain(RunRequest, args), tell)
         raise ValueError(f"unknown operation `{op}`")
+
+    def described(self) -> Description:
+        """What the backend says of itself, and why there are no token ids where the checkpoint has a tokenizer."""
+        about: Description = self.backend.describe()
+        if about.tokenization or self.tokenized is None:
+            return about
+        from parity_audit.backends.loading import tokenizer_error
+
+        return replace(about, tokenizer_error=tokenizer_error(self.tokenized))
 
     def configs(self, request: ConfigsRequest) -> Any:
         """The engine's own config of released models; nothing has to be loaded."""

@@ -39,7 +39,7 @@ def token_findings(
     return (
         f"its tokenizer departs in {len(rows)} of {len(shared)} texts" if rows else "",
         warnings,
-        [_untokenized(candidate.backend, unseen, shared)] if unseen else [],
+        [_untokenized(candidate, unseen, shared)] if unseen else [],
     )
 
 
@@ -55,8 +55,12 @@ def _around(ids: Sequence[int], at: int) -> str:
     return f"[{'..., ' if start else ''}{middle}{', ...' if end < len(ids) else ''}]"
 
 
-def _untokenized(backend: str, unseen: Sequence[str], shared: Sequence[str]) -> NotTested:
+def _untokenized(candidate: Description, unseen: Sequence[str], shared: Sequence[str]) -> NotTested:
     """What a side did not turn into token ids: everything, or some texts, chat messages without a template among them."""
+    backend = candidate.backend
+    if candidate.tokenizer_error:
+        why = f"{backend} cannot load the checkpoint's tokenizer: {candidate.tokenizer_error}"
+        return NotTested(what="tokenization", why=why)
     if not shared:
         return NotTested(what="tokenization", why=f"{backend} shows no tokenizer here")
     chats = sum(text.startswith(MESSAGES) for text in unseen)
@@ -139,7 +143,9 @@ def where_there(said: KnobValue) -> KnobValue:
 
 
 def close(a: KnobValue, b: KnobValue) -> bool:
-    """Equal, or numbers within 1e-5 relative (settings are often stored in float32)."""
+    """Equal, or numbers within 1e-5 relative (settings are often stored in float32), also where there is one per layer."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(close, a, b))
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return abs(a - b) <= 1e-5 * max(abs(a), abs(b))
     return a == b

@@ -43,7 +43,8 @@ DICT_NUMBER = "factor"
 class Moved:
     """One constant that can be moved: `name` for the report, `value` its number, `given(number)` the knob's new value.
 
-    `layers` are those that have it; None for all, and for constants outside the blocks.
+    Of a constant with a value per layer the number is that of the first one; all are moved by the same amount. `layers` are
+    those that have it; None for all, and for constants outside the blocks.
     """
 
     name: str
@@ -59,6 +60,8 @@ class Moved:
 
     def given(self, number: float) -> KnobValue:
         """The knob's value with this number in its place."""
+        if isinstance(self.whole, list):
+            return [one + number - self.value for one in self.whole]
         return {**self.whole, DICT_NUMBER: number} if isinstance(self.whole, dict) else number
 
     def amount(self, wanted: float) -> float:
@@ -100,6 +103,8 @@ def movable(knobs: Mapping[str, ResolvedKnob]) -> Iterator[Moved]:
             continue
         if is_number(value):
             yield Moved(name=knob, knob=knob, value=float(value), whole=value, layers=known.layers)
+        elif known.by_layer and is_number(value[0]):
+            yield Moved(name=knob, knob=knob, value=float(value[0]), whole=value)
         elif isinstance(value, dict) and is_number(value.get(DICT_NUMBER)):
             number = float(value[DICT_NUMBER])
             yield Moved(name=f"{knob}.{DICT_NUMBER}", knob=knob, value=number, whole=value, layers=known.layers)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Union
 
 from parity_audit.core.shards import RankTensor, RankValue
 
 Scalar = Union[float, int, str, bool, None]
 KnobValue = Union[Scalar, list[Any], dict[str, Any]]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 TAKEN_FOR_GRANTED = {
     "attention:query": "the operands of the first product of two 4-D tensors in the attention are rotated queries and keys",
@@ -80,6 +83,11 @@ class Checkpoint:
     synthetic: str | None = None
     fingerprint: str = ""
     revision: str = ""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the directory holds a tokenizer's file, whatever is in it."""
+        return any(Path(self.path, name).is_file() for name in TOKENIZER_FILES)
 
     @property
     def in_reports(self) -> dict[str, object]:
@@ -271,7 +279,8 @@ class Description:
     `section` names the spec's section that describes a port, whose kind is only known once it is loaded.
     `processing` lists what was done to the weights (TransformerLens: `fold_ln`, `center_unembed`, ...); `not_run` the
     ways to run this backend that its settings leave out; `ranks_differ` the live values in which ranks of it differ.
-    `text_paths` says of a text model among other modalities how paths in it begin, and how they do in the model that was loaded.
+    `tokenizer_error` is why the checkpoint's tokenizer could not be loaded. `text_paths` says of a text model among other
+    modalities how paths in it begin, and how they do in the model that was loaded.
     """
 
     backend: str
@@ -281,6 +290,7 @@ class Description:
     settings: dict[str, Any] = field(default_factory=dict)
     effective: dict[str, Any] = field(default_factory=dict)
     tokenization: dict[str, list[int]] = field(default_factory=dict)
+    tokenizer_error: str = ""
     max_positions: int | None = None
     sizes_replaced: dict[str, Any] = field(default_factory=dict)
     numerics: dict[str, Any] = field(default_factory=dict)

@@ -29,16 +29,11 @@ class KnobSpec(Protocol):
     """What the spec says of one knob; `parity_audit.specs.ResolvedKnob` is one."""
 
     @property
-    def value(self) -> KnobValue:
-        """The value where the knob applies."""
+    def by_layer(self) -> bool:
+        """Whether each layer has a value of its own."""
 
-    @property
-    def layers(self) -> tuple[int, ...] | None:
-        """The layers where it applies; None means all."""
-
-    @property
-    def off(self) -> KnobValue:
-        """The value in the other layers."""
+    def at(self, layer: int | None) -> KnobValue:
+        """The value in a layer."""
 
 
 TensorOf = Callable[[str, str], Union[Tensor, None]]
@@ -121,11 +116,7 @@ def spoken_of(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
 def spec_value(knobs: Mapping[str, KnobSpec], knob: str, layer: int | None) -> KnobValue:
     """The spec's value of a knob in a layer, None where the spec has no such knob."""
     name = said_by(knob, knobs)
-    if name is None:
-        return None
-    resolved = knobs[name]
-    everywhere = resolved.layers is None or layer is None
-    return resolved.value if everywhere or layer in (resolved.layers or ()) else resolved.off
+    return None if name is None else knobs[name].at(layer)
 
 
 def where(evidence: Evidence) -> str:

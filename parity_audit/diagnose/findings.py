@@ -36,7 +36,7 @@ from parity_audit.diagnose.structure.sample import AS_STORED, NOT_STORED
 from parity_audit.diagnose.thresholds import CLEAN, CLEARLY_MORE
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.attention import consecutive
-from parity_audit.formulas.knobs import KNOBS, ROWS, meant
+from parity_audit.formulas.knobs import KNOBS, ROWS, meant, said_by
 
 SIDES_WITH_SPEC = 0.25
 """Of the distance of both sides: a value that is so much nearer to the spec's than to the other side's is the spec's."""
@@ -90,17 +90,24 @@ def merge(
         by_knob.setdefault(pair.candidate.knob, []).append(pair)
     findings: list[Finding] = []
     for knob in sorted(by_knob):
-        groups = _groups(by_knob[knob])
+        groups = _groups(by_knob[knob], together=_is_by_layer(knobs, knob))
         findings += [_finding(group, by_knob[knob], knobs) for group in groups]
     return findings
 
 
-def _groups(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Differing pairs with the same two values together; a window's pattern over layers is one matter."""
+def _is_by_layer(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
+    """Whether what is wrong with a knob in several layers is one matter, whatever the values: a window's pattern over layers, and
+    what a spec says layer by layer."""
+    name = said_by(knob, knobs)
+    return knob == "attention.window" or (name is not None and knobs[name].by_layer)
+
+
+def _groups(pairs: Sequence[Pair], *, together: bool) -> list[list[Pair]]:
+    """Differing pairs with the same two values; all of them `together` where a model has a value per layer."""
     wrong = [pair for pair in pairs if differs(pair)]
     if not wrong:
         return []
-    if wrong[0].candidate.knob == "attention.window":
+    if together:
         return [wrong]
     groups: list[list[Pair]] = []
     for pair in wrong:
@@ -125,15 +132,13 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     alike_places = [pair for pair in every if id(pair) not in own and _spec(pair.candidate, knobs) == expected]
     blunt = [pair for pair in alike_places if undecided(pair, group)]
     right = [pair for pair in alike_places if pair not in blunt and not differs(pair)]
-    candidate, reference = _pooled([p.candidate for p in group]), _pooled([p.reference for p in group])
-    if knob == "attention.window" and len({(p.candidate.value, p.reference.value) for p in group}) > 1:
-        candidate, reference = _by_layer([p.candidate for p in group]), _by_layer([p.reference for p in group])
+    candidate, reference = _told([p.candidate for p in group]), _told([p.reference for p in group])
     candidate, reference = _in_form_of(candidate, first.reference), _in_form_of(reference, first.candidate)
     fits = [pair.candidate for pair in group], [pair.reference for pair in group]
     return Finding(
         knob=knob, kind=_kind(knob, candidate, reference), layers=_layers([*group, *blunt], every),
         site=_full_site(first.candidate), reference_value=_finite(reference), candidate_value=_finite(candidate),
-        spec_value=_finite(_spec(first.candidate, knobs)), evidence=_evidence(group, blunt, right),
+        spec_value=_finite(_spec_of([p.candidate for p in group], knobs)), evidence=_evidence(group, blunt, right),
         confidence=confidence(_marks(group)),
         departs_from_spec=departure(*fits, knobs),
         message=f"{knob} is {shown(candidate)} in the candidate and {shown(reference)} in the reference",
@@ -155,6 +160,11 @@ def _whole_name(layer: int | None, site: str) -> str:
     return site if layer is None else f"blocks.{layer}.{site}"
 
 
+def _told(fits: Sequence[KnobFit]) -> KnobValue:
+    """The value of these layers, or one for each where they do not agree."""
+    return _pooled(fits) if all(alike(fits[0], fit) for fit in fits[1:]) else _by_layer(fits)
+
+
 def _pooled(fits: Sequence[KnobFit]) -> KnobValue:
     """The mean of numeric values weighted by 1/stderr^2; the first of anything else."""
     numbers = [(float(fit.value), fit.stderr) for fit in fits if is_number(fit.value) and fit.stderr]  # type: ignore[arg-type]
@@ -165,7 +175,7 @@ def _pooled(fits: Sequence[KnobFit]) -> KnobValue:
 
 
 def _by_layer(fits: Sequence[KnobFit]) -> dict[str, Any]:
-    """A window that is not the same in all these layers."""
+    """A value that is not the same in all these layers."""
     return {"by_layer": {str(fit.layer): fit.value for fit in fits}}
 
 
@@ -173,6 +183,13 @@ def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the usual value where the spec is silent."""
     said = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else DEFAULTS.get(fit.knob)
     return _in_form_of(meant(fit.knob, said), fit)
+
+
+def _spec_of(fits: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]) -> KnobValue:
+    """The spec's value in these layers, or one for each where it says so."""
+    said = [_spec(fit, knobs) for fit in fits]
+    same_in_all = all(same(one, said[0]) for one in said)
+    return said[0] if same_in_all else {"by_layer": {str(fit.layer): one for fit, one in zip(fits, said, strict=True)}}
 
 
 def _in_form_of(value: KnobValue, fit: KnobFit) -> KnobValue:
@@ -215,7 +232,12 @@ def _kind(knob: str, candidate: KnobValue, reference: KnobValue) -> str:
         return "weights"
     if knob == "rope.offset":
         return "settings"
-    number = all(value is None or is_number(value) for value in (candidate, reference))
+    said = [
+        one
+        for value in (candidate, reference)
+        for one in (value["by_layer"].values() if isinstance(value, dict) and "by_layer" in value else [value])
+    ]
+    number = all(value is None or is_number(value) for value in said)
     return "constant" if number else "variant"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from parity_audit.capture.prompts import tokenizer_of
@@ -15,7 +14,6 @@ from parity_audit.core.types import Checkpoint
 
 BEFORE, AFTER = 12, 4
 """Tokens of context: enough to recognise the place, few enough for a table."""
-FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
 def with_text(report: LogprobReport, completions: Sequence[Completion], checkpoint: Checkpoint) -> LogprobReport:
@@ -43,7 +41,7 @@ def round_trip(checkpoint: Checkpoint) -> Callable[[tuple[int, ...]], tuple[int,
 
 
 def _any_tokenizer(checkpoint: Checkpoint) -> Any:
-    if not any((Path(checkpoint.path) / name).is_file() for name in FILES):
+    if not checkpoint.has_tokenizer:
         return None
     try:
         return tokenizer_of(checkpoint)

@@ -196,16 +196,19 @@ def value_by_layer(value: KnobValue, finding: Finding, plan: SidePlan) -> dict[i
     """A finding's value in each of its layers, where it was found so or the setting is one value per layer; else None."""
     if isinstance(value, dict) and value.keys() == {"by_layer"}:
         return {int(layer): own for layer, own in value["by_layer"].items()}
-    if finding.layers is not None and (finding.knob in BY_LAYER or _has_several_rotations(finding.knob, plan)):
+    if finding.layers is not None and (finding.knob in BY_LAYER or _is_said_by_layer(finding.knob, plan)):
         return dict.fromkeys(finding.layers, value)
     return None
 
 
-def _has_several_rotations(knob: str, plan: SidePlan) -> bool:
-    """Whether a knob of the rotation has not the same right value in all layers: their tables are made of all values at once."""
+def _is_said_by_layer(knob: str, plan: SidePlan) -> bool:
+    """Whether a spec gives each layer a value of its own, or a knob of the rotation has not the same right value in all layers:
+    its tables are made of all values at once."""
     known = knob_values(plan.spec, plan.config).get(knob)
-    if known is None or not knob.startswith("rope."):
+    if known is None:
         return False
+    if known.by_layer or not knob.startswith("rope."):
+        return known.by_layer
     values = [known.at(layer) for layer in range(dims(plan.spec, plan.config)["n_layers"])]
     return any(value != values[0] for value in values)
 

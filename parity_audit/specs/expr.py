@@ -76,16 +76,7 @@ def evaluate(text: str, names: Mapping[str, Any], functions: Mapping[str, Callab
     Raises:
         ExprError: syntax, unknown name, forbidden construct, arithmetic on a missing value, or a number beyond all models.
     """
-    if len(text) > LONGEST:
-        raise ExprError(f"`{text[:40]}...` is longer than {LONGEST} characters")
-    try:
-        tree = ast.parse(text.strip(), mode="eval")
-    except SyntaxError as error:
-        raise ExprError(f"`{text}` is not an expression: {error.msg}") from error
-    except ValueError as error:  # a null byte
-        raise ExprError(f"`{text!r}` is not an expression") from error
-    except (RecursionError, MemoryError) as error:
-        raise ExprError(f"`{text[:40]}...` is nested too deeply") from error
+    tree = _parsed(text)
     try:
         return _Evaluator(names, {**FUNCTIONS, **(functions or {})}).visit(tree.body)
     except ExprError as error:
@@ -97,6 +88,24 @@ def evaluate(text: str, names: Mapping[str, Any], functions: Mapping[str, Callab
         wrong = ExprError(f"`{text}`: {error}")
         wrong.of_config = _names_config(tree)
         raise wrong from error
+
+
+def names_layer(text: str) -> bool:
+    """Whether an expression names the layer, `l`. Raises ExprError where it is none."""
+    return any(isinstance(node, ast.Name) and node.id == "l" for node in ast.walk(_parsed(text)))
+
+
+def _parsed(text: str) -> ast.Expression:
+    if len(text) > LONGEST:
+        raise ExprError(f"`{text[:40]}...` is longer than {LONGEST} characters")
+    try:
+        return ast.parse(text.strip(), mode="eval")
+    except SyntaxError as error:
+        raise ExprError(f"`{text}` is not an expression: {error.msg}") from error
+    except ValueError as error:  # a null byte
+        raise ExprError(f"`{text!r}` is not an expression") from error
+    except (RecursionError, MemoryError) as error:
+        raise ExprError(f"`{text[:40]}...` is nested too deeply") from error
 
 
 def _names_config(tree: ast.AST) -> bool:

@@ -42,7 +42,10 @@ class ModelEntry(_Strict):
 
 
 class KnobEntry(_Strict):
-    """One semantic constant: an expression on config keys, the layers where it holds, and `when` a model has it."""
+    """One semantic constant: an expression on config keys, the layers where it holds, and `when` a model has it.
+
+    An expression that names the layer, `l`, gives each layer a value of its own.
+    """
 
     value: str
     when: str = "true"
@@ -237,13 +240,16 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedKnob:
-    """A knob's value for one model: `value` on `layers` (all when None), `off` elsewhere."""
+    """A knob's value for one model: `value` on `layers` (all when None), `off` elsewhere; with `by_layer` a list, one per layer."""
 
     value: Any
     layers: tuple[int, ...] | None = None
     off: Any = None
     kind: str = "number"
+    by_layer: bool = False
 
     def at(self, layer: int | None) -> Any:
         """The value in one layer."""
+        if self.by_layer and layer is not None:
+            return self.value[layer]
         return self.value if self.layers is None or layer is None or layer in self.layers else self.off

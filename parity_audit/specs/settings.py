@@ -73,9 +73,16 @@ def edits(
         ],
         "windowed": lambda: [window is not None for window in _dealt(spec, config, knob, value)],
     }
+
+    def filled(template: Any) -> Any:
+        if own is None or not own.by_layer:
+            return _filled(template, names, functions)
+        each = zip(_dealt(spec, config, knob, value), _dealt(spec, config, knob, before), strict=True)
+        return joined([_filled(template, {**names, "value": said, "now": held}, functions) for said, held in each])
+
     try:
         made = tuple(
-            Edit(op=edit.op, path=path, value=_said(edit.op, _filled(edit.value, names, functions), config))
+            Edit(op=edit.op, path=path, value=_said(edit.op, filled(edit.value), config))
             for edit in entry.every_edit
             if evaluate(edit.when, names)
             for path in _edit_paths(edit.path, spec, config)

@@ -10,11 +10,12 @@ from packaging.specifiers import SpecifierSet
 from parity_audit.core.types import Description, KnobValue, NotVisible, SiteTap, WeightTap
 from parity_audit.specs.as_program import SPEC, own_section
 from parity_audit.specs.canonical import canonical
-from parity_audit.specs.expr import ExprError, evaluate
+from parity_audit.specs.expr import ExprError, evaluate, names_layer
 from parity_audit.specs.schema import (
     BENEATH,
     BackendKnob,
     BackendSection,
+    KnobEntry,
     ResolvedKnob,
     RoleEntry,
     SiteEntry,
@@ -57,6 +58,9 @@ def knob_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, ResolvedKnob
     for knob, entry in spec.content.knobs.items():
         if entry is None or not evaluate(entry.when, names):
             continue
+        if entry.layers is None and names_layer(entry.value):
+            found[knob] = _by_layer(entry, names)
+            continue
         layers = None
         if entry.layers is not None:
             chosen = (l for l in range(names["n_layers"]) if evaluate(entry.layers, {**names, "l": l}))  # noqa: E741
@@ -65,6 +69,12 @@ def knob_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, ResolvedKnob
         off = evaluate(entry.off, names) if isinstance(entry.off, str) else entry.off
         found[knob] = ResolvedKnob(value=value, layers=layers, off=off, kind=entry.kind)
     return found
+
+
+def _by_layer(entry: KnobEntry, names: Mapping[str, Any]) -> ResolvedKnob:
+    """A knob whose value is computed from the number of the layer; equal values as one."""
+    value = joined([evaluate(entry.value, {**names, "l": layer}) for layer in range(names["n_layers"])])
+    return ResolvedKnob(value=value, kind=entry.kind, by_layer=isinstance(value, list))
 
 
 def spec_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, KnobValue]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from einops import rearrange
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from parity_audit.backends.float64 import promoted
 from parity_audit.core.types import Checkpoint, Probe, SiteTap
@@ -156,3 +156,24 @@ def test_the_table_of_a_scaled_embedding_is_not_copied_and_what_it_gives_is_floa
     assert table.held is torch.bfloat16
     assert made.dtype is torch.float64
     assert torch.equal(made, table.weight[ids].double() * table.scale.double())
+
+
+def test_scores_that_a_model_makes_in_float32_alone_are_in_float64_too():
+    """GPT-2's own upcasting refuses scores of any other dtype; it is on again when the judge has run."""
+    config = GPT2Config(
+        vocab_size=99, n_embd=32, n_layer=2, n_head=2, n_positions=80, attn_implementation="eager",
+        scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, ids = GPT2LMHeadModel(config).eval(), torch.tensor([TOKENS])
+    with torch.no_grad():
+        native = model(input_ids=ids).logits
+        with promoted(model):
+            judged = model(input_ids=ids).logits
+        assert torch.equal(model(input_ids=ids).logits, native)
+        for block in model.transformer.h:
+            block.attn.reorder_and_upcast_attn = False
+        whole = model.double()(input_ids=ids).logits
+
+    assert apart(whole, judged) < RIGHT
+    assert 1e-8 < apart(native, judged) < 1e-5

@@ -175,3 +175,70 @@ def test_an_argument_is_the_one_that_was_asked_for_or_none(tmp_path, take, by_na
         assert [(item.site, item.why) for item in reply.not_visible] == [
             ("a", f"`` was called without a tensor at `{take}`")
         ]
+
+
+class ByHead(nn.Module):
+    """Scores by a product over `[batch*head ...]`, as GPT-2's upcasting attention makes them, or by one that nobody follows."""
+
+    def __init__(self, followed):
+        super().__init__()
+        self.followed, self.first = followed, nn.Linear(4, 4)
+
+    def forward(self, x):
+        q = self.first(x).view(1, 6, 2, 2).transpose(1, 2)
+        k, scores = (2.0 * q).transpose(2, 3), torch.zeros(2, 6, 6)
+        if self.followed:
+            scores = torch.baddbmm(scores, q.reshape(2, 6, 2), k.reshape(2, 2, 6), beta=0, alpha=0.5)
+        else:
+            scores = torch.einsum("bhqd,bhdk->bhqk", q, 0.5 * k)
+        return scores.view(1, 2, 6, 6).softmax(-1) @ q
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_the_product_behind_a_softmax_is_with_the_values_however_scores_were_made(tmp_path, followed):
+    sites = {
+        "query": "blocks.0.rot_q",
+        "key": "blocks.0.rot_k",
+        "scores": "blocks.0.attn_scores",
+        "pattern": "blocks.0.pattern",
+        "output": "blocks.0.z",
+    }
+    layout = "batch head pos d -> batch pos head d"
+    taps = tuple(
+        SiteTap(
+            site=site,
+            module="",
+            take=f"attention:{take}",
+            layout="" if site in ("blocks.0.attn_scores", "blocks.0.pattern") else layout,
+        )
+        for take, site in sites.items()
+    )
+
+    def run(out, inputs):
+        recorder = Recorder(RunRequest(probe=PROBE, taps=taps, out=str(tmp_path / out), inputs=inputs))
+        torch.manual_seed(0)
+        model = ByHead(followed)
+        with torch.no_grad(), watched(model, recorder):
+            made = model(torch.randn(1, 6, 4))
+        reply = recorder.reply()
+        return made, {entry.site: tmp_path / out / entry.file for entry in reply.entries}, reply
+
+    made, files, reply = run("first", {})
+    held = {site: load_file(path)["x"] for site, path in files.items()}
+    if followed:
+        q = held["blocks.0.rot_q"].transpose(1, 2)
+        assert held.keys() == {*sites.values()}
+        assert torch.allclose(held["blocks.0.rot_k"], 2.0 * held["blocks.0.rot_q"])
+        assert torch.allclose(held["blocks.0.attn_scores"], q @ q.transpose(2, 3), atol=1e-6)
+    else:
+        assert held.keys() == {"blocks.0.attn_scores", "blocks.0.pattern", "blocks.0.z"}
+        assert {item.why for item in reply.not_visible} == {
+            "the attention makes its scores by a product that is not followed"
+        }
+    assert torch.equal(held["blocks.0.z"].transpose(1, 2), made)
+
+    for site in ("blocks.0.rot_q", "blocks.0.attn_scores") if followed else ("blocks.0.attn_scores",):
+        save_file({"x": torch.zeros_like(held[site])}, tmp_path / f"{site}.safetensors")
+        other, seen, _ = run(f"with {site}", {site: str(tmp_path / f"{site}.safetensors")})
+        assert torch.allclose(load_file(seen["blocks.0.pattern"])["x"], torch.full((1, 2, 6, 6), 1 / 6))
+        assert not torch.equal(other, made)

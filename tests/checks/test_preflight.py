@@ -1,5 +1,7 @@
 """What is said before anything is judged: live settings beside the spec's, and texts that a side did not tokenise."""
 
+from dataclasses import replace
+
 import pytest
 
 from parity_audit.checks.preflight import config_warnings, token_findings
@@ -18,6 +20,8 @@ BOS = SpecialTokens(2, {2: "BOS"})
         ([8.0, None, 4.0], [8.0, 4.0], False),
         ([8.0, None, 4.0], [4.0, 8.0], True),
         ([None, 8.0], [None, 8.0], False),
+        ([8.0, 16.0], [8.00000001, 16.0], False),  # kept in float32
+        ([8.0, 16.0], [8.0, 16.1], True),
     ],
 )
 def test_a_live_setting_is_compared_in_the_layers_that_have_it(said, live, warned):
@@ -45,6 +49,13 @@ def test_texts_that_a_side_did_not_tokenise_are_one_gap(shown, what, why):
 
     assert (said, warnings, gap.what) == ("", [], what)
     assert why in gap.why
+
+
+def test_a_tokenizer_that_a_side_cannot_load_is_a_gap_with_the_reason():
+    candidate = replace(side({}), tokenizer_error="ImportError: requires the protobuf library")
+    _, _, (gap,) = token_findings(side({"a": [2, 5]}), candidate, BOS)
+
+    assert gap.why == "python cannot load the checkpoint's tokenizer: ImportError: requires the protobuf library"
 
 
 def test_a_warning_shows_the_ids_about_the_first_that_differs():

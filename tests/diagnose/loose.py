@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from tiny_port import Knob, probe
+from tiny_port import probe
 from torch import Tensor
 
 from parity_audit.core.report import Finding
@@ -16,6 +16,7 @@ from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.sides import sites_with_formula
 from parity_audit.diagnose.fitting import READERS, causes_at, identify_by_formula, read_structure
 from parity_audit.diagnose.localise import component_of
+from parity_audit.specs.schema import ResolvedKnob
 
 SHORT = (probe("short", (48,)), probe("ragged", (40, 23, 9), seed=2))
 
@@ -30,7 +31,7 @@ def loose(
     any_k = next((x for (_, site), x in held.items() if site in ("rot_k", "k")), any_q)
     dims = {"d_model": 64, "n_heads": any_q.shape[2], "n_kv_heads": any_k.shape[2], "d_head": any_q.shape[3],
             "d_mlp": 64, "n_layers": 1, "d_vocab": 131, "n_experts": 12}  # fmt: skip
-    known = {name.replace("__", "."): Knob(value=value) for name, value in knobs.items()}
+    known = {name.replace("__", "."): ResolvedKnob(value=value) for name, value in knobs.items()}
     return {layer: Evidence(
         side=side, layer=layer, dims=dims, knobs=known, probes=probes, tensor=lambda probe, site: held.get((probe, site)),
         weight=lambda role: (weights or {}).get(role), dtype=dtype,

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 import torch
 from held import Held, probe
-from tiny_port import Knob
 
 from parity_audit.core.report import Finding
 from parity_audit.diagnose.evidence import KnobFit
 from parity_audit.diagnose.findings import merge, unexplained
 from parity_audit.diagnose.localise import introduced_ratios, origins
+from parity_audit.specs.schema import ResolvedKnob
 
-SPEC = {"attention.scale": Knob(value=16.0), "mlp.activation": Knob(value="silu"),
-        "attention.window": Knob(value=4096, layers=(0,))}  # fmt: skip
+SPEC = {"attention.scale": ResolvedKnob(value=16.0), "mlp.activation": ResolvedKnob(value="silu"),
+        "attention.window": ResolvedKnob(value=4096, layers=(0,))}  # fmt: skip
 
 
 def made_of(inputs: Mapping[str, Sequence[str]]) -> Callable[[str], Sequence[str]]:
@@ -71,7 +71,7 @@ def test_which_side_departs(candidate: float, reference: float, side: str):
 def test_slopes_are_told_beside_slopes():
     slopes = [0.5, 0.25, 0.125, 0.0625]
     candidate, reference = (fit(value, knob="attention.alibi", stderr=None) for value in (slopes, 1.0))
-    (finding,) = merge([candidate], [reference], {"attention.alibi": Knob(value=1.0)})
+    (finding,) = merge([candidate], [reference], {"attention.alibi": ResolvedKnob(value=1.0)})
 
     usual = [0.25, 0.0625, 0.015625, 0.00390625]
     assert (finding.candidate_value, finding.reference_value, finding.spec_value) == (slopes, usual, usual)
@@ -92,6 +92,22 @@ def test_a_constant_that_every_layer_has_to_the_last_digit_is_that_constant():
     )
 
     assert finding.candidate_value == 1e6
+
+
+def test_what_a_spec_says_layer_by_layer_is_one_finding():
+    said = [8.0, 16.0, 24.0, 32.0]
+    known = {"attention.scale": ResolvedKnob(value=said, by_layer=True)}
+    (finding,) = merge(
+        [fit(8.0 + 1e-7 * k, k) for k in range(4)], [fit(value, k) for k, value in enumerate(said)], known
+    )
+
+    assert (finding.layers, finding.kind, finding.departs_from_spec) == ((1, 2, 3), "constant", "candidate")
+    assert finding.candidate_value == pytest.approx(8.0)
+    assert finding.reference_value == finding.spec_value == {"by_layer": {"1": 16.0, "2": 24.0, "3": 32.0}}
+    assert (
+        merge([fit(value, k) for k, value in enumerate(said)], [fit(value, k) for k, value in enumerate(said)], known)
+        == []
+    )
 
 
 def test_different_errors_are_different_findings():

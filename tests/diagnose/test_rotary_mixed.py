@@ -8,9 +8,10 @@ import dataclasses
 import pytest
 import torch
 from loose import loose, told
-from tiny_port import Knob, probe
+from tiny_port import probe
 
 from parity_audit.diagnose.evidence import Evidence
+from parity_audit.specs.schema import ResolvedKnob
 
 PAIRING = "rope.pairing"
 
@@ -53,9 +54,9 @@ def test_a_rotation_is_a_rotation(pairing):
 
 
 KINDS = {
-    "rope.theta": Knob(value=500000.0, layers=(0,)),
-    "rope.scaling": Knob(value={"rope_type": "linear", "factor": 3.0}, layers=(0,)),
-    "attention.temperature_by_position": Knob(value={"scale": 0.1, "step": 16}, layers=(1,)),
+    "rope.theta": ResolvedKnob(value=500000.0, layers=(0,)),
+    "rope.scaling": ResolvedKnob(value={"rope_type": "linear", "factor": 3.0}, layers=(0,)),
+    "attention.temperature_by_position": ResolvedKnob(value={"scale": 0.1, "step": 16}, layers=(1,)),
 }
 
 

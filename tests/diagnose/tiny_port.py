@@ -21,6 +21,7 @@ from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.sides import sites_with_formula
 from parity_audit.diagnose.fitting import causes_at
 from parity_audit.diagnose.localise import component_of
+from parity_audit.specs.schema import ResolvedKnob
 
 DIMS = ("d_model", "n_heads", "n_kv_heads", "d_head", "d_mlp", "n_layers", "d_vocab")
 ACTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -31,15 +32,6 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda x: x.clamp_min(0),
     "relu2": lambda x: x.clamp_min(0) ** 2,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knob:
-    """What a spec says of a knob."""
-
-    value: object
-    layers: tuple[int, ...] | None = None
-    off: object = None
 
 
 def unscaled(inv_freq: Tensor) -> Tensor:
@@ -240,23 +232,23 @@ def probe(
 PROBES = (probe("short", (40,)), probe("ragged", (30, 17, 7), seed=2), probe("left", (21, 9), pad="left", seed=3))
 
 
-def spec_of(port: Port, **over: object) -> dict[str, Knob]:
+def spec_of(port: Port, **over: object) -> dict[str, ResolvedKnob]:
     """The spec that says what this port does."""
     windows = [layer for layer in range(port.n_layers) if port.at("window", layer)]
     size = port.at("window", windows[0]) if windows else None
     knobs = {
-        "attention.scale": Knob(value=port.at("scale", 0)), "attention.softcap": Knob(value=port.at("cap", 0)),
-        "attention.window": Knob(value=size, layers=tuple(windows) if windows else None),
-        "rope.theta": Knob(value=port.at("theta", 0)), "rope.scaling": Knob(value=None),
-        "rope.pairing": Knob(value=port.pairing), "norm.eps": Knob(value=port.eps),
-        "norm.offset": Knob(value=port.norm_offset), "mlp.activation": Knob(value=port.at("act", 0)),
-        "embed.scale": Knob(value=port.embed_scale), "logits.softcap": Knob(value=port.logit_cap),
-        "n_kv_heads": Knob(value=port.n_kv_heads),
+        "attention.scale": ResolvedKnob(value=port.at("scale", 0)), "attention.softcap": ResolvedKnob(value=port.at("cap", 0)),
+        "attention.window": ResolvedKnob(value=size, layers=tuple(windows) if windows else None),
+        "rope.theta": ResolvedKnob(value=port.at("theta", 0)), "rope.scaling": ResolvedKnob(value=None),
+        "rope.pairing": ResolvedKnob(value=port.pairing), "norm.eps": ResolvedKnob(value=port.eps),
+        "norm.offset": ResolvedKnob(value=port.norm_offset), "mlp.activation": ResolvedKnob(value=port.at("act", 0)),
+        "embed.scale": ResolvedKnob(value=port.embed_scale), "logits.softcap": ResolvedKnob(value=port.logit_cap),
+        "n_kv_heads": ResolvedKnob(value=port.n_kv_heads),
     }  # fmt: skip
-    return knobs | {name.replace("__", "."): Knob(value=value) for name, value in over.items()}
+    return knobs | {name.replace("__", "."): ResolvedKnob(value=value) for name, value in over.items()}
 
 
-def evidence(port: Port, side: str = "candidate", *, knobs: dict[str, Knob] | None = None,
+def evidence(port: Port, side: str = "candidate", *, knobs: dict[str, ResolvedKnob] | None = None,
              probes: tuple[Probe, ...] = PROBES) -> dict[int | None, Evidence]:  # fmt: skip
     """One Evidence per layer, and one for what lies outside the blocks."""
     tensors, weights = run(port, probes), weights_of(port)

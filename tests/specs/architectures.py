@@ -20,7 +20,10 @@ from parity_audit.specs import miniature, view
 from parity_audit.specs.resolve import ResolvedModel
 
 VERSION = transformers.__version__
-OTHER_BLOCKS = {"gemma4, with experts": "google/gemma-4-26B-A4B", "falcon, groups of queries": "tiiuae/falcon-40b"}
+OTHER_BLOCKS = {
+    "gemma4, with experts": "google/gemma-4-26B-A4B", "falcon, groups of queries": "tiiuae/falcon-40b",
+    "gpt2, scores by layer": "stanford-crfm/alias-gpt2-small-x21",
+}  # fmt: skip
 """Models whose blocks have other parts than those of the first model of their spec."""
 
 

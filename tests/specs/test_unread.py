@@ -17,8 +17,8 @@ def test_a_released_config_is_read_whole(name):
 @pytest.mark.parametrize(
     ("name", "key", "value", "expected"),
     [
-        ("gpt2", "scale_attn_by_inverse_layer_idx", True, True),
-        ("gpt2", "scale_attn_weights", False, True),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", True, False),
+        ("gpt2", "scale_attn_weights", False, False),
         ("microsoft/phi-2", "qk_layernorm", True, True),
         ("meta-llama/Llama-3.2-1B", "mlp_bias", True, True),
         ("meta-llama/Llama-3.2-1B", "favourite_colour", "blue", False),

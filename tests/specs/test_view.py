@@ -9,7 +9,17 @@ from parity_audit.formulas.frequencies import rope_table
 from parity_audit.specs.load import load_spec
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edits
-from parity_audit.specs.view import cannot, dims, knob_values, not_visible, roles, taps, unread_tensors, weight_taps
+from parity_audit.specs.view import (
+    cannot,
+    dims,
+    knob_values,
+    not_visible,
+    roles,
+    spec_values,
+    taps,
+    unread_tensors,
+    weight_taps,
+)
 
 
 def values(name):
@@ -257,3 +267,27 @@ def test_what_a_release_cannot_run_on_a_kind_of_device_in_any_dtype(device, dtyp
     why = cannot(load_spec("qwen2_moe"), "sglang", version, {}, device=device, dtype=dtype)
 
     assert ("triton" in why) != runs
+
+
+@pytest.mark.parametrize("size", ["alias-gpt2-small-x21", "arwen-gpt2-medium-x21"])
+def test_scores_that_are_divided_by_the_number_of_their_layer_have_a_scale_per_layer(size):
+    model = resolve_model(size)
+    known = knob_values(model.spec, model.config)["attention.scale"]
+
+    assert [known.at(layer) for layer in range(3)] == [8.0, 16.0, 24.0]
+    assert spec_values(model.spec, model.config)["attention.scale"] == [
+        8.0 * (layer + 1) for layer in range(model.config["n_layer"])
+    ]
+    (edit,) = edits(model.spec, "hf", "attention.scale", known.value, model.config, "5.19.0", {})
+    assert edit.value == [1 / value for value in known.value]
+    (edit,) = edits(model.spec, "hf", "attention.scale", 8.0, model.config, "5.19.0", {})
+    assert edit.value == 1 / 8.0
+
+
+def test_one_scale_of_all_layers_is_one_value():
+    model = resolve_model("gpt2")
+    known = knob_values(model.spec, model.config)["attention.scale"]
+
+    assert (known.value, known.by_layer) == (8.0, False)
+    unscaled = {**model.config, "scale_attn_weights": False}
+    assert knob_values(model.spec, unscaled)["attention.scale"].value == 1.0
