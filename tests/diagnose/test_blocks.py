@@ -5,9 +5,9 @@ import pytest
 from architectures import Architecture
 
 from parity_audit.diagnose.fit.explain import explanations
-from parity_audit.diagnose.fit.left import explains, left_by
+from parity_audit.diagnose.fit.left import explains, left_by, under
 from parity_audit.diagnose.fit.residuals import Component, Residuals
-from parity_audit.formulas.choices import BLOCK_BEFORE, FIRST_NORM, OF_FIRST, OF_SECOND, OF_SECOND_WITHIN
+from parity_audit.formulas.choices import BLOCK_BEFORE, FIRST_NORM, OF_FIRST, OF_SECOND, OF_SECOND_WITHIN, OWN
 from parity_audit.formulas.decoder import Run
 from parity_audit.specs.resolve import resolve_model
 
@@ -88,6 +88,26 @@ def test_heads_that_a_layer_does_not_have_are_impossible_and_stop_no_search(arch
 
     assert left_by(residuals, part, {"n_kv_heads": [kv_heads] * heads}).residual == float("inf")
     assert left_by(residuals, part, {}).residual <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("setting", "lacks"),
+    [
+        ({}, False),
+        ({"attention.sinks": OWN}, True),
+        ({"attention.sinks": None}, False),
+        ({"attention.temperature": "hot"}, False),
+    ],
+)
+def test_values_that_ask_for_a_tensor_that_is_not_stored_are_told_from_impossible_ones(
+    architecture, decoder, batch, setting, lacks
+):
+    run = Run(decoder=decoder, batch=batch)
+    captured = {f"blocks.0.{name}": run.computed(f"blocks.0.{name}") for name in ("attn_scores", "pattern")}
+    residuals = Residuals(decoder=decoder, captured=lambda name, asked: captured.get(asked))
+    part = Component(probe=architecture.probe, site="blocks.0.pattern")
+
+    assert residuals.lacks(part, under(residuals, setting, 0)) is lacks
 
 
 @pytest.mark.parametrize(("layer", "value", "block"), [(1, OF_SECOND, 1), (0, OF_SECOND, 0), (2, BLOCK_BEFORE, 1)])

@@ -26,7 +26,7 @@ from parity_audit.diagnose.thresholds import LEFT_OUT
 from parity_audit.formulas.decoder import Run
 from parity_audit.formulas.knob import COUNT
 from parity_audit.formulas.knobs import KNOBS
-from parity_audit.formulas.place import Batch, Decoder
+from parity_audit.formulas.place import Batch, Decoder, MissingTensor
 from parity_audit.formulas.positions import counted
 
 IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)
@@ -208,6 +208,17 @@ class Residuals:
         """What the formula makes, under the spec's values by default; None where a tensor that it needs is not there."""
         return self._made(component, self.decoder.values if values is None else values)[0]
 
+    def lacks(self, component: Component, values: Values) -> bool:
+        """Whether a component's formula asks, under these values, for a tensor that the checkpoint does not hold."""
+        try:
+            with torch.no_grad():
+                self._run(component, values).computed(component.site)
+        except MissingTensor:
+            return True
+        except IMPOSSIBLE:
+            return False
+        return False
+
     def residual(self, component: Component, values: Values) -> float:
         """The norm of `difference`, infinite where there is none."""
         return norm_of(self.difference(component, values))
@@ -217,6 +228,15 @@ class Residuals:
         return frozenset(self._made(component, values)[1].asked)
 
     def _made(self, component: Component, values: Values) -> tuple[Tensor | None, Run]:
+        run = self._run(component, values)
+        try:
+            with torch.no_grad():
+                return run.computed(component.site), run
+        except IMPOSSIBLE:
+            return None, run
+
+    def _run(self, component: Component, values: Values) -> Run:
+        """The batch of a component's probe through the decoder, given what the capture shows."""
         probe = component.probe
         decoder = replace(self.decoder, values=values)
         rows = self._rows(component)
@@ -230,11 +250,7 @@ class Residuals:
             )
         elif rows is not None:
             run.given = lambda site: self._long_input(run, probe, site, values)
-        try:
-            with torch.no_grad():
-                return run.computed(component.site), run
-        except IMPOSSIBLE:
-            return None, run
+        return run
 
     def _given(self, component: Component, site: str) -> Tensor | None:
         if component.seen_in is not None and self.captured(component.seen_in, site) is None:
