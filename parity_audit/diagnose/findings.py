@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from parity_audit.core.by_layer import by_layer, values_of
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name, site_order
 from parity_audit.core.types import KnobValue
@@ -162,7 +163,8 @@ def _whole_name(layer: int | None, site: str) -> str:
 
 def _told(fits: Sequence[KnobFit]) -> KnobValue:
     """The value of these layers, or one for each where they do not agree."""
-    return _pooled(fits) if all(alike(fits[0], fit) for fit in fits[1:]) else _by_layer(fits)
+    in_all = all(alike(fits[0], fit) for fit in fits[1:])
+    return _pooled(fits) if in_all else by_layer({fit.layer: fit.value for fit in fits})
 
 
 def _pooled(fits: Sequence[KnobFit]) -> KnobValue:
@@ -174,11 +176,6 @@ def _pooled(fits: Sequence[KnobFit]) -> KnobValue:
     return sum(value * weight for (value, _), weight in zip(numbers, weights, strict=True)) / sum(weights)
 
 
-def _by_layer(fits: Sequence[KnobFit]) -> dict[str, Any]:
-    """A value that is not the same in all these layers."""
-    return {"by_layer": {str(fit.layer): fit.value for fit in fits}}
-
-
 def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the usual value where the spec is silent."""
     said = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else DEFAULTS.get(fit.knob)
@@ -187,9 +184,9 @@ def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
 
 def _spec_of(fits: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in these layers, or one for each where it says so."""
-    said = [_spec(fit, knobs) for fit in fits]
-    same_in_all = all(same(one, said[0]) for one in said)
-    return said[0] if same_in_all else {"by_layer": {str(fit.layer): one for fit, one in zip(fits, said, strict=True)}}
+    said = {fit.layer: _spec(fit, knobs) for fit in fits}
+    first, *others = said.values()
+    return first if all(same(one, first) for one in others) else by_layer(said)
 
 
 def _in_form_of(value: KnobValue, fit: KnobFit) -> KnobValue:
@@ -232,12 +229,7 @@ def _kind(knob: str, candidate: KnobValue, reference: KnobValue) -> str:
         return "weights"
     if knob == "rope.offset":
         return "settings"
-    said = [
-        one
-        for value in (candidate, reference)
-        for one in (value["by_layer"].values() if isinstance(value, dict) and "by_layer" in value else [value])
-    ]
-    number = all(value is None or is_number(value) for value in said)
+    number = all(value is None or is_number(value) for value in (*values_of(candidate), *values_of(reference)))
     return "constant" if number else "variant"
 
 

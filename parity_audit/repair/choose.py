@@ -8,6 +8,7 @@ from functools import partial
 
 from parity_audit.capture.session import SidePlan
 from parity_audit.checks.repeat import CHANGED, STATE
+from parity_audit.core.by_layer import each_layer
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import NORM_ROLES, local_name
 from parity_audit.core.types import Edit, KnobValue, NotTested
@@ -194,8 +195,9 @@ def whole_values(
 
 def value_by_layer(value: KnobValue, finding: Finding, plan: SidePlan) -> dict[int, KnobValue] | None:
     """A finding's value in each of its layers, where it was found so or the setting is one value per layer; else None."""
-    if isinstance(value, dict) and value.keys() == {"by_layer"}:
-        return {int(layer): own for layer, own in value["by_layer"].items()}
+    found = each_layer(value)
+    if found is not None:
+        return found
     if finding.layers is not None and (finding.knob in BY_LAYER or _is_said_by_layer(finding.knob, plan)):
         return dict.fromkeys(finding.layers, value)
     return None

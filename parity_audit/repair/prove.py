@@ -17,6 +17,7 @@ from parity_audit.capture.take import take_capture
 from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.source import Without
 from parity_audit.compare.verdict import judge_comparison, judge_rest
+from parity_audit.core.by_layer import each_layer
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.report import Finding, Imposed, LogitsDelta, Proof, Verdict
 from parity_audit.core.types import NotTested, Probe
@@ -173,8 +174,9 @@ def _values(findings: Sequence[Finding]) -> str:
 
 def _value(finding: Finding) -> str:
     value = nearest(finding.candidate_value, finding.spec_value)
-    if isinstance(value, dict) and value.keys() == {"by_layer"}:
-        return "/".join(shown(item) for item in value["by_layer"].values())
+    by_layer = each_layer(value)
+    if by_layer is not None:
+        return "/".join(map(shown, by_layer.values()))
     spec = " (the spec's value)" if finding.departs_from_spec == "reference" else ""
     return shown(value) + spec
 

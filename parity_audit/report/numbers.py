@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.filesize import decimal
 
+from parity_audit.core.by_layer import each_layer
 from parity_audit.core.limits import PARITY_RATIO
 
 BAR_FROM, BAR_TO = -1.0, 5.0
@@ -41,18 +42,19 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, dict) and value.keys() == {"by_layer"}:
-        return _by_layer(value["by_layer"])
+    by_layer = each_layer(value)
+    if by_layer is not None:
+        return _by_layer(by_layer)
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(_rounded(value), ensure_ascii=False)
     return str(value)
 
 
-def _by_layer(values: dict[str, Any]) -> str:
+def _by_layer(values: Mapping[int, Any]) -> str:
     """`4096 in layers 0, 2; none in layers 1, 3`."""
     groups: dict[str, list[int]] = {}
     for layer, value in values.items():
-        groups.setdefault(shown(value), []).append(int(layer))
+        groups.setdefault(shown(value), []).append(layer)
     return "; ".join(f"{value} in {layer_set(layers)}" for value, layers in groups.items())
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from parity_audit.core.by_layer import each_layer
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.sites import local_name
 from parity_audit.core.types import KnobValue
@@ -114,8 +115,9 @@ def _all_layers(found: Iterable[Finding], fault: Fault) -> list[int]:
 
 def _close(found: KnobValue, truth: float | str) -> bool:
     """Within 1 %, or the same word; a value per layer counts where every departing layer has it."""
-    if isinstance(found, dict) and "by_layer" in found:
-        return truth in found["by_layer"].values()
+    by_layer = each_layer(found)
+    if by_layer is not None:
+        return truth in by_layer.values()
     if isinstance(truth, str) or isinstance(found, (str, bool)) or not isinstance(found, (int, float)):
         return found == truth
     return math.isclose(float(found), float(truth), rel_tol=VALUE_WITHIN, abs_tol=NOTHING if truth == 0 else 0.0)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parity_audit.core.by_layer import by_layer
 from parity_audit.specs.resolve import resolve_model
-from parity_audit.specs.schema import Spec
-from parity_audit.specs.view import knob_values
+from parity_audit.specs.schema import ResolvedKnob, Spec
+from parity_audit.specs.view import dims, knob_values
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownSpec:
-    """A model's constants: (knob, value, backends that can set it)."""
+    """A model's constants: (knob, value, backends that can set it); one that layers do not share as in `core.by_layer`."""
 
     repo_id: str
     spec: Spec
@@ -22,13 +23,20 @@ def show_spec(model: str) -> ShownSpec:
     """The constants of a model and where they can be set. Raises UsageError for an unknown model."""
     resolved = resolve_model(model)
     values = knob_values(resolved.spec, resolved.config)
+    n_layers = dims(resolved.spec, resolved.config)["n_layers"]
     backends = resolved.spec.content.backends
     rows = tuple(
         (
             knob,
-            known.value,
+            _in_all_layers(known, n_layers),
             tuple(name for name, part in backends.items() if (item := part.knobs.get(knob)) and item.every_edit),
         )
         for knob, known in values.items()
     )
     return ShownSpec(repo_id=resolved.repo_id, spec=resolved.spec, knobs=rows)
+
+
+def _in_all_layers(known: ResolvedKnob, n_layers: int) -> object:
+    """The value of all layers, or one for each."""
+    values = [known.at(layer) for layer in range(n_layers)]
+    return values[0] if all(value == values[0] for value in values) else by_layer(dict(enumerate(values)))

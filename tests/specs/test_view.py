@@ -4,11 +4,13 @@ import math
 
 import pytest
 
+from parity_audit.core.by_layer import by_layer, each_layer
 from parity_audit.core.errors import UsageError
 from parity_audit.formulas.frequencies import rope_table
 from parity_audit.specs.load import load_spec
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edits
+from parity_audit.specs.shown import show_spec
 from parity_audit.specs.view import (
     cannot,
     dims,
@@ -291,3 +293,11 @@ def test_one_scale_of_all_layers_is_one_value():
     assert (known.value, known.by_layer) == (8.0, False)
     unscaled = {**model.config, "scale_attn_weights": False}
     assert knob_values(model.spec, unscaled)["attention.scale"].value == 1.0
+
+
+def test_a_value_that_layers_do_not_share_is_shown_with_its_layers():
+    shown = {knob: value for knob, value, _ in show_spec("gemma-3-270m").knobs}
+
+    assert shown["rope.theta"] == by_layer({layer: 1e6 if layer % 6 == 5 else 1e4 for layer in range(18)})
+    assert {*each_layer(shown["attention.window"]).values()} == {512, None}
+    assert shown["attention.scale"] == 16.0
