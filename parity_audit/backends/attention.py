@@ -127,10 +127,9 @@ class _Watch(TorchFunctionMode):
         if take not in self.inside:
             return False
         batch, length = self.recorder.request.probe.shape
-        cached = (
-            take == "key" and value.ndim == 4 and value.shape[2] > length
-        )  # keys of earlier steps come before this step's
-        if self._has_all_tokens(value) or (cached and value.shape[0] == batch):
+        # Keys of earlier steps come before this step's.
+        is_cached = take == "key" and value.ndim == 4 and value.shape[0] == batch and value.shape[2] > length
+        if is_cached or self._has_all_tokens(value):
             return True
         self.recorder.misses(
             self.inside[take],

@@ -67,9 +67,8 @@ def _tokenizer_or_error(name: str) -> tuple[Any, Exception | None]:
 
     try:
         return AutoTokenizer.from_pretrained(name), None
-    except (
-        Exception
-    ) as error:  # packages that a release asks for are ImportErrors, files of newer releases a bare Exception
+    # A package that a release asks for is an ImportError, a file of a newer release a bare Exception.
+    except Exception as error:
         return None, error
 
 
