@@ -156,7 +156,7 @@ class Server:
         raise ValueError(f"unknown operation `{op}`")
 
     def described(self) -> Description:
-        """What the backend says of itself, and why one that uses transformers has no token ids where the checkpoint has a tokenizer."""
+        """What the backend says of itself, and why one that uses transformers made no token ids though there is a tokenizer."""
         about: Description = self.backend.describe()
         if about.tokenization or self.tokenized is None or "transformers" not in about.versions:
             return about
