@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -28,16 +30,21 @@ from parity_audit.report.failure import failed_report
 PARSER_ERROR: Any = typer.BadParameter.__mro__[1]
 """What the command line's parser raises, from whichever copy of it typer uses."""
 
+AFTER_FINALIZER = 0.1
+"""Seconds until an interruption that a finalizer swallowed is raised again; finalizers are done in less."""
+
 
 def guarded(command: Callable[..., int]) -> Callable[..., None]:
-    """Run a command, render what it raises, and exit with the right code. SIGTERM ends like Ctrl-C: no orphan.
+    """Run a command, render what it raises, and exit with the right code. SIGTERM ends like Ctrl-C: no orphan; where Python drops
+    the exception, because it was in a finalizer, it is raised again.
 
     With `--json` an error is a report too, so that a script reads one form whatever happens.
     """
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
-        before = signal.signal(signal.SIGTERM, _interrupt)
+        before, hook = signal.signal(signal.SIGTERM, _interrupt), sys.unraisablehook
+        sys.unraisablehook = functools.partial(_interrupt_again, hook)
         try:
             code = command(*args, **kwargs)
         except KeyboardInterrupt:
@@ -47,6 +54,7 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
             code = _failed(_explained(error), model=str(kwargs.get("model", "")), as_json=bool(kwargs.get("json")))
         finally:
             signal.signal(signal.SIGTERM, before)
+            sys.unraisablehook = hook
         raise typer.Exit(code)
 
     run.__annotations__ = {**command.__annotations__, "return": None}
@@ -111,3 +119,12 @@ def _say(text: str) -> None:
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def _interrupt_again(before: Callable[[Any], object], dropped: Any) -> None:
+    """What Python does with an exception that a finalizer raises is to print it and go on. An interruption comes again, from another
+    thread, when the finalizer is done."""
+    if dropped.exc_type is KeyboardInterrupt:
+        threading.Timer(AFTER_FINALIZER, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    else:
+        before(dropped)

@@ -86,6 +86,19 @@ def test_signals_end_with_130(kind):
     assert "nothing was judged" in started.communicate(timeout=20)[1]
 
 
+def test_a_signal_that_arrives_in_a_finalizer_is_not_lost():
+    code = "import time\nfrom parity_audit.cli.errors import guarded\n"
+    code += "class Slow:\n    def __del__(self):\n        print('on', flush=True)\n        time.sleep(1)\n"
+    code += "def command():\n    Slow()\n    time.sleep(60)\nguarded(command)()"
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert started.stdout.readline() == "on\n"
+    started.send_signal(signal.SIGTERM)
+
+    said = started.communicate(timeout=20)[1]
+    assert "nothing was judged" in said
+    assert "Exception ignored" not in said
+
+
 def test_a_reader_that_has_seen_enough_is_no_error():
     code = "from parity_audit.cli.show import _write\n_write('x' * 10_000_000)"
     done = subprocess.run(f'{sys.executable} -c "{code}" | head -c 5', shell=True, capture_output=True, text=True)
