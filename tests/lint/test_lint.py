@@ -35,6 +35,12 @@ def test_fields_are_knob_values():
     assert found["rope.scaling"] == LLAMA_3
 
 
+def test_modules_may_multiply_the_scale_by_the_number_of_their_layer():
+    field, value = knobs_of({**FIELDS, "scale_attn_by_inverse_layer_idx": True}, 3)["attention.scale"]
+
+    assert (field, value) == ("attn_scale, scale_attn_by_inverse_layer_idx", [16.0, 32.0, 48.0])
+
+
 def test_what_the_config_leaves_to_the_modules_is_not_compared():
     assert "attention.scale" not in knobs_of({**FIELDS, "attn_scale": -1.0}, 2)
     assert "rope.theta" not in knobs_of({**FIELDS, "positional_embedding_type": "standard"}, 2)
