@@ -11,6 +11,7 @@ from rich.text import Text
 
 from parity_audit.cli import completion
 from parity_audit.cli.errors import guarded
+from parity_audit.core.by_layer import each_layer
 from parity_audit.core.jsonio import dumps
 from parity_audit.report.numbers import shown as told
 
@@ -42,7 +43,8 @@ def specs_show(
     shown = api.show_spec(model)
     typer.echo(f"{shown.repo_id}  {shown.spec.architecture}  {shown.spec.file}")
     for knob, value, holders in shown.knobs:
-        typer.echo(f"  {knob:20s} {told(value):34s} set by: {', '.join(holders) or 'nobody'}")
+        text = str(value) if each_layer(value) is None else told(value)
+        typer.echo(f"  {knob:20s} {text:34s} set by: {', '.join(holders) or 'nobody'}")
     return 0
 
 
