@@ -24,7 +24,7 @@ FIELDS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 """Knob: (field that says it, its value from the fields)."""
 WINDOW, THETA, SCALING = "attention.window", "rope.theta", "rope.scaling"
-BY_LAYER = "scale_attn_by_inverse_layer_idx"
+SCALED_BY_LAYER = "scale_attn_by_inverse_layer_idx"
 """The field of a config whose modules multiply their scale by the number of their layer."""
 UNSET = -1.0
 """The scale of a config that leaves it to the modules."""
@@ -38,9 +38,9 @@ def knobs_of(fields: Mapping[str, Any], n_layers: int) -> dict[str, tuple[str, A
     found = {knob: (field, evaluate(text, names)) for knob, (field, text) in FIELDS.items() if field in fields}
     if fields.get("attn_scale") == UNSET:
         del found["attention.scale"]
-    elif fields.get(BY_LAYER):
+    elif fields.get(SCALED_BY_LAYER):
         field, scale = found["attention.scale"]
-        found["attention.scale"] = (f"{field}, {BY_LAYER}", [scale * (layer + 1) for layer in range(n_layers)])
+        found["attention.scale"] = (f"{field}, {SCALED_BY_LAYER}", [scale * (layer + 1) for layer in range(n_layers)])
     found[WINDOW] = ("window_size, attn_types", _windows(fields, n_layers))
     if fields.get("positional_embedding_type", "rotary") == "rotary":
         found[THETA] = ("rotary_base", _bases(fields, n_layers))

@@ -7,6 +7,7 @@ import math
 import operator
 import struct
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from parity_audit.core.errors import SpecError
@@ -95,7 +96,9 @@ def names_layer(text: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id == "l" for node in ast.walk(_parsed(text)))
 
 
+@cache
 def _parsed(text: str) -> ast.Expression:
+    """The tree of an expression, kept: the few of a spec are evaluated for every layer, again and again."""
     if len(text) > LONGEST:
         raise ExprError(f"`{text[:40]}...` is longer than {LONGEST} characters")
     try:
