@@ -38,10 +38,10 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
     released = [entry.config.get("model_type") for entry in spec.content.models.values()]
     too_old = lacks(config) if config.get("model_type") in released else ""
 
-    def refuse(what: str) -> UsageError:
+    def refuse(what: str, expected: str = "", hint: str = "") -> UsageError:
         return UsageError(
-            f"this is no config of {spec.architecture}: {what}", code="bad-config", where=str(where),
-            hint=f"{too_old}: {instead(config)}" if too_old else "correct the file, or get it again",
+            f"this is no config of {spec.architecture}: {what}", code="bad-config", where=str(where), expected=expected,
+            hint=f"{too_old}: {instead(config)}" if too_old else hint or "correct the file, or get it again",
         )  # fmt: skip
 
     def asked(question: Callable[[Spec, Mapping[str, Any]], T]) -> T:
@@ -50,7 +50,8 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
         except ExprError as error:
             if not error.of_config:
                 raise
-            raise refuse(error.message) from error
+            reads = f"what the spec reads, {error.where}" if error.where else ""
+            raise refuse(error.message, reads, error.hint and f"correct the file, or the spec: {error.hint}") from error
 
     for key, value in config.items():
         if type(value) is int and abs(value) > LARGEST_WHOLE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import math
 import operator
 import struct
@@ -91,6 +92,17 @@ def evaluate(text: str, names: Mapping[str, Any], functions: Mapping[str, Callab
         raise wrong from error
 
 
+def check(text: str) -> None:
+    """Refuse what is no expression, whatever a config holds. Names and functions are not looked up.
+
+    Raises:
+        ExprError: syntax, or a forbidden construct.
+    """
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.expr) and not hasattr(_Evaluator, f"visit_{type(node).__name__}"):
+            raise _forbidden(node)
+
+
 def names_layer(text: str) -> bool:
     """Whether an expression names the layer, `l`. Raises ExprError where it is none."""
     return any(isinstance(node, ast.Name) and node.id == "l" for node in ast.walk(_parsed(text)))
@@ -126,20 +138,25 @@ def _number(value: Any, node: ast.AST) -> Any:
     return value
 
 
+def _forbidden(node: ast.AST) -> _Forbidden:
+    return _Forbidden(f"`{ast.unparse(node)}` is not allowed in an expression")
+
+
 class _Evaluator(ast.NodeVisitor):
     def __init__(self, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> None:
         self.names = names
         self.functions = functions
 
     def generic_visit(self, node: ast.AST) -> Any:
-        raise _Forbidden(f"`{ast.unparse(node)}` is not allowed in an expression")
+        raise _forbidden(node)
 
     def visit_Constant(self, node: ast.Constant) -> Any:
         return node.value if isinstance(node.value, (str, bool, type(None))) else _number(node.value, node)
 
     def visit_Name(self, node: ast.Name) -> Any:
         if node.id not in self.names:
-            raise ExprError(f"unknown name `{node.id}`")
+            near = difflib.get_close_matches(node.id, self.names, 1)
+            raise ExprError(f"unknown name `{node.id}`", hint=f"did you mean `{near[0]}`?" if near else "")
         return self.names[node.id]
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:

@@ -182,11 +182,17 @@ def _problems(data: CommentedMap, path: Path, *, partial: bool) -> SpecError | N
     if item["type"] == "extra_forbidden":
         return _unknown_key(data, path, keys)
     return SpecError(
-        f"`{keys[-1] if keys else 'the file'}`: {item['msg'].lower()}",
+        f"`{keys[-1] if keys else 'the file'}`: {_message(item['msg'])}",
         code="spec-value",
         where=_place(path, data, keys),
         found=repr(item["input"])[:80],
     )
+
+
+def _message(text: str) -> str:
+    """What pydantic says of a value, as a part of a sentence."""
+    said = text.removeprefix("Value error, ")
+    return said[:1].lower() + said[1:]
 
 
 def _unknown_key(data: CommentedMap, path: Path, keys: tuple[int | str, ...]) -> SpecError:

@@ -11,6 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from parity_audit.core.errors import UsageError
+from parity_audit.specs.expr import ExprError, check
 
 BENEATH = "transformers "
 """Begins the versions of a variant that speaks of the transformers whose modules another engine runs."""
@@ -22,6 +23,27 @@ def _specifier(versions: str) -> str:
     except InvalidSpecifier as error:
         raise ValueError(f"{error}; versions are written as `<5`, `>=5,<5.6` or `{BENEATH}<5`") from None
     return versions
+
+
+def _expression(text: str) -> str:
+    try:
+        check(text)
+    except ExprError as error:
+        raise ValueError(error.message) from None
+    return text
+
+
+def _filled_in(value: Any) -> Any:
+    """The value of an edit, every `=` string in it an expression."""
+    if isinstance(value, str) and value.startswith("="):
+        _expression(value[1:])
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _filled_in(item)
+    return value
+
+
+Expression = Annotated[str, AfterValidator(_expression)]
+"""Arithmetic on the keys of a config (`specs.expr`)."""
 
 
 class _Strict(BaseModel):
@@ -47,11 +69,11 @@ class KnobEntry(_Strict):
     An expression that names the layer, `l`, gives each layer a value of its own.
     """
 
-    value: str
-    when: str = "true"
+    value: Expression
+    when: Expression = "true"
     kind: str = "number"
-    layers: str | None = None
-    off: float | int | str | None = None
+    layers: Expression | None = None
+    off: float | int | Expression | None = None
     source: str = ""
 
 
@@ -64,14 +86,14 @@ class SiteEntry(_Strict):
 
     module: str
     last: str = ""
-    when: str = "true"
+    when: Expression = "true"
     take: str = "output"
-    slice: list[str] | None = None
+    slice: list[Expression] | None = None
     layout: str = ""
-    part: list[str] | None = None
+    part: list[Expression] | None = None
     relayout: str = ""
     sizes: list[str] = []
-    scale: str | None = None
+    scale: Expression | None = None
     otherwise: SiteEntry | None = None
 
 
@@ -79,14 +101,14 @@ class WeightEntry(_Strict):
     """Where a backend keeps a checkpoint tensor, with `when` and `otherwise` as in `SiteEntry`; see `core.types.WeightTap`."""
 
     path: str
-    when: str = "true"
-    slice: list[str] | None = None
+    when: Expression = "true"
+    slice: list[Expression] | None = None
     layout: str = ""
-    part: list[str] | None = None
+    part: list[Expression] | None = None
     relayout: str = ""
     sizes: list[str] = []
-    scale: str | None = None
-    shift: str | None = None
+    scale: Expression | None = None
+    shift: Expression | None = None
     otherwise: WeightEntry | None = None
 
 
@@ -95,11 +117,11 @@ class RoleEntry(_Strict):
     an expression of the config; `otherwise` the tensor that plays the role in other models, by its name where it does so whole."""
 
     tensor: str
-    when: str = "true"
+    when: Expression = "true"
     otherwise: str | RoleEntry | None = None
-    slice: list[str] | None = None
+    slice: list[Expression] | None = None
     layout: str = ""
-    part: list[str] | None = None
+    part: list[Expression] | None = None
     relayout: str = ""
     sizes: list[str] = []
 
@@ -108,9 +130,9 @@ class EditEntry(_Strict):
     """One edit, `when` a model has its place; strings that begin with `=` are expressions of `value` and the config."""
 
     op: str = "set"
-    when: str = "true"
+    when: Expression = "true"
     path: str = ""
-    value: Any = None
+    value: Annotated[Any, AfterValidator(_filled_in)] = None
 
 
 class BackendKnob(_Strict):
@@ -119,7 +141,7 @@ class BackendKnob(_Strict):
     """
 
     read: str | None = None
-    from_read: str = "x"
+    from_read: Expression = "x"
     edits: list[EditEntry] | None = None
     further_edits: list[EditEntry] = []
     note: str = ""
@@ -178,8 +200,8 @@ class SpecFile(_Strict):
     architecture: str
     extends: str | None = None
     sources: list[str] = []
-    dims: dict[str, str | None] = {}
-    layer_dims: dict[str, str] = {}
+    dims: dict[str, Expression | None] = {}
+    layer_dims: dict[str, Expression] = {}
     models: dict[str, ModelEntry] = {}
     miniature: dict[str, dict[str, int]] = {}
     weight_scales: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.specifiers import SpecifierSet
@@ -11,6 +12,7 @@ from parity_audit.core.types import Description, KnobValue, NotVisible, SiteTap,
 from parity_audit.specs.as_program import SPEC, own_section
 from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate, names_layer
+from parity_audit.specs.places import knob_line
 from parity_audit.specs.schema import (
     BENEATH,
     BackendKnob,
@@ -56,19 +58,23 @@ def knob_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, ResolvedKnob
     names = config_names(config, **dims(spec, config))
     found: dict[str, ResolvedKnob] = {}
     for knob, entry in spec.content.knobs.items():
-        if entry is None or not evaluate(entry.when, names):
-            continue
-        if entry.layers is None and names_layer(entry.value):
-            found[knob] = _by_layer(entry, names)
-            continue
-        layers = None
-        if entry.layers is not None:
-            chosen = (l for l in range(names["n_layers"]) if evaluate(entry.layers, {**names, "l": l}))  # noqa: E741
-            layers = tuple(chosen)
-        value = evaluate(entry.value, names)
-        off = evaluate(entry.off, names) if isinstance(entry.off, str) else entry.off
-        found[knob] = ResolvedKnob(value=value, layers=layers, off=off, kind=entry.kind)
+        try:
+            if entry is not None and evaluate(entry.when, names):
+                found[knob] = _resolved(entry, names)
+        except ExprError as error:
+            error.where = f"{spec.file}:{knob_line(Path(spec.file), knob)}   knobs.{knob}"
+            raise
     return found
+
+
+def _resolved(entry: KnobEntry, names: Mapping[str, Any]) -> ResolvedKnob:
+    if entry.layers is None and names_layer(entry.value):
+        return _by_layer(entry, names)
+    layers = None
+    if entry.layers is not None:
+        layers = tuple(l for l in range(names["n_layers"]) if evaluate(entry.layers, {**names, "l": l}))  # noqa: E741
+    off = evaluate(entry.off, names) if isinstance(entry.off, str) else entry.off
+    return ResolvedKnob(value=evaluate(entry.value, names), layers=layers, off=off, kind=entry.kind)
 
 
 def _by_layer(entry: KnobEntry, names: Mapping[str, Any]) -> ResolvedKnob:

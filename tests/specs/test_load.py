@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from parity_audit.cli.app import app
 from parity_audit.core.errors import SpecError, UsageError
 from parity_audit.specs.load import list_specs, load_spec
+from parity_audit.specs.view import knob_values
 
 
 def test_shipped_specs_are_valid():
@@ -50,6 +51,42 @@ def test_unknown_key_names_line_and_nearest(tmp_path):
 ])  # fmt: skip
 def test_a_wrong_key_names_the_nearest_wherever_it_stands(tmp_path, text, nearest):
     assert _error(tmp_path, f"architecture: X\n{text}\n").hint == f"did you mean `{nearest}`?"
+
+
+@pytest.mark.parametrize(("knob", "line"), [
+    ("value: l + + * 1", ":4:5"),
+    ("value: 'lambda: 1'", ":4:5"),
+    ("value: '2'\n    when: '[x for x in y]'", ":5:5"),
+    ("value: '2'\n    layers: l %", ":5:5"),
+])  # fmt: skip
+def test_what_is_no_expression_is_told_where_it_stands(tmp_path, knob, line):
+    error = _error(tmp_path, f"architecture: X\nknobs:\n  attention.scale:\n    {knob}\n")
+
+    assert error.where.split()[0].endswith(line)
+    assert "expression" in error.message
+
+
+def test_an_edit_that_is_no_expression_is_told_where_it_stands(tmp_path):
+    edits = "[{path: x, value: {a: [0, '=2 *']}}]"
+    error = _error(tmp_path, f"architecture: X\nbackends:\n  hf:\n    knobs:\n      a.b:\n        edits: {edits}\n")
+
+    assert error.where.split()[0].endswith(":6:27")
+    assert "`2 *` is not an expression" in error.message
+
+
+@pytest.mark.parametrize(("value", "says"), [
+    ("n_haeds * 2", "did you mean `n_heads`?"),
+    ("sqrt(-1)", "math domain error"),
+])  # fmt: skip
+def test_a_value_that_no_config_gives_is_told_by_its_line(tmp_path, value, says):
+    path = tmp_path / "own.yaml"
+    path.write_text(f"architecture: GPT2LMHeadModel\nextends: gpt2\nknobs:\n  attention.scale:\n    value: {value}\n")
+    config = load_spec("gpt2").content.models["gpt2"].config
+    with pytest.raises(SpecError) as caught:
+        knob_values(load_spec(path), config)
+
+    assert caught.value.where == f"{path}:4   knobs.attention.scale"
+    assert says in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_duplicate_key(tmp_path):
