@@ -14,6 +14,7 @@ from torch import nn
 
 from parity_audit.backends.edits import preview
 from parity_audit.backends.paths import NoSuchPath, matches
+from parity_audit.core.types import EVERY
 
 
 def use_exact_float32(*, allow_tf32: bool) -> None:
@@ -70,5 +71,5 @@ def effective(root: nn.Module, reads: dict[str, str]) -> dict[str, Any]:
         except NoSuchPath:
             continue
         if values:
-            found[knob] = values if "[*]" in path else values[0]
+            found[knob] = values if EVERY in path else values[0]
     return found

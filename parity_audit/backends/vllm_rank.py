@@ -28,7 +28,7 @@ from parity_audit.backends.vllm_gather import Gatherer
 from parity_audit.backends.vllm_plants import PLANTS
 from parity_audit.core.shards import of_rank
 from parity_audit.core.sites import RETURNED
-from parity_audit.core.types import Edit, NotTested, NotVisible, ReadBack, SiteTap, WeightTap
+from parity_audit.core.types import EVERY, Edit, NotTested, NotVisible, ReadBack, SiteTap, WeightTap
 from parity_audit.core.wire import RunRequest
 
 EDITS = LiveEdits(ops={**OPS, **PLANTS})
@@ -209,13 +209,13 @@ def _effective(model: nn.Module, reads: dict[str, str]) -> dict[str, dict[str, A
         except LookupError:
             continue
         if values:
-            found[knob] = values if "[*]" in path else {"": next(iter(values.values()))}
+            found[knob] = values if EVERY in path else {"": next(iter(values.values()))}
     return found
 
 
 def _present(model: nn.Module, path: str) -> Iterator[tuple[str, Any]]:
     """As `matches`, without the layers that other stages of a pipeline have."""
-    head, every, tail = path.partition("[*]")
+    head, every, tail = path.partition(EVERY)
     if not every:
         yield from matches(model, path)
         return
@@ -260,7 +260,7 @@ def of_this_rank(edits: Sequence[Edit], rank: int) -> list[Edit]:
 
 def _here(model: nn.Module, edit: Edit) -> list[Edit]:
     """An edit of `[*]` as one edit of each layer that this rank has, where it has not all of them."""
-    head, every, tail = edit.path.partition("[*]")
+    head, every, tail = edit.path.partition(EVERY)
     if not _has(model, edit.path):
         return []
     layers = list(get(model, head)) if every else []

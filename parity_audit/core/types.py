@@ -240,6 +240,10 @@ MAY_BE_MISSING = "?"
 """Ends the name of a step of a path that an object may be without; the path then ends there."""
 
 
+EVERY = "[*]"
+"""In the path of an edit or a reading: every element of a list of modules. A list as value has one entry for each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Edit:
     """One reversible change of a live model.

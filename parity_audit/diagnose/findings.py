@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parity_audit.core.by_layer import by_layer, values_of
+from parity_audit.core.by_layer import by_layer, each_layer, values_of
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name, site_order
 from parity_audit.core.types import KnobValue
@@ -41,6 +41,9 @@ from parity_audit.formulas.knobs import KNOBS, ROWS, meant, said_by
 
 SIDES_WITH_SPEC = 0.25
 """Of the distance of both sides: a value that is so much nearer to the spec's than to the other side's is the spec's."""
+SO_MANY_VALUES = 3
+"""Numbers of one constant in different layers that are one matter. Two are often two: windowed layers and others have their own
+settings."""
 MASKS = ("attention.window", "attention.mask")
 DEFAULTS: dict[str, KnobValue] = {
     **{row.name: row.default for row in ROWS if row.judged},
@@ -91,7 +94,7 @@ def merge(
         by_knob.setdefault(pair.candidate.knob, []).append(pair)
     findings: list[Finding] = []
     for knob in sorted(by_knob):
-        groups = _groups(by_knob[knob], together=_is_by_layer(knobs, knob))
+        groups = _groups(by_knob[knob], knobs, together=_is_by_layer(knobs, knob))
         findings += [_finding(group, by_knob[knob], knobs) for group in groups]
     return findings
 
@@ -103,8 +106,9 @@ def _is_by_layer(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
     return knob == "attention.window" or (name is not None and knobs[name].by_layer)
 
 
-def _groups(pairs: Sequence[Pair], *, together: bool) -> list[list[Pair]]:
-    """Differing pairs with the same two values; all of them `together` where a model has a value per layer."""
+def _groups(pairs: Sequence[Pair], knobs: Mapping[str, KnobSpec], *, together: bool) -> list[list[Pair]]:
+    """Differing pairs with the same two values; all of them `together` where a model has a value per layer, and where the candidate
+    has (see `_one_per_layer`)."""
     wrong = [pair for pair in pairs if differs(pair)]
     if not wrong:
         return []
@@ -117,7 +121,21 @@ def _groups(pairs: Sequence[Pair], *, together: bool) -> list[list[Pair]]:
             groups.append([pair])
         else:
             home.append(pair)
-    return groups
+    return [wrong] if _one_per_layer(groups, knobs) else groups
+
+
+def _one_per_layer(groups: Sequence[Sequence[Pair]], knobs: Mapping[str, KnobSpec]) -> bool:
+    """Whether these are the numbers of one constant that changes from layer to layer, where the reference has one for all."""
+    firsts = [group[0] for group in groups]
+    layers = [layer for group in groups for layer in {pair.candidate.layer for pair in group}]
+    return (
+        len(groups) >= SO_MANY_VALUES
+        and len(set(layers)) == len(layers)
+        and len({pair.candidate.site for pair in firsts}) == 1
+        and all(is_number(pair.candidate.value) for pair in firsts)
+        and all(alike(pair.reference, firsts[0].reference) for pair in firsts)
+        and all(same(_spec(pair.candidate, knobs), _spec(firsts[0].candidate, knobs)) for pair in firsts)
+    )
 
 
 def _like(a: Pair, b: Pair) -> bool:
@@ -131,9 +149,9 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     expected = _spec(first.candidate, knobs)
     # A layer that should have another value is not assumed to have the same fault.
     alike_places = [pair for pair in every if id(pair) not in own and _spec(pair.candidate, knobs) == expected]
-    blunt = [pair for pair in alike_places if undecided(pair, group)]
-    right = [pair for pair in alike_places if pair not in blunt and not differs(pair)]
     candidate, reference = _told([p.candidate for p in group]), _told([p.reference for p in group])
+    blunt = [pair for pair in alike_places if each_layer(candidate) is None and undecided(pair, group)]
+    right = [pair for pair in alike_places if pair not in blunt and not differs(pair)]
     candidate, reference = _in_form_of(candidate, first.reference), _in_form_of(reference, first.candidate)
     fits = [pair.candidate for pair in group], [pair.reference for pair in group]
     return Finding(

@@ -14,10 +14,11 @@ from parity_audit.core.sites import NORM_ROLES, local_name
 from parity_audit.core.types import Edit, KnobValue, NotTested
 from parity_audit.diagnose.agreement import SIGMAS, is_number
 from parity_audit.diagnose.extent import is_of_decoding
-from parity_audit.diagnose.findings import RIGHT_AT, places_of, stderr_of
+from parity_audit.diagnose.findings import DEFAULTS, RIGHT_AT, places_of, stderr_of
 from parity_audit.diagnose.narrow import DTYPE
 from parity_audit.diagnose.returned import NO_PATCH
 from parity_audit.repair.layers import RELATIVE, in_every_layer, on_layers
+from parity_audit.specs.schema import ResolvedKnob
 from parity_audit.specs.settings import edit_note, edits, live_path
 from parity_audit.specs.view import dims, knob_values, roles
 
@@ -216,9 +217,9 @@ def _is_said_by_layer(knob: str, plan: SidePlan) -> bool:
 
 
 def _in_each_layer(by_layer: Mapping[int, KnobValue], knob: str, plan: SidePlan) -> list[KnobValue]:
-    known = knob_values(plan.spec, plan.config).get(knob)
+    known = knob_values(plan.spec, plan.config).get(knob, ResolvedKnob(value=DEFAULTS.get(knob)))
     layers = range(dims(plan.spec, plan.config)["n_layers"])
-    return [by_layer[layer] if layer in by_layer or known is None else known.at(layer) for layer in layers]
+    return [by_layer[layer] if layer in by_layer else known.at(layer) for layer in layers]
 
 
 def all_edits(proposals: Sequence[Proposal]) -> tuple[Edit, ...]:

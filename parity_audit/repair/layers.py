@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from parity_audit.core.types import Edit
+from parity_audit.core.types import EVERY, Edit
 
-EVERY = "[*]"
 RELATIVE = ("add", "scale_output")
 """Operations that start from what is there: a layer that is right already would be spoilt."""
 _INDEX = re.compile(r"\[(\d+)\]")

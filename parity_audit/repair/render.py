@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from parity_audit.core.text_names import in_whole
-from parity_audit.core.types import MAY_BE_MISSING, Edit
+from parity_audit.core.types import EVERY, MAY_BE_MISSING, Edit
 
 ROTARY_CODE = """\
 {tables}
@@ -90,7 +90,7 @@ def _call_code(settings: dict[str, Any], backend_key: str) -> str:
 
 
 def _set_code(edit: Edit) -> str:
-    if isinstance(edit.value, list) and "[*]" in edit.path:
+    if isinstance(edit.value, list) and EVERY in edit.path:
         loop, target = _zipped(edit.path, "value", _literal(edit.value))
         return f"{loop}{target} = value"
     loop, target = _loop(edit.path)
@@ -118,7 +118,7 @@ def _tensor(table: dict[str, Any]) -> str:
 
 
 def _windows_code(edit: Edit) -> str:
-    head, _, tail = edit.path.partition("[*]")
+    head, _, tail = edit.path.partition(EVERY)
     return WINDOWS_CODE.format(windows=edit.value, modules=head, target=f"block{tail}")
 
 
@@ -154,7 +154,7 @@ LIVE = {
 
 def _loop(path: str) -> tuple[str, str]:
     """`blocks[*].attn.x` as a for statement and the target inside it, asking first whether an object has what it may be without."""
-    head, star, tail = path.partition("[*]")
+    head, star, tail = path.partition(EVERY)
     name = head.rstrip("s").rpartition(".")[2] or "part"
     name = name if name != head else "part"
     loop, target = (f"for {name} in model.{head}:\n    ", f"{name}{tail}") if star else ("", f"model.{path}")
@@ -164,7 +164,7 @@ def _loop(path: str) -> tuple[str, str]:
 
 def _zipped(path: str, name: str, values: str) -> tuple[str, str]:
     """`blocks[*].attn` as a for statement over modules that have the target, and values, and the target inside it."""
-    head, _, tail = path.partition("[*]")
+    head, _, tail = path.partition(EVERY)
     has, target = _may_be_missing(f"block{tail}")
     blocks = f"[block for block in model.{head} if {has}]" if has else f"model.{head}"
     return f"for block, {name} in zip({blocks}, {values}):\n    ", target

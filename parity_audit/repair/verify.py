@@ -16,7 +16,7 @@ from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.report import Patch, Patched, Verdict
-from parity_audit.core.types import MAY_BE_MISSING, NotTested, Probe, ReadBack
+from parity_audit.core.types import EVERY, MAY_BE_MISSING, NotTested, Probe, ReadBack
 from parity_audit.diagnose.routing import follow
 from parity_audit.repair.choose import Proposal, all_edits, no_patch
 from parity_audit.repair.render import render
@@ -152,7 +152,7 @@ def _patch(proposal: Proposal, session: Session, read_back: Sequence[ReadBack]) 
 
 def _covers(pattern: str, path: str) -> bool:
     """Whether a concrete path was matched by an edit's path, parts of which may be missing."""
-    head, star, tail = pattern.replace(MAY_BE_MISSING, "").partition("[*]")
+    head, star, tail = pattern.replace(MAY_BE_MISSING, "").partition(EVERY)
     return path == head or (bool(star) and path.startswith(head + "[") and tail in path)
 
 

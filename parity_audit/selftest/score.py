@@ -114,10 +114,10 @@ def _all_layers(found: Iterable[Finding], fault: Fault) -> list[int]:
 
 
 def _close(found: KnobValue, truth: float | str) -> bool:
-    """Within 1 %, or the same word; a value per layer counts where every departing layer has it."""
+    """Within 1 %, or the same word; a value per layer counts where one of the layers has it."""
     by_layer = each_layer(found)
     if by_layer is not None:
-        return truth in by_layer.values()
+        return any(_close(own, truth) for own in by_layer.values())
     if isinstance(truth, str) or isinstance(found, (str, bool)) or not isinstance(found, (int, float)):
         return found == truth
     return math.isclose(float(found), float(truth), rel_tol=VALUE_WITHIN, abs_tol=NOTHING if truth == 0 else 0.0)

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from parity_audit.core.types import Edit, KnobValue
+from parity_audit.core.types import EVERY, Edit, KnobValue
 from parity_audit.formulas.alibi import times_usual
 from parity_audit.formulas.choices import number_in
 from parity_audit.formulas.frequencies import attention_factor, kind_of, rope_table
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.specs.expr import ExprError, evaluate
-from parity_audit.specs.schema import ResolvedKnob, Spec
+from parity_audit.specs.schema import EditEntry, ResolvedKnob, Spec
 from parity_audit.specs.view import config_names, dims, dims_of_layer, joined, knob_values, roles, section
 from parity_audit.specs.wrapped import of_the_text_model
 
@@ -74,15 +74,21 @@ def edits(
         "windowed": lambda: [window is not None for window in _dealt(spec, config, knob, value)],
     }
 
-    def filled(template: Any) -> Any:
+    def filled(edit: EditEntry) -> Any:
         if own is None or not own.by_layer:
-            return _filled(template, names, functions)
+            try:
+                return _filled(edit.value, names, functions)
+            except (
+                ExprError
+            ):  # arithmetic on a list: the number of each layer is meant, which one setting for all cannot hold
+                if not isinstance(value, list) or EVERY not in edit.path:
+                    raise
         each = zip(_dealt(spec, config, knob, value), _dealt(spec, config, knob, before), strict=True)
-        return joined([_filled(template, {**names, "value": said, "now": held}, functions) for said, held in each])
+        return joined([_filled(edit.value, {**names, "value": said, "now": held}, functions) for said, held in each])
 
     try:
         made = tuple(
-            Edit(op=edit.op, path=path, value=_said(edit.op, filled(edit.value), config))
+            Edit(op=edit.op, path=path, value=_said(edit.op, filled(edit), config))
             for edit in entry.every_edit
             if evaluate(edit.when, names)
             for path in _edit_paths(edit.path, spec, config)

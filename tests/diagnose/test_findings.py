@@ -13,6 +13,7 @@ from parity_audit.diagnose.findings import merge, unexplained
 from parity_audit.diagnose.localise import introduced_ratios, origins
 from parity_audit.specs.schema import ResolvedKnob
 
+SCALE_OF_8 = {"attention.scale": ResolvedKnob(value=8.0)}
 SPEC = {"attention.scale": ResolvedKnob(value=16.0), "mlp.activation": ResolvedKnob(value="silu"),
         "attention.window": ResolvedKnob(value=4096, layers=(0,))}  # fmt: skip
 
@@ -108,6 +109,21 @@ def test_what_a_spec_says_layer_by_layer_is_one_finding():
         merge([fit(value, k) for k, value in enumerate(said)], [fit(value, k) for k, value in enumerate(said)], known)
         == []
     )
+
+
+def test_a_number_that_changes_from_layer_to_layer_is_one_finding():
+    (finding,) = merge([fit(8.0 * (k + 1), k) for k in range(4)], [fit(8.0, k) for k in range(4)], SCALE_OF_8)
+
+    assert (finding.layers, finding.departs_from_spec) == ((1, 2, 3), "candidate")
+    assert finding.candidate_value == {"by_layer": {"1": 16.0, "2": 24.0, "3": 32.0}}
+    assert finding.reference_value == finding.spec_value == 8.0
+
+
+def test_three_errors_of_what_a_spec_says_otherwise_in_one_layer_are_three():
+    said = ResolvedKnob(value=16.0, layers=(0, 1), off=12.0)
+    wrong, right = [fit(20.0 + k, k) for k in range(3)], [fit(said.at(k), k) for k in range(3)]
+
+    assert len(merge(wrong, right, {"attention.scale": said})) == 3
 
 
 def test_different_errors_are_different_findings():

@@ -286,6 +286,17 @@ def test_scores_that_are_divided_by_the_number_of_their_layer_have_a_scale_per_l
     assert edit.value == 1 / 8.0
 
 
+def test_a_setting_of_every_layer_takes_a_number_for_each_and_one_of_the_whole_model_does_not():
+    model = resolve_model("meta-llama/Llama-3.2-1B")
+    by_layer = [8.0 * (layer + 1) for layer in range(model.config["num_hidden_layers"])]
+
+    (edit,) = edits(model.spec, "hf", "attention.scale", by_layer, model.config, "5.19.0", {})
+    assert edit.value == [1 / value for value in by_layer]
+    gemma = resolve_model("google/gemma-2-2b-it")
+    by_layer = [16.0 + layer for layer in range(gemma.config["num_hidden_layers"])]
+    assert edits(gemma.spec, "vllm", "attention.scale", by_layer, gemma.config, "0.32.0", {}) is None
+
+
 def test_one_scale_of_all_layers_is_one_value():
     model = resolve_model("gpt2")
     known = knob_values(model.spec, model.config)["attention.scale"]
