@@ -31,6 +31,7 @@ from parity_audit.formulas.choices import (
     SOFTMAX,
     SOFTMAX_TWICE,
     WITH_MORE,
+    WITH_MORE_BELOW_TOP,
     number_in,
 )
 from parity_audit.formulas.rounding import steps_of
@@ -119,13 +120,18 @@ def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: s
     """What weighs the values, `[... head query key]` of scores of that shape; 0 where a key is hidden.
 
     Args:
-        law: one of `choices.LAWS`, or `choices.WITH_MORE` with a number; sinks take part in the softmax alone. With 1 added to the
-            sum (attention that may attend to nothing, `add_zero_attn` in torch) is a sink of 0 in every head.
+        law: one of `choices.LAWS`, or `choices.WITH_MORE` or `WITH_MORE_BELOW_TOP` with a number; sinks take part in the softmax
+            alone. With 1 added to the sum (attention that may attend to nothing, `add_zero_attn` in torch) is a sink of 0 in every
+            head; added behind the subtraction that keeps a softmax from overflowing, it is a sink as large as the largest score.
         arithmetic: of the softmax, see `narrow_softmax`.
     """
     added = number_in(law, WITH_MORE)
     if added is not None:
         return softmax(scores, scores.new_full((scores.shape[-3],), added).log())
+    added = number_in(law, WITH_MORE_BELOW_TOP)
+    if added is not None:
+        from_zero = scores - scores.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+        return softmax(from_zero, scores.new_full((scores.shape[-3],), added).log())
     if arithmetic != FULL and law == SOFTMAX:
         return narrow_softmax(scores, sinks, arithmetic)
     if law in (SOFTMAX, SOFTMAX_TWICE):

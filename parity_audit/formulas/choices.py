@@ -69,6 +69,14 @@ NO_TOKEN, SOME_SHARES = "no token", "one expert's share, or all, of some tokens"
 """What experts leave out that take only so many tokens."""
 WEIGHTED = ("outputs", "inputs", "nothing")
 """Where the weights of a mixture stand: on what experts make, on what they are given (Llama 4), or nowhere."""
+POS_HEAD, HEAD_POS = "pos head d_head", "head pos d_head"
+"""The order of axes in which heads are cut out of a projection, or joined for one: the latter where a transposition is missing."""
+CUT_WRONG: dict[str, str] = {
+    HEAD_POS: "qkv",
+    **{f"{HEAD_POS} of {words}": parts for words, parts in
+       (("queries and keys", "qk"), ("queries", "q"), ("keys", "k"), ("values", "v"))},
+}  # fmt: skip
+"""Of which of queries, keys and values heads are cut out in that order."""
 BY_TOKEN, BY_EXPERT = "rows of tokens", "as if rows were of experts"
 """How the table of weights of a mixture is read: a token's row, or rows of experts where a transposition is missing."""
 RULES = ("gated delta", "delta without decay", "decay without correction")
@@ -180,10 +188,12 @@ CLAMPED = "clamped at {}"
 """A bound beyond which a number is cut off, where a soft-cap would bend it."""
 WITH_MORE = "softmax with {} added to the sum"
 """A softmax of which a number is added to the sum that it divides by."""
+WITH_MORE_BELOW_TOP = "softmax of scores less the largest, with {} added to the sum"
+"""The same of a sum of numbers the largest of which is 1."""
 LEFT_OUT, LESS, AS_MINUS = "left out", "kept, less {}", "kept as -{}"
 """What becomes of the score of a key that a query may not see: the latter two are masks of a finite number, taken from the score
 or put in its place (as by a mask in front of a soft-cap, which makes minus its bound of it)."""
-OTHER_LAWS = (CLAMPED, WITH_MORE, LESS, AS_MINUS)
+OTHER_LAWS = (CLAMPED, WITH_MORE, WITH_MORE_BELOW_TOP, LESS, AS_MINUS)
 """Words with a number that say another law than the usual one, and not a multiple of what the checkpoint holds."""
 SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", WITH_MORE.format(1)
 OVER_QUERIES, OVER_HEADS = "softmax over queries", "softmax over heads"

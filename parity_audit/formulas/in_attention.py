@@ -19,17 +19,29 @@ from parity_audit.formulas.choices import (
     BELOW_TOP,
     EVERY_KEY,
     FULL,
+    HEAD_POS,
     MOVES,
     ON_QUERIES,
     OVER_QUERIES,
+    POS_HEAD,
     TIMES_OWN,
     VALUES_TOO,
     ZERO_SINKS,
     number_in,
 )
-from parity_audit.formulas.in_heads import clipped, multiplied, read_by_heads, reads_of, scale_of, turned
-from parity_audit.formulas.place import Place
+from parity_audit.formulas.in_heads import (
+    clipped,
+    cut,
+    multiplied,
+    read_by_heads,
+    reads_of,
+    scale_of,
+    turned,
+    whole_steps,
+)
+from parity_audit.formulas.place import MissingTokens, Place
 from parity_audit.formulas.positions import counted, visible
+from parity_audit.formulas.projections import taken_for
 from parity_audit.formulas.rounding import any_narrow, refuse_narrow, steps_of
 
 QUERY_ROWS = 256
@@ -159,9 +171,14 @@ def _sinks(at: Place) -> Tensor | None:
 
 
 def z_of(at: Place) -> Tensor:
-    v = clipped(at, at.site(reads_of(at, "v")))
+    v = clipped(at, cut(at, "v", reads_of(at, "v")))
     made = _attended(at, turned(at, v, "k") if at.knob("rope.layers") == VALUES_TOO else v)
-    return made * attention.of_heads(at.knob("attention.heads"), made)
+    made = made * attention.of_heads(at.knob("attention.heads"), made)
+    if at.knob("attention.joined") == POS_HEAD:
+        return made
+    if not bool(at.batch.mask.all()):
+        raise MissingTokens("what padding attends to would stand in the place of tokens")
+    return taken_for(made, whole_steps(at), laid=HEAD_POS, read=POS_HEAD)
 
 
 def _attended(at: Place, v: Tensor) -> Tensor:

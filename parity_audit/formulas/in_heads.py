@@ -12,19 +12,22 @@ from torch import Tensor
 from parity_audit.formulas import attention, latents, norms, rotary
 from parity_audit.formulas.activations import activation
 from parity_audit.formulas.choices import (
+    CUT_WRONG,
+    HEAD_POS,
     IN_ITS_TABLE,
     K_ONLY,
     MISSING,
     ON_QUERIES,
     PLACES,
+    POS_HEAD,
     Q_ONLY,
 )
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
 from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_of
 from parity_audit.formulas.knobs import of_part
-from parity_audit.formulas.place import Place
+from parity_audit.formulas.place import MissingTokens, Place
 from parity_audit.formulas.positions import growth, standing
-from parity_audit.formulas.projections import heads, joined, project
+from parity_audit.formulas.projections import heads, joined, project, taken_for
 from parity_audit.formulas.rounding import refuse_narrow
 
 LATENTS = {"q": "q_latent", "k": "kv_latent", "v": "kv_latent"}
@@ -153,7 +156,23 @@ def multiplied(at: Place, part: str) -> Tensor:
 
 def head_norm(at: Place, part: str) -> Tensor:
     """What the norm of queries or keys makes, wherever it stands."""
-    return _normed_heads(at, part, _rotated(at, part) if normed_late(at, part) else at.site(part))
+    return _normed_heads(at, part, _rotated(at, part) if normed_late(at, part) else cut(at, part))
+
+
+def cut(at: Place, part: str, site: str = "") -> Tensor:
+    """Queries ("q"), keys or values as they are cut out of their projection; of another block where a `site` is named."""
+    found = at.site(site or part)
+    said = at.knob("attention.cut")
+    if said == POS_HEAD or part not in CUT_WRONG[said]:
+        return found
+    return taken_for(found, whole_steps(at), laid=POS_HEAD, read=HEAD_POS)
+
+
+def whole_steps(at: Place) -> list[int]:
+    """How many tokens each step has. Raises MissingTokens where some of them are not computed here."""
+    if at.queries is not None or at.batch.shown is not None:
+        raise MissingTokens("what a step reads in another order needs all of its tokens")
+    return at.batch.steps
 
 
 def _normed_heads(at: Place, part: str, x: Tensor) -> Tensor:
@@ -173,7 +192,8 @@ def normed_late(at: Place, part: str) -> bool:
 def _before_rotation(at: Place, part: str) -> Tensor:
     if _has_latents(at):
         return _rotated_part(at, part)
-    return clipped(at, at.site(part if not at.has(f"norm.{part}") or normed_late(at, part) else f"{part}_norm.out"))
+    normed = at.has(f"norm.{part}") and not normed_late(at, part)
+    return clipped(at, at.site(f"{part}_norm.out") if normed else cut(at, part))
 
 
 def clipped(at: Place, x: Tensor) -> Tensor:

@@ -20,6 +20,10 @@ class MissingTensor(ValueError):
     """The values ask for a tensor that the checkpoint does not hold."""
 
 
+class MissingTokens(ValueError):
+    """The values ask for tokens that are not computed here, or of which programs do not agree."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """What a run is given: token ids, a mask that is 1 at real tokens, and positions, each `[batch pos]`; and the place from which

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -28,3 +30,20 @@ def heads(x: Tensor, count: int) -> Tensor:
 def joined(x: Tensor) -> Tensor:
     """Heads `[batch pos head d_head]` side by side `[batch pos (head d_head)]`."""
     return rearrange(x, "batch pos head d_head -> batch pos (head d_head)")
+
+
+def taken_for(x: Tensor, steps: Sequence[int], *, laid: str, read: str) -> Tensor:
+    """Heads `[batch pos head d_head]` that a program lays out in memory with one order of axes and reads with another.
+
+    Args:
+        steps: how many tokens each step of a run has; a program does so in each of them.
+        laid, read: `choices.POS_HEAD` or `choices.HEAD_POS`.
+    """
+    found = (
+        rearrange(
+            rearrange(step, f"batch pos head d_head -> batch ({laid})"), f"batch ({read}) -> batch pos head d_head",
+            pos=step.shape[1], head=step.shape[2],
+        )
+        for step in x.split(list(steps), dim=1)
+    )  # fmt: skip
+    return torch.cat(list(found), dim=1)

@@ -162,3 +162,15 @@ def test_a_mask_that_is_lost_is_told_from_one_that_hides_padding_alone():
         findings = explained(side(wrong), side(causal))
         assert findings.keys() == {"attention.mask"}
         assert findings["attention.mask"].candidate_value == said
+
+
+@pytest.mark.parametrize("more", [1.0, 0.25, 1e-3])
+def test_a_number_that_is_added_behind_the_subtraction_of_the_largest_score(more):
+    def law(s):
+        below = (s - s.masked_fill(~SEEN, -torch.inf).amax(-1, keepdim=True)).exp() * SEEN
+        return below / (more + below.sum(-1, keepdim=True))
+
+    said = explained(side(law), side())[KNOB].candidate_value
+
+    assert said.startswith("softmax of scores less the largest, with ")
+    assert float(said.split()[7]) == pytest.approx(more, rel=1e-3)

@@ -10,7 +10,8 @@ from architectures import Architecture
 
 from parity_audit.core.progress import SILENT
 from parity_audit.diagnose.fit.residuals import Component, Residuals, changed
-from parity_audit.diagnose.fit.search import ENUMERATED, ROUNDING, fitted
+from parity_audit.diagnose.fit.search import ENUMERATED, ROUNDING, SAME_WITHIN, fitted
+from parity_audit.diagnose.fit.settings import Explanation, starts_of
 from parity_audit.formulas.decoder import decoder_of
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.formulas.stored import CheckpointTensors
@@ -91,6 +92,21 @@ def test_one_number_of_a_dictionary_is_found():
 
     assert found.value["factor"] == truth["factor"]
     assert found.value["low"] == pytest.approx(truth["low"], rel=1e-9)
+
+
+def test_a_choice_that_changes_nothing_is_not_held_while_others_are_searched():
+    """The order of queries in a formula that is given them rotated: sets with it would stand in the way of others."""
+    whole = 0.05
+    tried = [
+        Explanation(values={"attention.cut": "head pos d_head of queries"}, residual=whole),
+        Explanation(values={"attention.mask": "no mask"}, residual=0.9),
+        Explanation(values={"attention.scale": 22.0}, residual=0.01),
+    ]
+
+    assert [one.values for one in starts_of(tried, whole, whole / SAME_WITHIN)] == [
+        {"attention.scale": 22.0},
+        {"attention.mask": "no mask"},
+    ]
 
 
 def test_what_no_value_explains_is_left():

@@ -338,7 +338,8 @@ def _attend(
     *rest: Any,
     **more: Any,
 ) -> Any:
-    """The model's own attention, given a broken mask, the wrong keys and values, or a low dtype for its softmax."""
+    """The model's own attention, given a broken mask, the wrong keys and values, or a low dtype for its softmax, or with its heads
+    joined without the transposition."""
     if plant.get("decoded") and query.shape[2] == key.shape[2]:
         return attention(query, key, value, mask, *rest, **more)
     mask = _masked(mask, query, key, plant)
@@ -357,7 +358,11 @@ def _attend(
             low.enter_context(_LowSoftmax(DTYPES[plant["softmax"]]))
         if "products" in plant:
             low.enter_context(_LowProducts(DTYPES[plant["products"]]))
-        return attention(query, key, value, mask, *rest, **more)
+        made = attention(query, key, value, mask, *rest, **more)
+    if not plant.get("joined_by_heads"):
+        return made
+    z, pattern = made  # `[b query head d]`
+    return z.transpose(1, 2).reshape(z.shape), pattern
 
 
 def _attend_all(forward: Callable[..., Any], plant: Plant, hidden: Tensor, *rest: Any, **more: Any) -> Any:

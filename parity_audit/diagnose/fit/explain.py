@@ -185,7 +185,7 @@ class _Search:
             yield self._on_all(several)
         yield self._on_all(self._by_frequencies())
         for size in range(2, MOST_KNOBS + 1):
-            starts = starts_of(tried, whole.residual / SAME_WITHIN)
+            starts = starts_of(tried, whole.residual, whole.residual / SAME_WITHIN)
             if not starts:
                 return
             grown = [(start, more) for start in starts for more in self._with_one_more(start)]

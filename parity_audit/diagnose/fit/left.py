@@ -40,12 +40,17 @@ def asked(residuals: Residuals, component: Component, setting: Setting | None = 
 
 
 def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
-    """The differences of several probes in one, so that its norm is their root mean square; None where one cannot be."""
-    made = [residuals.difference(part, residuals.decoder.values if values is None else values) for part in parts]
+    """The differences of several probes in one, so that its norm is their root mean square; None where one cannot be. Probes that
+    say nothing of these values, see `Residuals.lacks`, are left out."""
+    values = residuals.decoder.values if values is None else values
+    made = [residuals.difference(part, values) for part in parts]
     if len(made) == 1:
         return made[0]
     if any(one is None for one in made):
-        return None
+        silent = [one is None and residuals.lacks(part, values) for part, one in zip(parts, made, strict=True)]
+        made = [one for one, says_nothing in zip(made, silent, strict=True) if not says_nothing]
+        if not made or any(one is None for one in made):
+            return None
     every: Tensor = torch.cat([one.flatten() for one in made if one is not None])
     scaled: Tensor = every / len(made) ** 0.5
     return scaled

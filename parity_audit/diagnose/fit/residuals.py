@@ -26,7 +26,7 @@ from parity_audit.diagnose.thresholds import LEFT_OUT
 from parity_audit.formulas.decoder import Run
 from parity_audit.formulas.knob import COUNT
 from parity_audit.formulas.knobs import KNOBS
-from parity_audit.formulas.place import Batch, Decoder, MissingTensor
+from parity_audit.formulas.place import Batch, Decoder, MissingTensor, MissingTokens
 from parity_audit.formulas.positions import counted
 
 IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)
@@ -209,11 +209,12 @@ class Residuals:
         return self._made(component, self.decoder.values if values is None else values)[0]
 
     def lacks(self, component: Component, values: Values) -> bool:
-        """Whether a component's formula asks, under these values, for a tensor that the checkpoint does not hold."""
+        """Whether a component's formula asks, under these values, for a tensor that the checkpoint does not hold, or for tokens that
+        are not computed."""
         try:
             with torch.no_grad():
                 self._run(component, values).computed(component.site)
-        except MissingTensor:
+        except (MissingTensor, MissingTokens):
             return True
         except IMPOSSIBLE:
             return False

@@ -148,11 +148,13 @@ def least(tried: Iterable[Explanation], count: int) -> list[Explanation]:
     return sorted(tried, key=left_of)[:count]
 
 
-def starts_of(tried: Sequence[Explanation], enough: float) -> list[Explanation]:
+def starts_of(tried: Sequence[Explanation], whole: float, enough: float) -> list[Explanation]:
     """What is held while another knob is searched: what helps most (of each knob and of all values) and, as the first of a set,
-    every choice. A value with a number for each head leaves less than others whatever is wrong: of those the one that helps most."""
+    every choice that makes a difference to the `whole`, which the spec's values leave. A value with a number for each head leaves
+    less than others whatever is wrong: of those the one that helps most."""
     helping = [one for one in tried if one.residual <= enough and not has_parts(one)]
-    choices = [one for one in tried if len(one.values) == 1 and all(is_choice(*item) for item in one.values.items())]
+    first = (one for one in tried if len(one.values) == 1 and one.residual != whole)
+    choices = [one for one in first if all(is_choice(*item) for item in one.values.items())]
     listed = least((one for one in tried if one.residual <= enough and has_parts(one)), 1)
     starts: list[Explanation] = []
     for one in (*least(best_of_each(helping), BEAM), *least(helping, BEAM), *listed, *choices):
