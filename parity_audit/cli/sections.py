@@ -11,9 +11,8 @@ from rich.text import Text
 
 from parity_audit.cli import completion
 from parity_audit.cli.errors import guarded
-from parity_audit.core.by_layer import each_layer
+from parity_audit.core.by_layer import in_layers
 from parity_audit.core.jsonio import dumps
-from parity_audit.report.numbers import shown as told
 
 specs = typer.Typer(help="Architectures and models that have a spec.", no_args_is_help=True, rich_markup_mode=None)
 envs = typer.Typer(help="Environments of backends and releases.", no_args_is_help=True, rich_markup_mode=None)
@@ -43,7 +42,7 @@ def specs_show(
     shown = api.show_spec(model)
     typer.echo(f"{shown.repo_id}  {shown.spec.architecture}  {shown.spec.file}")
     for knob, value, holders in shown.knobs:
-        text = str(value) if each_layer(value) is None else told(value)
+        text = in_layers(value, str) or str(value)
         typer.echo(f"  {knob:20s} {text:34s} set by: {', '.join(holders) or 'nobody'}")
     return 0
 

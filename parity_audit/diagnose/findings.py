@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parity_audit.core.by_layer import by_layer, each_layer, values_of
+from parity_audit.core.by_layer import by_layer, each_layer, in_layers, values_of
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name, site_order
 from parity_audit.core.types import KnobValue
@@ -345,6 +345,8 @@ def shown(value: KnobValue) -> str:
     """A value for a sentence; six digits are for the eye, the finding keeps all."""
     if value is None:
         return "off"
+    if each_layer(value) is not None:
+        return in_layers(value, shown)
     return f"{value:.6g}" if is_number(value) else str(value)
 
 

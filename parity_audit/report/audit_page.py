@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from parity_audit.core.by_layer import layer_set
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Candidate, Finding, Report, SiteDelta, Verdict
 from parity_audit.core.sites import LOGITS
@@ -16,7 +17,7 @@ from parity_audit.report.candidate_content import IN_WORDS, sections, style_of
 from parity_audit.report.content import closing, context, error_blocks
 from parity_audit.report.heat import heat_map, key
 from parity_audit.report.html import cell_of, drawn, text_of
-from parity_audit.report.numbers import layer_set, number, ratio, shown
+from parity_audit.report.numbers import number, ratio, shown
 from parity_audit.report.page import page
 from parity_audit.report.pictures.layers import fitted_by_layer, legend, noise_by_layer, rope_spectrum, score_curve
 from parity_audit.report.token_panel import token_panel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from parity_audit.core.by_layer import layer_set
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Candidate, Finding, Patch, SiteDelta, Verdict
 from parity_audit.report.blocks import (
@@ -23,7 +24,7 @@ from parity_audit.report.blocks import (
 )  # fmt: skip
 from parity_audit.report.blocks import GOOD as RIGHT
 from parity_audit.report.evidence import evidence_lines
-from parity_audit.report.numbers import layer_set, number, ratio, scale_text, shown
+from parity_audit.report.numbers import number, ratio, scale_text, shown
 from parity_audit.report.rows import (
     before_after,
     introduced,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import singledispatch
 
+from parity_audit.core.by_layer import layer_set
 from parity_audit.core.gate import Case, GateReport, Status, exit_code_of_cases, with_nothing_said
 from parity_audit.core.invariance_report import CandidateInvariance, Invariance, InvarianceReport
 from parity_audit.core.logprob_report import LogprobReport
 from parity_audit.core.report import Candidate, Finding, Report, Verdict
 from parity_audit.core.types import NotTested
-from parity_audit.report.numbers import layer_set, shown
+from parity_audit.report.numbers import shown
 from parity_audit.report.words import labels
 
 OF_THE_MACHINE = frozenset(

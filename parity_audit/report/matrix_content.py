@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from parity_audit.core.by_layer import layer_set
 from parity_audit.core.card import Asked, Card, CardFinding, Question
 from parity_audit.core.errors import CannotRun
 from parity_audit.core.report import Verdict
 from parity_audit.report.blocks import BOLD, SPACE, Block, columns, heading, pairs, paragraph, styled
-from parity_audit.report.numbers import layer_set, ratio, shown
+from parity_audit.report.numbers import ratio, shown
 
 NOT_RUN = "not run"
 CANNOT_RUN = "does not run it"

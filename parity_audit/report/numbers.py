@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.filesize import decimal
 
-from parity_audit.core.by_layer import each_layer
+from parity_audit.core.by_layer import each_layer, in_layers
 from parity_audit.core.limits import PARITY_RATIO
 
 BAR_FROM, BAR_TO = -1.0, 5.0
@@ -42,20 +41,11 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6g}"
-    by_layer = each_layer(value)
-    if by_layer is not None:
-        return _by_layer(by_layer)
+    if each_layer(value) is not None:
+        return in_layers(value, shown)
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(_rounded(value), ensure_ascii=False)
     return str(value)
-
-
-def _by_layer(values: Mapping[int, Any]) -> str:
-    """`4096 in layers 0, 2; none in layers 1, 3`."""
-    groups: dict[str, list[int]] = {}
-    for layer, value in values.items():
-        groups.setdefault(shown(value), []).append(layer)
-    return "; ".join(f"{value} in {layer_set(layers)}" for value, layers in groups.items())
 
 
 def _rounded(value: Any) -> Any:
@@ -64,20 +54,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_rounded(item) for item in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def layer_set(layers: Sequence[int] | None) -> str:
-    """`layers 0-3, 7`; None stands for every layer that has the component."""
-    if layers is None:
-        return "everywhere"
-    runs: list[list[int]] = []
-    for layer in sorted(layers):
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"layer{'s' if len(layers) > 1 else ''} {text}"
 
 
 def bar(value: float | None, limit: float) -> tuple[int, int]:

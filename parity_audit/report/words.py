@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parity_audit.core.by_layer import layer_set
 from parity_audit.core.errors import EXIT_NOT_JUDGED
 from parity_audit.core.limits import limit_of
 from parity_audit.core.report import (
@@ -18,7 +19,7 @@ from parity_audit.core.report import (
     Verdict,
 )  # fmt: skip
 from parity_audit.core.sites import LOGITS, local_name
-from parity_audit.report.numbers import layer_set, number, ratio, shown
+from parity_audit.report.numbers import number, ratio, shown
 
 JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
 GOOD = (Verdict.EXACT, Verdict.PARITY)

@@ -117,6 +117,8 @@ def test_a_number_that_changes_from_layer_to_layer_is_one_finding():
     assert (finding.layers, finding.departs_from_spec) == ((1, 2, 3), "candidate")
     assert finding.candidate_value == {"by_layer": {"1": 16.0, "2": 24.0, "3": 32.0}}
     assert finding.reference_value == finding.spec_value == 8.0
+    said = "16 in layer 1; 24 in layer 2; 32 in layer 3"
+    assert finding.message == f"attention.scale is {said} in the candidate and 8 in the reference"
 
 
 def test_three_errors_of_what_a_spec_says_otherwise_in_one_layer_are_three():
