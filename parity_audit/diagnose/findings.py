@@ -107,8 +107,8 @@ def _is_by_layer(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
 
 
 def _groups(pairs: Sequence[Pair], knobs: Mapping[str, KnobSpec], *, together: bool) -> list[list[Pair]]:
-    """Differing pairs with the same two values; all of them `together` where a model has a value per layer, and where the candidate
-    has (see `_one_per_layer`)."""
+    """Differing pairs with the same two values; all of them `together` where a model has a value per layer, and where one side has
+    (see `_one_per_layer`)."""
     wrong = [pair for pair in pairs if differs(pair)]
     if not wrong:
         return []
@@ -125,16 +125,19 @@ def _groups(pairs: Sequence[Pair], knobs: Mapping[str, KnobSpec], *, together: b
 
 
 def _one_per_layer(groups: Sequence[Sequence[Pair]], knobs: Mapping[str, KnobSpec]) -> bool:
-    """Whether these are the numbers of one constant that changes from layer to layer, where the reference has one for all."""
+    """Whether these are the numbers of one constant that changes from layer to layer on one side, and on the other does not."""
     firsts = [group[0] for group in groups]
     layers = [layer for group in groups for layer in {pair.candidate.layer for pair in group}]
+    candidate, reference = [pair.candidate for pair in firsts], [pair.reference for pair in firsts]
     return (
         len(groups) >= SO_MANY_VALUES
         and len(set(layers)) == len(layers)
-        and len({pair.candidate.site for pair in firsts}) == 1
-        and all(is_number(pair.candidate.value) for pair in firsts)
-        and all(alike(pair.reference, firsts[0].reference) for pair in firsts)
-        and all(same(_spec(pair.candidate, knobs), _spec(firsts[0].candidate, knobs)) for pair in firsts)
+        and len({fit.site for fit in candidate}) == 1
+        and all(same(_spec(fit, knobs), _spec(candidate[0], knobs)) for fit in candidate)
+        and any(
+            all(is_number(fit.value) for fit in changing) and all(alike(fit, constant[0]) for fit in constant)
+            for changing, constant in ((candidate, reference), (reference, candidate))
+        )
     )
 
 

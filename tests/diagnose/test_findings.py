@@ -111,14 +111,17 @@ def test_what_a_spec_says_layer_by_layer_is_one_finding():
     )
 
 
-def test_a_number_that_changes_from_layer_to_layer_is_one_finding():
-    (finding,) = merge([fit(8.0 * (k + 1), k) for k in range(4)], [fit(8.0, k) for k in range(4)], SCALE_OF_8)
+@pytest.mark.parametrize("side", ["candidate", "reference"])
+def test_a_number_that_changes_from_layer_to_layer_is_one_finding(side):
+    changing, constant = [fit(8.0 * (k + 1), k) for k in range(4)], [fit(8.0, k) for k in range(4)]
+    other = "reference" if side == "candidate" else "candidate"
+    sides = {side: changing, other: constant}
+    (finding,) = merge(sides["candidate"], sides["reference"], SCALE_OF_8)
 
-    assert (finding.layers, finding.departs_from_spec) == ((1, 2, 3), "candidate")
-    assert finding.candidate_value == {"by_layer": {"1": 16.0, "2": 24.0, "3": 32.0}}
-    assert finding.reference_value == finding.spec_value == 8.0
-    said = "16 in layer 1; 24 in layer 2; 32 in layer 3"
-    assert finding.message == f"attention.scale is {said} in the candidate and 8 in the reference"
+    assert (finding.layers, finding.departs_from_spec) == ((1, 2, 3), side)
+    assert getattr(finding, f"{side}_value") == {"by_layer": {"1": 16.0, "2": 24.0, "3": 32.0}}
+    assert getattr(finding, f"{other}_value") == finding.spec_value == 8.0
+    assert f"16 in layer 1; 24 in layer 2; 32 in layer 3 in the {side}" in finding.message
 
 
 def test_three_errors_of_what_a_spec_says_otherwise_in_one_layer_are_three():
