@@ -105,6 +105,7 @@ class Finding:
     `evidence` has the `ranks` that are wrong.
     `departs_from_spec` names the side that is wrong: "candidate", "reference", "both", "unknown", or "neither"
     (a setting of the arithmetic, on which the spec is silent).
+    A value that layers do not share says that of each one: `{"by_layer": {"1": 16.0, "2": 24.0}}`.
     `confidence` in [0, 1]; `evidence` holds the numbers that a sceptic would ask for.
     """
 
