@@ -2,10 +2,14 @@
 
 Definition: each row is the first of a block of `ROWS` rows, the others zero, times the weight with its columns filled up
 to a multiple of `COLUMNS`. The shape of that call does not depend on how many rows there are, nor on the place of a row,
-so neither do the bits. Faster calls are taken where they were found to give the same bits.
+so neither do the bits; it is made in one thread, since libraries divide a product among threads in their own ways. Faster
+calls are taken where they were found to give the same bits.
 """
 
 from __future__ import annotations
+
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,8 +60,11 @@ def _product(
     if not count or not size or not weight.shape[1]:
         return _as_it_is(bias, rows, weight, beta, alpha).view(shape)
     place = weight.data_ptr() % ALIGNMENT
-    key = ("rows", count, weight.shape, weight.stride(), weight.dtype, place)
-    way = chosen(key, ONE_ROW if count == 1 else WAYS, _row_by_row, lambda way: _compare(way, count, weight))
+    # A library may take the factors into its sums, and then sums in another order.
+    key = ("rows", count, weight.shape, weight.stride(), weight.dtype, place, bias is None, beta, alpha)
+    way = chosen(
+        key, ONE_ROW if count == 1 else WAYS, _row_by_row, lambda way: _compare(way, count, bias, weight, beta, alpha)
+    )
     return way(bias, _aligned(rows), weight, beta, alpha).resize_(shape)  # forgets what was filled up
 
 
@@ -102,19 +109,52 @@ def _row_by_row(bias: Tensor | None, rows: Tensor, weight: Tensor, beta: float, 
     """The definition."""
     added = [None] * rows.shape[0] if bias is None else torch.split(bias, 1)
     parts = zip(added, torch.split(rows, 1), strict=True)
-    return torch.cat([_all_filled_up(one, row, weight, beta, alpha) for one, row in parts])
+    made = _in_one_thread(_all_filled_up)
+    return torch.cat([made(one, row, weight, beta, alpha) for one, row in parts])
 
 
-WAYS = (_as_it_is, _rows_filled_up, _all_filled_up)
+def _in_one_thread(way: Way) -> Way:
+    @wraps(way)
+    def alone(*args: Any) -> Tensor:
+        threads = torch.get_num_threads()
+        if threads == 1:
+            return way(*args)
+        torch.set_num_threads(1)
+        try:
+            return way(*args)
+        finally:
+            torch.set_num_threads(threads)
+
+    return alone
+
+
+FASTEST = (_as_it_is, _rows_filled_up, _all_filled_up)
+WAYS = (*FASTEST, *map(_in_one_thread, FASTEST))
 """From the fastest on. Each returns contiguous rows, at least as many as it was given."""
-ONE_ROW = (_repeated, _all_filled_up)
+ONE_ROW = (_repeated, _all_filled_up, _in_one_thread(_repeated))
 
 
-def _compare(way: Way, count: int, weight: Tensor) -> bool | None:
-    """Cancelling rows at every place of calls for `count` rows against the same rows by the definition."""
+def _ones_like(weight: Tensor) -> Tensor:
+    """Ones `[in, out]` with the strides of a weight, and as far from where torch would allocate them."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    place = weight.data_ptr() % ALIGNMENT // weight.element_size()
+    return weight.new_ones(place + span).as_strided(weight.shape, weight.stride(), place)
+
+
+def _compare(
+    way: Way, count: int, bias: Tensor | None, weight: Tensor, beta: float, alpha: float
+) -> bool | None:  # fmt: skip
+    """Cancelling rows at every place of calls for `count` rows against the same rows by the definition, beside one row of a bias."""
+    weight = _ones_like(weight)  # of equal columns, all cancel in the same rows
     sample = cancelling(SAMPLED_ROWS, weight)
-    expected = _row_by_row(None, sample, weight, 0, 1)
+    drawn = None if bias is None else bias[0].clone().normal_(generator=torch.Generator().manual_seed(0))
+
+    def by(way: Way, rows: Tensor) -> Tensor:
+        added = None if drawn is None else drawn.expand(len(rows), -1)
+        return way(added, rows.clone(), weight, beta, alpha)[: len(rows)]
+
+    expected = by(_row_by_row, sample)
     calls = -(-SAMPLED_ROWS // count)
     repeated = torch.arange(calls * count) % SAMPLED_ROWS
-    found = [way(None, rows.clone(), weight, 0, 1)[:count] for rows in torch.split(sample[repeated], count)]
+    found = [by(way, rows) for rows in torch.split(sample[repeated], count)]
     return same_bits(torch.cat(found), expected[repeated])
