@@ -53,10 +53,19 @@ def test_three_engines_depend_on_the_batch_by_rounding_at_most(ran):
 
 
 def test_the_negative_control_fires_and_the_first_operation_is_named(ran):
-    for candidate in ran[1]["candidates"]:
-        assert candidate["control"]["fired"], candidate["backend"]
+    """An engine that has the same bits in every batch, as vLLM in one thread of some CPUs, is told to have shown nothing."""
+    fired = [candidate for candidate in ran[1]["candidates"] if candidate["control"]["fired"]]
+    silent = [candidate for candidate in ran[1]["candidates"] if not candidate["control"]["fired"]]
+
+    assert fired
+    for candidate in fired:
         assert candidate["first_operation"]
         assert candidate["first_site"].startswith("blocks.0.")
+    for candidate in silent:
+        assert {axis["verdict"] for axis in _axes(candidate).values() if axis["name"].startswith("batch")} == {
+            "bitwise"
+        }
+        assert "may be too weak to see a difference" in candidate["why"]
 
 
 def test_the_prefix_cache_of_the_engine_was_hit_as_arranged(ran):
