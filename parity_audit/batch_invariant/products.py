@@ -105,14 +105,6 @@ def _all_filled_up(bias: Tensor | None, rows: Tensor, weight: Tensor, beta: floa
     return _rows_filled_up(bias, rows, wide, beta, alpha)[: rows.shape[0], :columns].contiguous()
 
 
-def _row_by_row(bias: Tensor | None, rows: Tensor, weight: Tensor, beta: float, alpha: float) -> Tensor:
-    """The definition."""
-    added = [None] * rows.shape[0] if bias is None else torch.split(bias, 1)
-    parts = zip(added, torch.split(rows, 1), strict=True)
-    made = _in_one_thread(_all_filled_up)
-    return torch.cat([made(one, row, weight, beta, alpha) for one, row in parts])
-
-
 def _in_one_thread(way: Way) -> Way:
     @wraps(way)
     def alone(*args: Any) -> Tensor:
@@ -126,6 +118,14 @@ def _in_one_thread(way: Way) -> Way:
             torch.set_num_threads(threads)
 
     return alone
+
+
+@_in_one_thread
+def _row_by_row(bias: Tensor | None, rows: Tensor, weight: Tensor, beta: float, alpha: float) -> Tensor:
+    """The definition."""
+    added = [None] * rows.shape[0] if bias is None else torch.split(bias, 1)
+    parts = zip(added, torch.split(rows, 1), strict=True)
+    return torch.cat([_all_filled_up(one, row, weight, beta, alpha) for one, row in parts])
 
 
 FASTEST = (_as_it_is, _rows_filled_up, _all_filled_up)

@@ -44,12 +44,12 @@ def joined(residuals: Residuals, parts: Sequence[Component], values: Values | No
     say nothing of these values, see `Residuals.lacks`, are left out."""
     values = residuals.decoder.values if values is None else values
     made = [residuals.difference(part, values) for part in parts]
-    if len(made) == 1:
+    if len(made) == 1 or all(one is None for one in made):
         return made[0]
     if any(one is None for one in made):
         silent = [one is None and residuals.lacks(part, values) for part, one in zip(parts, made, strict=True)]
         made = [one for one, says_nothing in zip(made, silent, strict=True) if not says_nothing]
-        if not made or any(one is None for one in made):
+        if any(one is None for one in made):
             return None
     every: Tensor = torch.cat([one.flatten() for one in made if one is not None])
     scaled: Tensor = every / len(made) ** 0.5
