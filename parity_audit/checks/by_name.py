@@ -188,7 +188,7 @@ class _Bench:
         if shown.shape != other.shape:
             return False
         ours, theirs = self._real(shown), self._real(other)
-        return relative_rms(ours - theirs, theirs) <= MANY_ROUNDINGS * dtype_eps(self.sides.dtype)
+        return relative_rms(ours - theirs, theirs) <= rounding(self.sides.dtype)
 
     def _real(self, value: Tensor) -> Tensor:
         """Entries of real tokens, flat; masked scores count as 0."""
@@ -196,15 +196,12 @@ class _Bench:
         return f64(kept).nan_to_num(neginf=0.0).flatten()
 
     def says(self, item: NamedHook) -> str:
-        """What a wrong hook shows instead: another site of this port, a multiple of one, or neither."""
+        """What a wrong hook shows instead: the nearest other site of this port, a multiple of one, or neither."""
         value = self.reading.values.tensor(item.hook.name)
-        ours = self._real(value)
-        for site in self._nearby(item, value):
-            theirs = self._real(self.sides.shown.tensor(self.probe.name, site))
-            times = float(ours @ theirs / (theirs @ theirs).clamp_min(TINY))
-            if relative_rms(ours - times * theirs, ours) <= MANY_ROUNDINGS * dtype_eps(self.sides.dtype):
-                return local_name(site) if abs(times - 1.0) <= SAME_VALUE else f"{times:.4g} times {local_name(site)}"
-        return f"something else ({item.delta.rel:.2g} of its size away)"
+        sites = self._nearby(item, value)
+        others = ((site, self._real(self.sides.shown.tensor(self.probe.name, site))) for site in sites)
+        found = nearest(self._real(value), others, within=rounding(self.sides.dtype))
+        return found or f"something else ({item.delta.rel:.2g} of its size away)"
 
     def _nearby(self, item: NamedHook, value: Tensor) -> Iterable[str]:
         """Other sites of the same block and the same shape, the hook's own first where that is shown elsewhere."""
@@ -213,6 +210,23 @@ class _Bench:
         near = [site for site in self.sides.shown.sites(self.probe.name) if layer_of(site) == layer and site != own]
         shaped = [s for s in near if self.sides.shown.shape(self.probe.name, s) == tuple(value.shape)]
         return sorted(shaped, key=lambda site: (site != item.hook.site, site))
+
+
+def rounding(dtype: str) -> float:
+    """How far apart, relative, rounding alone leaves two ways to one tensor; 64 roundings of bfloat16 would be half of it."""
+    return min(MANY_ROUNDINGS * dtype_eps(dtype), WRONG_RELATIVE)
+
+
+def nearest(shown: Tensor, sites: Iterable[tuple[str, Tensor]], *, within: float) -> str:
+    """The site, or the multiple of one, that a hook's entries `[n]` are nearest to; empty where none is `within` of them."""
+    words = ""
+    for site, value in sites:
+        times = float(shown @ value / (value @ value).clamp_min(TINY))
+        distance = relative_rms(shown - times * value, shown)
+        if distance < within:
+            within, name = distance, local_name(site)
+            words = name if abs(times - 1.0) <= SAME_VALUE else f"{times:.4g} times {name}"
+    return words
 
 
 def from_own_key(scores: Values) -> Values:

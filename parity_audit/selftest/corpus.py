@@ -146,11 +146,17 @@ def load_corpus(models: Sequence[str] | None = None) -> Corpus:
         if fault.id in seen:
             raise UsageError(f"two faults are called `{fault.id}`", code="corpus")
         seen.add(fault.id)
-    chosen = {name: tuple(faults) for name, faults in by_model.items() if not models or name in models}
-    unknown = [name for name in models or () if name not in chosen]
+    chosen = {
+        name: tuple(faults)
+        for name, faults in by_model.items()
+        if not models or any(is_called(name, model) for model in models)
+    }
+    unknown = [model for model in models or () if not any(is_called(name, model) for name in chosen)]
     if unknown:
+        slugs = [slug(name) for name in by_model]
+        near = get_close_matches(slug(unknown[0]), slugs, 3) or sorted(slugs)
         raise UsageError(
-            f"no fault is planted in `{unknown[0]}`", code="corpus", expected=", ".join(sorted(by_model))
+            f"no fault is planted in `{unknown[0]}`", code="corpus", expected=", ".join(dict.fromkeys(near))
         )  # fmt: skip
     return Corpus(by_model=chosen)
 
@@ -200,6 +206,11 @@ def _module(name: str, site: str) -> str | None:
         return entry.module
     held = entry_of(entry, config_names(model.config, **dims(model.spec, model.config)))
     return None if held is None else held.module
+
+
+def is_called(model: str, name: str) -> bool:
+    """Whether a model may be called so: by its whole name or the last part of it, in capitals or not."""
+    return name.lower() in {model.lower(), slug(model)}
 
 
 def slug(model: str) -> str:

@@ -133,8 +133,10 @@ def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(UsageError, match="no fault `llama-theta-1000`") as caught:
         load_corpus().only(["llama-theta-1000"])
     assert "llama-theta-10000" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="no fault is planted"):
-        load_corpus(["gpt-17"])
+    with pytest.raises(UsageError, match="no fault is planted") as caught:
+        load_corpus(["qwen3-0.5b"])
+    assert "qwen3-0.6b" in str(caught.value.expected)
+    assert set(load_corpus(["Qwen3-0.6B"]).by_model) == {"Qwen/Qwen3-0.6B"}
 
 
 def test_the_parts_of_a_stacked_fault_are_named_listed_or_missed():
