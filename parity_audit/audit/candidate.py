@@ -15,12 +15,13 @@ from parity_audit.capture.scratch import DISK_BOUND
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
 from parity_audit.checks.folded import FOLD_LN, folded_norms
+from parity_audit.checks.other_checkpoint import other_checkpoint_as_one
 from parity_audit.checks.own_variation import Yardstick, own_variation
 from parity_audit.checks.quantised import quantised_as_one
 from parity_audit.checks.repeat import DETERMINISM, STATE, UNREPEATABLE, repeat_finding
 from parity_audit.checks.sharding import KIND as SHARDING
 from parity_audit.checks.sharding import UNREPAIRED
-from parity_audit.checks.weights import grouped, with_right_tensors
+from parity_audit.checks.weights import grouped, told_once, with_right_tensors
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance, allowance
 from parity_audit.compare.variation import Variation
@@ -60,7 +61,9 @@ def audit_candidate(
         result = with_edits(result, named, session, capture, reference, out / "hooks", agree=agree)
     result = with_names(result, named, agree=agree)
     roles = tensors_of_roles(session.plan)
-    findings = with_right_tensors(quantised_as_one(grouped(result.findings), roles), capture.manifest.weights, roles)
+    compared = capture.manifest.weights
+    findings = with_right_tensors(told_once(grouped(result.findings), roles), compared, roles)
+    findings = quantised_as_one(other_checkpoint_as_one(findings, compared))
     return dataclasses.replace(
         result, findings=tuple(findings), not_tested=tuple(dict.fromkeys(result.not_tested)),
         warnings=(*result.warnings, *reference.followed), own_variation=own,

@@ -9,11 +9,15 @@ from collections.abc import Mapping, Sequence
 
 from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight
 from parity_audit.core.report import Finding
+from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import WeightPrint
 from parity_audit.diagnose.structure.sample import NOT_STORED
 from parity_audit.diagnose.thresholds import SHOWN
 from parity_audit.formulas.choices import OWN
 
+TensorOf = Mapping[tuple[str, "int | None"], str]
+KNOB = "weights"
+"""Tensors that are not the reference's."""
 EXPERTS = ".experts."
 """The part of a tensor's name that says so."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -30,6 +34,10 @@ PER_CHANNEL = (".out.gain", ".out.bias")
 """How the output of a norm is described whose weight or bias is another one."""
 BIAS = "_bias"
 """Ends the knob of a projection's bias."""
+OF_A_NORM = ("norm.offset", "norm.gain", "norm.weight", "norm.bias")
+ROLE_OF = {"attention.sinks": "attn.sinks", "moe.choice_bias": "moe.choice_bias"}
+"""Knobs whose values are a tensor of their own."""
+OF_A_HEADS_NORM = ("qk_norm.offset", "qk_norm.gain")
 READ_OFF = ("weights.", "norm.weight", "norm.bias", "qk_norm.weight", "qk_norm.bias")
 
 
@@ -133,7 +141,7 @@ def _origins(group: Sequence[Finding]) -> dict[str, list[str]]:
 
 
 def with_right_tensors(
-    findings: Sequence[Finding], compared: Sequence[WeightPrint], tensor_of: Mapping[tuple[str, int | None], str]
+    findings: Sequence[Finding], compared: Sequence[WeightPrint], tensor_of: TensorOf
 ) -> list[Finding]:
     """Findings that a projection does not make of its input what the checkpoint's weights do, and whose live tensors are
     those of the checkpoint, say so: the tensor is not where to look.
@@ -145,7 +153,7 @@ def with_right_tensors(
     return [_with_right_tensor(finding, right, tensor_of) for finding in findings]
 
 
-def _with_right_tensor(finding: Finding, right: set[str], tensor_of: Mapping[tuple[str, int | None], str]) -> Finding:
+def _with_right_tensor(finding: Finding, right: set[str], tensor_of: TensorOf) -> Finding:
     roles = _there(roles_of_knob(finding.knob), tensor_of)
     layers = finding.layers or _everywhere(roles, tensor_of)
     names = {name for (role, at), name in tensor_of.items() if role in roles and at in layers}
@@ -158,9 +166,60 @@ def _with_right_tensor(finding: Finding, right: set[str], tensor_of: Mapping[tup
     )  # fmt: skip
 
 
-def without_consequences(
-    findings: Sequence[Finding], weights: Sequence[Finding], tensor_of: Mapping[tuple[str, int | None], str]
-) -> list[Finding]:
+def told_once(findings: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]:
+    """The findings without those that say only that tensors differ where fits say how these do: a fit names its tensors then."""
+    fits = {id(one): names for one in findings if (names := _fitted(one, tensor_of))}
+    explained = set().union(*fits.values())
+    gone = [one for one in findings if only_differs(one) and explained.issuperset(tensors_of(one))]
+    differ = [name for one in gone for name in tensors_of(one)]
+    left = [one for one in findings if one not in gone]
+    return [_with_tensors(one, [name for name in differ if name in fits.get(id(one), ())]) for one in left]
+
+
+def only_differs(finding: Finding) -> bool:
+    """Whether a finding says no more than that tensors are not the reference's."""
+    return finding.knob == KNOB and "tensor" in finding.evidence and "holds" not in finding.evidence
+
+
+def tensors_of(finding: Finding) -> Sequence[str]:
+    """The tensors that a finding names."""
+    named: Sequence[str] = finding.evidence.get("tensors", [finding.site])
+    return named
+
+
+def _fitted(finding: Finding, tensor_of: TensorOf) -> set[str]:
+    """The checkpoint's tensors that a fit reads off what a component makes; empty where it reads off none."""
+    knob = finding.knob
+    if knob.startswith(OF_A_NORM) or knob.endswith(PER_CHANNEL):
+        norms = {(_role_of_norm(site), layer) for site, layer in _places(finding)}
+        return {name for (role, at), name in tensor_of.items() if (role.removesuffix(".bias"), at) in norms}
+    if knob in ROLE_OF:
+        own: tuple[str, ...] = (ROLE_OF[knob],)
+    elif knob.startswith((*READ_OFF, *OF_A_HEADS_NORM)) or knob.endswith(BIAS):
+        own = _there(roles_of_knob(knob), tensor_of)
+    else:
+        return set()
+    layers = finding.layers or _everywhere(own, tensor_of)
+    return {name for (role, at), name in tensor_of.items() if role in own and at in layers}
+
+
+def _places(finding: Finding) -> set[tuple[str, int | None]]:
+    """Where a fit of a norm was read: the sites, without their blocks, and these."""
+    read = [entry for entry in finding.evidence.get("candidate", ()) if isinstance(entry, dict)]
+    sites = finding.evidence.get("sites", [finding.site])
+    places = {(str(entry.get("read_from")), entry.get("layer")) for entry in read}
+    return places or {(local_name(site), layer_of(site)) for site in sites}
+
+
+def _role_of_norm(site: str) -> str:
+    return f"norm.{site.removesuffix('.out').removeprefix('ln_')}"
+
+
+def _with_tensors(finding: Finding, names: Sequence[str]) -> Finding:
+    return dataclasses.replace(finding, evidence={**finding.evidence, "tensors": list(names)}) if names else finding
+
+
+def without_consequences(findings: Sequence[Finding], weights: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]:
     """The findings without those that only repeat that a tensor is wrong.
 
     `tensor_of`: the checkpoint tensor of a role in a layer (None: outside the blocks). Fits that say *how* a tensor
@@ -176,9 +235,7 @@ def without_consequences(
     return [finding for finding in findings if not _follows(finding, wrong, moved, tensor_of)]
 
 
-def _follows(
-    finding: Finding, wrong: set[str], moved: set[str], tensor_of: Mapping[tuple[str, int | None], str]
-) -> bool:
+def _follows(finding: Finding, wrong: set[str], moved: set[str], tensor_of: TensorOf) -> bool:
     if finding.kind == "unexplained" and finding.evidence.get("component") == "mlp_out":
         return _in_experts(finding, wrong)
     roles = ROLES_OF.get(str(finding.evidence.get("component")), ())
@@ -197,13 +254,13 @@ def _follows(
     )
 
 
-def _there(roles: tuple[str, ...], tensor_of: Mapping[tuple[str, int | None], str]) -> tuple[str, ...]:
+def _there(roles: tuple[str, ...], tensor_of: TensorOf) -> tuple[str, ...]:
     """The roles as the model has them: what a plain MLP reads is fitted as a gate, and its tensor has the role of `up`."""
     known = any(role.startswith(roles) for role, _ in tensor_of)
     return roles if known else tuple(role.replace("mlp.gate", "mlp.up") for role in roles)
 
 
-def _everywhere(roles: Sequence[str], tensor_of: Mapping[tuple[str, int | None], str]) -> list[int | None]:
+def _everywhere(roles: Sequence[str], tensor_of: TensorOf) -> list[int | None]:
     """Where the tensors of these roles are: the layers that a finding without layers means, None outside the blocks."""
     return sorted({at for role, at in tensor_of if role.startswith(tuple(roles))}, key=str)
 

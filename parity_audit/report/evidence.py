@@ -8,6 +8,8 @@ from typing import Any
 from parity_audit.report.numbers import number, shown
 
 NAMES = {"unexplained": "unexplained", "n": "n", "read_from": "read from", "interval": "between"}
+NAMED = 4
+"""Names of a list that are shown: a model has a tensor of one kind in each of dozens of layers."""
 
 
 def evidence_lines(evidence: dict[str, Any]) -> list[str]:
@@ -42,4 +44,6 @@ def _name(key: str) -> str:
 
 
 def _brief(value: Any) -> str:
+    if isinstance(value, (list, tuple)) and len(value) > NAMED + 1 and all(isinstance(item, str) for item in value):
+        return f"{', '.join(value[:NAMED])} and {len(value) - NAMED} more in report.json"
     return number(value) if isinstance(value, float) else shown(value)

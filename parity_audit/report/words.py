@@ -69,7 +69,7 @@ def _wrongs(wrong: Sequence[Candidate]) -> str:
     """What mismatching candidates do, no worse than what was seen: their logits may be right, and what they show not."""
     if not all(_logits_agree(one) for one in wrong):
         return "does not compute the reference's function"
-    if any(finding.kind == "weights" for one in wrong for finding in one.findings):
+    if any(finding.kind == "weights" or "tensors" in finding.evidence for one in wrong for finding in one.findings):
         return "returns the reference's logits on these probes, but holds other weights"
     return "returns the reference's logits, but what its hooks show, or do when they are edited, is something else"
 

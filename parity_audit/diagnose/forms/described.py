@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.limits import TINY
-from parity_audit.diagnose.forms.kinds import FREER, MOST_LEFT, PLAIN, Maker, hidden, ordered
+from parity_audit.diagnose.forms.kinds import FREER, MOST_LEFT, PLAIN, Maker, clamped, hidden, ordered
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.thresholds import CLEAN, CLEARLY_MORE, MAJORITY, NEARLY_ALL, SHOWN
 
@@ -54,7 +54,11 @@ def descriptions(pair: Pair) -> Iterator[Form]:
     part, channels, tokens = _where_it_differs(pair)
     plain = list(_fitting(PLAIN, part))
     least = CLEARLY_MORE * min((form.left for form in plain), default=0.0)
+    bounds = next(_fitting([clamped], pair), None)
     for form in (*sorted(plain, key=lambda form: form.left > max(least, CLEAN)), *_fitting(FREER, part)):
+        if bounds is not None and form.kind == bounds.kind:
+            yield _with_rest(bounds, pair, pair)  # bounds of all values say by themselves which entries they change
+            continue
         yield dataclasses.replace(_with_rest(form, part, pair), channels=channels, tokens=tokens)
 
 

@@ -133,7 +133,8 @@ def _shifted(pair: Pair) -> Form | None:
     return Form(kind="shift", value=shift, usual=0.0, left=pair.left(pair.true + shift))
 
 
-def _clamped(pair: Pair) -> Form | None:
+def clamped(pair: Pair) -> Form | None:
+    """Values between the least and the largest that the candidate has, where true ones lie beyond."""
     low, high = float(pair.own.min()), float(pair.own.max())
     used = [bound for bound, hit in ((low, pair.true.min() < low), (high, pair.true.max() > high)) if bool(hit)]
     form = Form(kind="clamp", value=used, usual=None, left=pair.left(pair.true.clamp(low, high)))
@@ -299,7 +300,7 @@ def _evenly_normed(pair: Pair) -> Form | None:
 
 Maker = Callable[[Pair], "Form | None"]
 PLAIN: tuple[Maker, ...] = (
-    _zero, _late, _copied, _constant, _same_for_all, _rounded, rounded_with_a_scale, _scaled, _shifted, _clamped, _capped,
+    _zero, _late, _copied, _constant, _same_for_all, _rounded, rounded_with_a_scale, _scaled, _shifted, clamped, _capped,
     _curved, _evenly_normed,
 )  # fmt: skip
 """Descriptions of a number or two: the one that leaves least is right, or the first of those that leave about as little."""
