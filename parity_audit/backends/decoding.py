@@ -28,10 +28,12 @@ class StepInputs:
     """The tokens of one step, `[batch new]`.
 
     Where rows are padded, `mask` `[batch so_far]` is 1 at real tokens, those of earlier steps included, and `positions`
-    `[batch new]` count these alone. Both are None where no row is: that is the path a user takes.
+    `[batch new]` count these alone. Both are None where no row is: that is the path a user takes. `length`: tokens of a row when
+    the last step is done.
     """
 
     tokens: Tensor
+    length: int
     mask: Tensor | None = None
     positions: Tensor | None = None
 
@@ -69,8 +71,10 @@ class StepRecorder(Recorder):
             raise ValueError(f"{site} of a step is {list(canonical.shape)}, not [batch, pos, ...]")
         if site not in self.seen:
             self.seen.add(site)
-            new = canonical[:, -self.request.probe.shape[1] :]
-            self.parts.setdefault(site, []).append(new.detach().to("cpu", torch.float32, copy=True))
+            parts, new = self.parts.setdefault(site, []), self.request.probe.shape[1]
+            so_far = new + sum(part.shape[1] for part in parts)
+            stop = min(canonical.shape[1], so_far)  # behind that a cache of a fixed length is empty
+            parts.append(canonical[:, stop - new : stop].detach().to("cpu", torch.float32, copy=True))
 
     def reply(self) -> RunReply:
         """The joined sites, written."""
@@ -81,12 +85,12 @@ class StepRecorder(Recorder):
 
 def inputs_of(probe: Probe, device: str, start: int = 0, stop: int | None = None) -> StepInputs:
     """What a step over the columns from `start` up to `stop` is given; by default a whole run."""
-    tokens = positions.tokens(probe.columns(start, stop), device)
+    tokens, length = positions.tokens(probe.columns(start, stop), device), probe.shape[1]
     if positions.mask(probe, device) is None:
-        return StepInputs(tokens=tokens)
+        return StepInputs(tokens=tokens, length=length)
     so_far = probe.columns(0, stop)
     counted = positions.position_ids(so_far, device)
-    return StepInputs(tokens=tokens, mask=positions.mask(so_far, device), positions=counted[:, start:])
+    return StepInputs(tokens=tokens, length=length, mask=positions.mask(so_far, device), positions=counted[:, start:])
 
 
 def stops_of(request: RunRequest) -> list[int]:
@@ -139,18 +143,6 @@ def says_no_cache(error: Exception) -> bool:
     frame = last.tb_frame
     by_torch = frame.f_globals.get("__name__", "").partition(".")[0] == "torch"
     return frame.f_code.co_code[last.tb_lasti] == RAISE and not by_torch
-
-
-def cache_of(returned: Any) -> Any:
-    """The cache that a model of transformers returned beside its logits.
-
-    Raises:
-        NotImplementedError: it returned none.
-    """
-    cache = getattr(returned, "past_key_values", None)
-    if cache is None:
-        raise NotImplementedError("asked for its cache, the model returned none")
-    return cache
 
 
 def not_decoded(probe: Probe, why: str, raised: bool = False) -> RunReply:

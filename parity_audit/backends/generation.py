@@ -22,9 +22,10 @@ def greedy(request: SampleRequest, step: Step, device: str) -> SampleReply:
             "greedy decoding of one batch takes prompts of one length, one sample and temperature 0"
         )
     tokens, drawn = torch.tensor(request.prompts, dtype=torch.long, device=device), []
+    length = tokens.shape[1] + own.max_new_tokens
     with torch.no_grad():
         for _ in range(own.max_new_tokens):
-            logits = returned_logits(step(StepInputs(tokens=tokens)))
+            logits = returned_logits(step(StepInputs(tokens=tokens, length=length)))
             if logits is None:
                 raise ValueError("the model returned no logits to choose a token from")
             tokens = logits[:, -1].argmax(-1, keepdim=True)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from parity_audit.backends import hf_scores, positions
 from parity_audit.backends.attention import watched
 from parity_audit.backends.base import Tell
-from parity_audit.backends.decoding import Step, StepInputs, cache_of, decode
+from parity_audit.backends.caches import Continued
+from parity_audit.backends.decoding import Step, StepInputs, decode
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.float64 import promoted
@@ -149,14 +150,11 @@ class HfBackend:
         return greedy(request, self._cached(), self.device)
 
     def _cached(self) -> Step:
-        """Goes on from the cache that the model made itself."""
-        cache: Any = None
+        continued = Continued(self.model, self.device)
 
         def step(inputs: StepInputs) -> Any:
-            nonlocal cache
-            before = {} if cache is None else {"past_key_values": cache}
-            returned = self.model(input_ids=inputs.tokens, use_cache=True, **inputs.padding, **before)
-            cache = cache_of(returned)
+            returned = self.model(input_ids=inputs.tokens, use_cache=True, **continued.given(inputs))
+            continued.keep(returned)
             return returned
 
         return step

@@ -21,7 +21,8 @@ from torch import nn
 
 from parity_audit.backends import positions
 from parity_audit.backends.base import Tell
-from parity_audit.backends.decoding import Step, StepInputs, cache_of, stepped
+from parity_audit.backends.caches import Continued
+from parity_audit.backends.decoding import Step, StepInputs, stepped
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.generation import greedy
@@ -165,11 +166,11 @@ def _model_class() -> tuple[Any, dict[str, Any]]:
 
 
 class _Cached:
-    """Goes on from the cache that the model made itself, one trace for each step."""
+    """Goes on from the cache of the model, one trace for each step."""
 
     def __init__(self, backend: NnsightBackend) -> None:
         self.backend = backend
-        self.cache: Any = None
+        self.continued = Continued(backend.model, backend.request.device)
 
     def __call__(self, inputs: StepInputs) -> Any:
         """A step that nobody looks into."""
@@ -177,7 +178,7 @@ class _Cached:
 
     def watched(self, recorder: Recorder | None, inputs: StepInputs) -> Any:
         """A step that is shown to the recorder."""
-        before = {} if self.cache is None else {"past_key_values": self.cache}
-        returned = self.backend.trace(recorder, use_cache=True, input_ids=inputs.tokens, **inputs.padding, **before)
-        self.cache = cache_of(returned)
+        given = self.continued.given(inputs)
+        returned = self.backend.trace(recorder, use_cache=True, input_ids=inputs.tokens, **given)
+        self.continued.keep(returned)
         return returned

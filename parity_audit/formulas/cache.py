@@ -24,6 +24,7 @@ from parity_audit.formulas.choices import (
     NOT_FIRST_REAL,
     NOT_OWN,
     OF_ROWS,
+    OVERRUN,
     OWN_ALONE,
     numbers_in,
 )
@@ -50,7 +51,7 @@ def shown(kind: str, rows: Tensor, places: Tensor, first: int) -> Tensor:
         return (key >= start).expand_as(distance)
     if last is not None:
         return distance < last
-    if kind not in (*LOST, *MOVES, *OF_ROWS):
+    if kind not in (*LOST, *MOVES, *OF_ROWS, OVERRUN):
         raise ValueError(f"no cache shows `{kind}`")
     limits = {
         NOT_OWN: distance != 0, NO_PROMPT: key >= first, OWN_ALONE: (key < first) | (distance == 0),
@@ -82,6 +83,24 @@ def of_rows(x: Tensor, kind: str, first: int) -> Tensor:
         return x
     others = x[:1].expand_as(x) if kind in (FIRST_PROMPT, FIRST_ROW) else x.roll(-1, 0)
     return torch.cat([others[:, :first], x[:, first:]], 1) if kind in (NEXT_PROMPT, FIRST_PROMPT) else others
+
+
+def emptied(scores: Tensor, kind: str, rows: Tensor, capacity: int) -> Tensor | None:
+    """The oldest key that each query sees, `[batch head query key]`, where an empty one stands for it; None where none does.
+
+    The empty place is among the keys from the step that fills the last one until it has moved out at the other end.
+
+    Args:
+        scores: of the queries, -inf where a key is hidden.
+        kind: a value of `cache.keys`.
+        rows: places of the queries of one step.
+        capacity: places of the cache.
+    """
+    at = int(rows[-1]) - (capacity - 1)
+    if kind != OVERRUN or not 0 <= at < capacity - 1:
+        return None
+    seen = scores.isfinite()
+    return seen & (seen.cumsum(-1) == 1)
 
 
 def kept(x: Tensor, dtype: str) -> Tensor:

@@ -119,6 +119,9 @@ NEXT_PROMPT, FIRST_PROMPT, NEXT_ROW, FIRST_ROW = OF_ROWS = (
 )  # fmt: skip
 """Whose keys and values a cache shows to a row of a batch: cached ones of the next row (of the first, for the last one) or of the
 first row for all, before the first decoded token or at every place. In a batch of two rows the next one is any other."""
+OVERRUN = "an empty key for the oldest once the cache is full"
+"""A cache that has as many places as tokens are run, or as the window is wide, and moves all keys by one when it fills the last of
+them: the oldest is lost for a place that was still empty, whose key and value are zeros."""
 CACHED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Dtypes in which a cache may keep keys and values."""
 OTHER_ANGLES = (

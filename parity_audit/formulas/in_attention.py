@@ -23,6 +23,7 @@ from parity_audit.formulas.choices import (
     MOVES,
     ON_QUERIES,
     OVER_QUERIES,
+    OVERRUN,
     POS_HEAD,
     TIMES_OWN,
     VALUES_TOO,
@@ -215,8 +216,14 @@ def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: in
     kind, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
     k, v = (cache.kept(cache.of_rows(x, kind, first), dtype) for x in (multiplied(at, "k"), v))
     places, together = counted(at.batch.mask), rows < first + at.batch.at_once
-    in_steps = kind in MOVES or at.knob("attention.weights") == OVER_QUERIES
+    in_steps = kind in (*MOVES, OVERRUN) or at.knob("attention.weights") == OVER_QUERIES
     steps: tuple[Tensor, ...] = (rows[together], *torch.split(rows[~together], 1)) if in_steps else (rows,)
+    capacity = min(v.shape[1], at.knob("attention.window") or v.shape[1])
     for own in (step for step in steps if len(step)):  # of no rows, split makes one empty part
         s = scores_of(at, own, k).masked_fill(~cache.shown(kind, own, places, first), -torch.inf)
+        empty = cache.emptied(s, kind, own, capacity) if first < capacity else None
+        if empty is not None:
+            pattern = pattern_of(at, s.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
+            yield attention.weighted_values(pattern, v, kv)
+            continue
         yield attention.weighted_values(pattern_of(at, s), cache.moved(v, kind, int(own[-1])), kv)

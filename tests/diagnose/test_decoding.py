@@ -105,6 +105,27 @@ def test_values_that_stand_beside_their_keys(part, places):
     assert told(candidate=with_z(usual, moved)) == {"cache.keys": f"values moved by {places:+d} against their keys"}
 
 
+@pytest.mark.parametrize("decoded", [DECODED, CONTINUED])
+def test_a_cache_that_loses_its_oldest_key_when_it_is_full(decoded):
+    """As the cache of windowed layers in transformers 4.51 does: the query that fills its last place, and those of the same step,
+    find zeros where the first key was."""
+    usual = attention(probes=(decoded,), hide=HIDDEN)[0]
+    q, k, v = (usual.tensor(decoded.name, site).double() for site in ("rot_q", "rot_k", "v"))
+
+    def overrun(z):
+        z = z.clone()
+        for query in range(28 - decoded.at_once, 28):
+            keys, values = k[0, : query + 1].clone(), v[0, : query + 1].clone()
+            keys[0], values[0] = 0.0, 0.0
+            for head in range(4):
+                weights = (keys[:, head // 2] @ q[0, query, head] / 8.0).softmax(0)
+                z[0, query, head] = (weights @ values[:, head // 2]).to(z)
+        return z
+
+    expected = {"cache.keys": "an empty key for the oldest once the cache is full"}
+    assert told(candidate=with_z(usual, overrun), probes=(decoded,)) == expected
+
+
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
     ("row_of", "words"), [((1, 2, 0), "the next row"), ((0, 0, 0), "the first row"), ((0, 1, 2), None)]
