@@ -3,7 +3,7 @@ no room for more, the one that `generate` prepares.
 
 Releases 4.42 to 4.52 keep the keys and values of models with windowed layers (Gemma 2 and 3, Cohere 2, Llama 4) in a cache of a
 fixed length. `generate` makes it, long enough for the whole text; a plain call of the model makes none, or one that holds the
-tokens of that call alone. Its last place matters: up to 4.52 the cache loses its oldest key when that is filled.
+tokens of that call alone. Its last place matters: up to 4.51 the cache loses its oldest key when that is filled.
 """
 
 from __future__ import annotations
