@@ -62,11 +62,8 @@ def audit_candidate(
     result = with_names(result, named, agree=agree)
     roles = tensors_of_roles(session.plan)
     compared = capture.manifest.weights
-    wrong = grouped(result.findings)
-    # Processed weights are others on purpose: what is read off them says nothing of a tensor that is wrong besides.
-    if not _processing(session, capture, reference):
-        wrong = other_checkpoint_as_one(told_once(wrong, roles), compared)
-    findings = quantised_as_one(with_right_tensors(wrong, compared, roles))
+    findings = with_right_tensors(told_once(grouped(result.findings), roles), compared, roles)
+    findings = quantised_as_one(other_checkpoint_as_one(findings, compared))
     return dataclasses.replace(
         result, findings=tuple(findings), not_tested=tuple(dict.fromkeys(result.not_tested)),
         warnings=(*result.warnings, *reference.followed), own_variation=own,

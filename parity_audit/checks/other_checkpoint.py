@@ -26,10 +26,9 @@ def other_checkpoint_as_one(findings: Sequence[Finding], compared: Sequence[Weig
     if len(other) < 2 or len(names) < (1.0 - LEFT_OUT) * len(compared):
         return list(findings)
     first = next((finding for finding in other if finding.knob == KNOB), other[0])
-    layers = tuple(sorted({layer for finding in other for layer in finding.layers or ()}))
     gone = {id(finding) for finding in other}
     one = dataclasses.replace(
-        first, knob=KNOB, kind=KNOB, layers=layers or None, reference_value="the checkpoint's", candidate_value=ANOTHER,
+        first, knob=KNOB, kind=KNOB, layers=None, reference_value="the checkpoint's", candidate_value=ANOTHER,
         evidence={"tensors": names, "compared": len(compared)},
         message=f"{len(names)} of {len(compared)} tensors of the candidate hold other values than the reference's: it "
         "was loaded from another checkpoint, such as a fine-tuned one, a merged one or another revision",

@@ -170,9 +170,9 @@ def told_once(findings: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]
     """The findings without those that say only that tensors differ where fits say how these do: a fit names its tensors then."""
     fits = {id(one): names for one in findings if (names := _fitted(one, tensor_of))}
     explained = set().union(*fits.values())
-    gone = [one for one in findings if only_differs(one) and explained.issuperset(tensors_of(one))]
-    differ = [name for one in gone for name in tensors_of(one)]
-    left = [one for one in findings if one not in gone]
+    gone = {id(one) for one in findings if only_differs(one) and explained.issuperset(tensors_of(one))}
+    differ = [name for one in findings if id(one) in gone for name in tensors_of(one)]
+    left = [one for one in findings if id(one) not in gone]
     return [_with_tensors(one, [name for name in differ if name in fits.get(id(one), ())]) for one in left]
 
 
@@ -188,8 +188,11 @@ def tensors_of(finding: Finding) -> Sequence[str]:
 
 
 def _fitted(finding: Finding, tensor_of: TensorOf) -> set[str]:
-    """The checkpoint's tensors that a fit reads off what a component makes; empty where it reads off none."""
+    """The checkpoint's tensors that a fit reads off what a component makes; empty where it reads off none, and where it says
+    that they are the checkpoint's, of other inputs."""
     knob = finding.knob
+    if str(finding.candidate_value).startswith(f"{OWN},"):
+        return set()
     if knob.startswith(OF_A_NORM) or knob.endswith(PER_CHANNEL):
         norms = {(_role_of_norm(site), layer) for site, layer in _places(finding)}
         return {name for (role, at), name in tensor_of.items() if (role.removesuffix(".bias"), at) in norms}

@@ -73,6 +73,13 @@ def test_a_fit_names_the_tensors_that_it_speaks_of_and_they_are_none_of_their_ow
     assert told_once([differs("attn.q"), elsewhere], TENSORS) == [differs("attn.q"), elsewhere]
 
 
+def test_a_fit_that_says_that_the_tensor_is_the_checkpoints_explains_no_other_tensor():
+    """Norms folded into a projection: what it makes is the checkpoint's of normalised inputs, and one row of it may be wrong."""
+    folded = fit("attn.q", "the checkpoint's, of inputs with rms norm ln1")
+
+    assert told_once([differs("attn.q"), folded], TENSORS) == [differs("attn.q"), folded]
+
+
 def test_what_a_tensor_of_its_own_holds_is_told_once():
     tensors = {("attn.sinks", at): f"sinks.{at}" for at in (0, 1)}
     lost = finding("weights", 0.0, (0, 1), "sinks.0", tensor="sinks.0", tensors=["sinks.0", "sinks.1"])
