@@ -14,7 +14,7 @@ from parity_audit.audit.rounds import Audited, State, diagnosed, own_causes, pee
 from parity_audit.capture.scratch import DISK_BOUND
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
-from parity_audit.checks.folded import FOLD_LN, folded_norms
+from parity_audit.checks.folded import FOLD_LN, as_folded
 from parity_audit.checks.other_checkpoint import other_checkpoint_as_one
 from parity_audit.checks.own_variation import Yardstick, own_variation
 from parity_audit.checks.quantised import quantised_as_one
@@ -28,6 +28,7 @@ from parity_audit.compare.variation import Variation
 from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.errors import NotJudged
 from parity_audit.core.report import Candidate, Finding, OwnVariation, Verdict
+from parity_audit.core.sites import local_name
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.diagnosis import Diagnosis
 from parity_audit.diagnose.localise import with_introduced
@@ -45,7 +46,10 @@ def audit_candidate(
     """One candidate's result, with its hooks, and tensors that are wrong in the same way together: see `_audited`."""
     reference = reference.following(capture, out / "choices", make_room=session.release)
     named = read_by_name(session, capture, reference, out / "hooks-by-name")
-    allowed = allowance(_processing(session, capture, reference), knob_values(session.plan.spec, session.plan.config))
+    allowed = _allowance(session, capture, reference)
+    if allowed is not None and allowed.leaves_sites:
+        session.plan = dataclasses.replace(session.plan, left_out=allowed.dropped)
+        capture = capture.where(lambda entry: local_name(entry.site) not in allowed.dropped)
     comparison = reference.compared(capture, allowed)
     variation, own, gaps = _own_variation(session, capture, reference, allowed, out / "own-variation")
     comparison = dataclasses.replace(comparison, variation=variation, not_tested=(*comparison.not_tested, *gaps))
@@ -70,13 +74,14 @@ def audit_candidate(
     )  # fmt: skip
 
 
-def _processing(session: Session, capture: Capture, reference: Reference) -> tuple[str, ...]:
-    """What was done to the weights: what the backend says, or what its tensors show."""
-    said = session.description().processing
+def _allowance(session: Session, capture: Capture, reference: Reference) -> Allowance | None:
+    """What was done to the weights may change: as the backend says, or as its tensors show."""
+    plan = session.plan
+    said, knobs = session.description().processing, knob_values(plan.spec, plan.config)
     if said:
-        return said
-    folded = folded_norms(session.plan, reference.capture.manifest.weights, capture.manifest.weights)
-    return (FOLD_LN,) if folded else ()
+        return allowance(said, knobs)
+    folded = as_folded(plan, reference.capture.manifest.weights, capture.manifest.weights)
+    return None if folded is None else allowance((FOLD_LN,), knobs, folded)
 
 
 def _own_variation(
@@ -108,7 +113,7 @@ def _audited(
         first_look(session, capture, comparison, verdict, why, reference, allowed), comparison, reference
     )
     capture = capture.where(lambda entry: (entry.probe, entry.site) not in misshapen)
-    if allowed is not None and verdict is Verdict.MISMATCH:
+    if allowed is not None and not allowed.leaves_sites and verdict is Verdict.MISMATCH:
         return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=PROCESSED)))
     if verdict is not Verdict.MISMATCH or not seek_causes:
         return result

@@ -8,6 +8,7 @@ from pathlib import Path
 from parity_audit.audit.reference import Reference
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
+from parity_audit.checks.folded import folding_findings
 from parity_audit.checks.limits import detection_limits
 from parity_audit.checks.preflight import config_warnings, length_gap, token_findings, weight_findings
 from parity_audit.checks.sharding import Sharded, sharding_findings
@@ -103,8 +104,11 @@ def _weights(
     reference: Reference, capture: Capture, dtype: str, allowed: Allowance | None
 ) -> tuple[list[Finding], list[NotTested]]:
     """Tensor by tensor, where they are supposed to be the checkpoint's."""
-    if allowed is not None:
+    stored, held = reference.capture.manifest.weights, capture.manifest.weights
+    if allowed is None:
+        weights, unseen = weight_findings(stored, held, dtype)
+        return with_origins(weights, stored, held, dtype), unseen
+    if allowed.weights is None:
         return [], allowed.gaps()
-    prints = reference.capture.manifest.weights, capture.manifest.weights
-    weights, unseen = weight_findings(*prints, dtype)
-    return with_origins(weights, *prints, dtype), unseen
+    weights, unseen = folding_findings(allowed.weights, stored, held, dtype)
+    return with_origins(weights, allowed.weights, held, dtype), [*allowed.gaps(), *unseen]

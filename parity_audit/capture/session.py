@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +48,10 @@ TOKENIZE = ("The quick brown fox jumps over 13 lazy dogs.",)
 
 @dataclass(frozen=True, kw_only=True)
 class SidePlan:
-    """What one side of an audit is: which program, in which environment, on which weights."""
+    """What one side of an audit is: which program, in which environment, on which weights.
+
+    `left_out`: sites, without their blocks, that no run captures, each with the reason.
+    """
 
     ref: BackendRef
     environment: Environment
@@ -61,6 +64,7 @@ class SidePlan:
     section: str = ""
     install: bool = True
     prompts: tuple[Prompt, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def backend_key(self) -> str:

@@ -19,7 +19,7 @@ from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
 from parity_audit.core.progress import CAPTURE, REUSE
 from parity_audit.core.shards import RankShare
-from parity_audit.core.sites import ATTENTION_SITES, ENTERS_BLOCK, LEAVES_BLOCK, LOGITS
+from parity_audit.core.sites import ATTENTION_SITES, ENTERS_BLOCK, LEAVES_BLOCK, LOGITS, local_name
 from parity_audit.core.types import Checkpoint, NotTested, NotVisible, Probe, SiteTap
 from parity_audit.core.wire import NATIVE, RunRequest
 from parity_audit.specs.view import dims, not_visible, taps
@@ -67,7 +67,8 @@ def take_capture(
     """
     description = session.description()
     plan = session.plan
-    every_tap = taps(plan.spec, plan.backend_key, plan.config, description.release)
+    known = taps(plan.spec, plan.backend_key, plan.config, description.release)
+    every_tap = [tap for tap in known if local_name(tap.site) not in plan.left_out]
     entries: list[Entry] = []
     promised = not_visible(plan.spec, plan.backend_key, plan.config, description.release)
     hidden: dict[str, Sequence[NotVisible]] = {}

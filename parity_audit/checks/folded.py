@@ -8,7 +8,9 @@ tensor that differs has to be exactly what folding makes of the checkpoint's; on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from parity_audit.capture.session import SidePlan
 from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight, weight_findings
-from parity_audit.core.types import WeightPrint, WeightTap
+from parity_audit.core.report import Finding
+from parity_audit.core.types import NotTested, WeightPrint, WeightTap
 from parity_audit.diagnose.evidence import f64
 from parity_audit.formulas.fingerprint import fingerprint
 from parity_audit.formulas.stored import CheckpointTensors, laid_out
@@ -24,60 +27,117 @@ from parity_audit.specs.view import dims, knob_values, roles
 
 FOLD_LN = "fold_ln"
 """TransformerLens' name for it, under which the comparison knows what it does to the sites."""
+UNFOLDED, NOT_AS_FOLDED = "the norm before it is not folded in", "the values are not those of a folded norm"
 FINAL = "norm.final"
-NORMS = {
+GAINS = "norm."
+"""Begins the role of a norm's tensor."""
+READERS = {
     "norm.ln1": ("attn.q", "attn.k", "attn.v"), "norm.ln2": ("mlp.gate", "mlp.up", "moe.router"), FINAL: ("unembed",)
 }  # fmt: skip
 """What reads each norm of a block with two."""
 Roles = Mapping[str, WeightTap]
 
 
-def folded_norms(plan: SidePlan, reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint]) -> bool:
-    """Whether tensors of the candidate differ from the reference's, each of them as folded norms make it.
+@dataclass(frozen=True, kw_only=True)
+class _Tensors:
+    """A candidate's tensors beside the reference's, by name, and which of them are not the reference's."""
+
+    reference: Mapping[str, WeightPrint]
+    candidate: Mapping[str, WeightPrint]
+    wrong: frozenset[str]
+    tolerance: float
+
+    def are(self, due: WeightPrint) -> bool:
+        """Whether the candidate's tensor of this name is another than the reference's, and this one."""
+        return due.name in self.wrong and same_weight(due, self.candidate[due.name], self.tolerance)
+
+    def names(self, here: Roles, role: str) -> list[str]:
+        """What the tensor of a role is listed as: an unembedding that is the embedding's copy has a name of its own."""
+        path, embedding = here[role].path, here["embed"].path if "embed" in here else ""
+        if path in self.reference and path != embedding:
+            return [path]
+        copied = self.reference.get(embedding)
+        alike = [name for name, item in self.reference.items() if copied and item.sha256 == copied.sha256]
+        return [name for name in alike if name != embedding]
+
+
+def as_folded(
+    plan: SidePlan, reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint]
+) -> tuple[WeightPrint, ...] | None:
+    """The fingerprints that a candidate's tensors have to have where it has folded norms; None where it has folded none.
+
+    A norm is folded where its tensor is what folding leaves and something that reads it has changed; everything that reads it
+    has to be folded then. A norm whose tensor was never loaded has the gain 1 too, but the checkpoint's tensors behind it. Where
+    nothing at all that reads a norm is what folding makes of it, tensors are wrong and nothing is folded.
 
     Args:
         plan: the candidate's side: its spec, config and checkpoint.
         reference, candidate: the fingerprints of both sides' live tensors.
     """
-    tolerance = SKETCH_TOLERANCE[plan.dtype]
-    held = {item.name: item for item in candidate}
-    wrong = {finding.site for finding in weight_findings(reference, candidate, plan.dtype)[0]}
-    if not wrong & _norms(plan):
-        return False
-    copies = {item.name: [other.name for other in reference if other.sha256 == item.sha256] for item in reference}
-    told = {
-        name
-        for path, value in _folded(plan, wrong)
-        for name in wrong.intersection(copies.get(path, ()))  # a tied unembedding is listed beside the embedding
-        if same_weight(fingerprint(name, value), held[name], tolerance)
-    }
-    return told == wrong
-
-
-def _places(plan: SidePlan) -> Iterator[tuple[Roles, dict[str, Sequence[str]]]]:
-    """Each block, and what is behind the blocks: its roles, its norms, and what reads each of them."""
-    for layer in (None, *range(dims(plan.spec, plan.config)["n_layers"])):
-        here = roles(plan.spec, plan.config, layer)
-        own = (norm for norm in NORMS if norm in here and (norm == FINAL) == (layer is None))
-        yield here, {norm: NORMS[norm] for norm in own}
-
-
-def _norms(plan: SidePlan) -> set[str]:
-    """The names of the tensors of norms that can be folded."""
-    return {here[norm].path for here, norms in _places(plan) for norm in norms}
-
-
-def _folded(plan: SidePlan, wrong: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-    """Each of these tensors as it is when the norms whose own tensor is among them are folded."""
+    tensors = _Tensors(
+        reference={item.name: item for item in reference},
+        candidate={item.name: item for item in candidate},
+        wrong=frozenset(finding.site for finding in weight_findings(reference, candidate, plan.dtype)[0]),
+        tolerance=SKETCH_TOLERANCE[plan.dtype],
+    )
     offset = knob_values(plan.spec, plan.config).get("norm.offset")
     shift = float(offset.value) if offset is not None and isinstance(offset.value, (int, float)) else 0.0
     stored = CheckpointTensors(Path(plan.checkpoint.path))
-    for here, norms in _places(plan):
-        made: dict[str, Tensor] = {}
-        for norm, readers in norms.items():
-            if here[norm].path in wrong:
-                made |= _fold(here, norm, readers, shift, stored, made)
-        yield from ((name, value.float()) for name, value in made.items())
+    due: dict[str, WeightPrint] = {}
+    shown = False
+    for layer in (None, *range(dims(plan.spec, plan.config)["n_layers"])):
+        here = roles(plan.spec, plan.config, layer)
+        gains = {tap.path for role, tap in here.items() if role.startswith(GAINS)}
+        folded = _folded(here, layer, tensors, shift, stored)
+        due |= folded
+        shown = shown or any(tensors.are(item) for item in folded.values() if item.name not in gains)
+    return tuple(due.get(item.name, item) for item in reference) if shown else None
+
+
+def folding_findings(
+    due: Sequence[WeightPrint], reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint], dtype: str
+) -> tuple[list[Finding], list[NotTested]]:
+    """One finding per tensor that is not as folded norms make it, and tensors nobody compared; see `as_folded` for what is due."""
+    findings, unseen = weight_findings(due, candidate, dtype, NOT_AS_FOLDED)
+    changed = {finding.site for finding in weight_findings(reference, candidate, dtype)[0]}
+    return [one if one.site in changed else _unfolded(one) for one in findings], unseen
+
+
+def _unfolded(finding: Finding) -> Finding:
+    """A finding of a tensor that is the reference's as it is, where a norm is to be folded into it."""
+    return dataclasses.replace(
+        finding, evidence={**finding.evidence, "holds": finding.site, "differs_in": UNFOLDED},
+        message=f"tensor {finding.site} of the candidate is not the reference's: {UNFOLDED}",
+    )  # fmt: skip
+
+
+def _folded(
+    here: Roles, layer: int | None, tensors: _Tensors, shift: float, stored: CheckpointTensors
+) -> dict[str, WeightPrint]:
+    """The folded norms of a block, or behind the blocks, and what reads them, as folding makes them."""
+    made: dict[str, Tensor] = {}
+    named: dict[str, str] = {}
+    for norm in (norm for norm in READERS if norm in here and (norm == FINAL) == (layer is None)):
+        own, readers = here[norm].path, _readers(here, norm)
+        listed = {name: here[role].path for role in readers for name in tensors.names(here, role)}
+        if own not in tensors.wrong or tensors.wrong.isdisjoint(listed):
+            continue
+        after = _fold(here, norm, readers, shift, stored, made)
+        if own in after and tensors.are(_print(own, after[own])):
+            made |= after
+            named |= listed | {here[role].path: here[role].path for role in (norm, f"{norm}.bias") if role in here}
+    return {name: _print(name, made[path]) for name, path in named.items() if path in made}
+
+
+def _print(name: str, value: Tensor) -> WeightPrint:
+    return fingerprint(name, value.float())
+
+
+def _readers(here: Roles, norm: str) -> list[str]:
+    """The roles that read a norm, their biases among them: a block with one norm reads it in both branches."""
+    alone = norm == "norm.ln1" and "norm.ln2" not in here
+    names = (*READERS[norm], *(READERS["norm.ln2"] if alone else ()))
+    return [role for role in here if _reads(role.removesuffix(".bias"), names)]
 
 
 def _fold(
@@ -99,7 +159,7 @@ def _fold(
     out[here[norm].path] = torch.full_like(weight, 1.0 - shift)
     if bias is not None:
         out[here[f"{norm}.bias"].path] = torch.zeros_like(bias)
-    for role in (role for role in here if _reads(role, readers)):
+    for role in (role for role in readers if not role.endswith(".bias")):
         matrix, added = whole(role), whole(f"{role}.bias")
         if matrix is None:
             continue

@@ -13,6 +13,7 @@ from parity_audit.specs.view import joined
 
 MESSAGES = '[{"'
 """How chat messages begin as JSON, which is what they are called by here."""
+VALUES_DIFFER = "the values differ"
 SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 """How far sketches of one tensor may be apart, by the dtype that a side holds it in: a few roundings of that dtype."""
 
@@ -73,14 +74,17 @@ def _untokenized(candidate: Description, unseen: Sequence[str], shared: Sequence
 
 
 def weight_findings(
-    reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint], dtype: str
+    reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint], dtype: str, how: str = VALUES_DIFFER
 ) -> tuple[list[Finding], list[NotTested]]:
-    """One finding per tensor that is not the reference's, after layout transforms; tensors nobody compared."""
+    """One finding per tensor that is not the reference's, after layout transforms; tensors nobody compared.
+
+    `how`: what is said of a tensor that has the right shape and is no multiple of the right one.
+    """
     ours = {item.name: item for item in candidate}
     theirs = {item.name: item for item in reference}
     tolerance = SKETCH_TOLERANCE[dtype]
     findings = [
-        _weight_finding(theirs[name], ours[name])
+        _weight_finding(theirs[name], ours[name], how, tolerance)
         for name in sorted(theirs.keys() & ours.keys())
         if not same_weight(theirs[name], ours[name], tolerance)
     ]
@@ -96,20 +100,38 @@ def same_weight(a: WeightPrint, b: WeightPrint, tolerance: float) -> bool:
         return True
     if a.shape != b.shape or abs(a.rms - b.rms) > tolerance * max(a.rms, b.rms):
         return False
-    return all(abs(x - y) <= tolerance * max(1.0, abs(x)) for x, y in zip(a.sketch, b.sketch, strict=True))
+    return _alike(a.sketch, b.sketch, tolerance)
 
 
-def _weight_finding(reference: WeightPrint, candidate: WeightPrint) -> Finding:
-    cause = "shape" if reference.shape != candidate.shape else "values"
+def _alike(a: Sequence[float], b: Sequence[float], tolerance: float) -> bool:
+    return all(abs(x - y) <= tolerance * max(1.0, abs(x)) for x, y in zip(a, b, strict=True))
+
+
+def _factor(reference: WeightPrint, candidate: WeightPrint, tolerance: float) -> float | None:
+    """What the reference's tensor has to be multiplied with to be the candidate's, None where no number does that: sketches of
+    multiples differ in their sign at most."""
+    if not reference.rms or not candidate.rms:
+        return None
+    for sign in (1.0, -1.0):
+        if _alike(reference.sketch, [sign * x for x in candidate.sketch], tolerance):
+            return sign * candidate.rms / reference.rms
+    return None
+
+
+def _weight_finding(reference: WeightPrint, candidate: WeightPrint, how: str, tolerance: float) -> Finding:
+    same_shape = reference.shape == candidate.shape
+    factor = _factor(reference, candidate, tolerance) if same_shape else None
+    values = how if factor is None else f"the values are {factor:.6g} times its"
+    said = values if same_shape else "the shapes differ"
     return Finding(
         knob="weights", kind="weights", layers=_layers(reference.name), site=reference.name,
-        reference_value=list(reference.shape) if cause == "shape" else reference.rms,
-        candidate_value=list(candidate.shape) if cause == "shape" else candidate.rms,
-        evidence={"tensor": reference.name, "differs_in": cause, "reference_rms": reference.rms,
+        reference_value=reference.rms if same_shape else list(reference.shape),
+        candidate_value=candidate.rms if same_shape else list(candidate.shape),
+        evidence={"tensor": reference.name, "differs_in": said, "reference_rms": reference.rms,
                   "candidate_rms": candidate.rms, "reference_sha256": reference.sha256,
                   "candidate_sha256": candidate.sha256},
         confidence=BY_COMPARISON, departs_from_spec="candidate",
-        message=f"tensor {reference.name} of the candidate is not the reference's ({cause} differ)",
+        message=f"tensor {reference.name} of the candidate is not the reference's: {said}",
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import WeightPrint
+from parity_audit.diagnose.structure.projections import PROJECTIONS
 from parity_audit.diagnose.structure.sample import NOT_STORED
 from parity_audit.diagnose.thresholds import SHOWN
 from parity_audit.formulas.choices import OWN
@@ -123,7 +124,8 @@ def _together(group: Sequence[Finding]) -> Finding:
     first, names = group[0], [name for item in group for name in item.evidence.get("tensors", [item.site])]
     layers = tuple(sorted({layer for item in group for layer in item.layers or ()}))
     what, holds = NUMBER.sub("*", first.site), first.evidence.get("holds")
-    differ = f"are not the reference's ({first.evidence['differs_in']} differ)"
+    holds = None if holds == first.site else holds
+    differ = f"are not the reference's: {first.evidence['differs_in']}"
     said = f"hold the reference's {NUMBER.sub('*', str(holds))}" if holds else differ
     return dataclasses.replace(
         first, layers=layers or None, reference_value=what if holds else first.reference_value,
@@ -168,12 +170,25 @@ def _with_right_tensor(finding: Finding, right: set[str], tensor_of: TensorOf) -
 
 def told_once(findings: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]:
     """The findings without those that say only that tensors differ where fits say how these do: a fit names its tensors then."""
+    findings = _fused_as_one(findings, tensor_of)
     fits = {id(one): names for one in findings if (names := _fitted(one, tensor_of))}
     explained = set().union(*fits.values())
     gone = {id(one) for one in findings if only_differs(one) and explained.issuperset(tensors_of(one))}
     differ = [name for one in findings if id(one) in gone for name in tensors_of(one)]
     left = [one for one in findings if id(one) not in gone]
     return [_with_tensors(one, [name for name in differ if name in fits.get(id(one), ())]) for one in left]
+
+
+def _fused_as_one(findings: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]:
+    """The findings without the fits of several parts of one fused tensor that say no more than that it is another one."""
+    known = {name for one in findings if only_differs(one) for name in tensors_of(one)}
+    parts: dict[frozenset[str], list[Finding]] = {}
+    for one in findings:
+        names = frozenset(_fitted(one, tensor_of)) if one.candidate_value == NOT_STORED else frozenset()
+        if names and names <= known:
+            parts.setdefault(names, []).append(one)
+    gone = {id(one) for several in parts.values() if len(several) > 1 for one in several}
+    return [one for one in findings if id(one) not in gone]
 
 
 def only_differs(finding: Finding) -> bool:
@@ -191,7 +206,7 @@ def _fitted(finding: Finding, tensor_of: TensorOf) -> set[str]:
     """The checkpoint's tensors that a fit reads off what a component makes; empty where it reads off none, and where it says
     that they are the checkpoint's, of other inputs."""
     knob = finding.knob
-    if str(finding.candidate_value).startswith(f"{OWN},"):
+    if _is_of_other_inputs(finding):
         return set()
     if knob.startswith(OF_A_NORM) or knob.endswith(PER_CHANNEL):
         norms = {(_role_of_norm(site), layer) for site, layer in _places(finding)}
@@ -200,10 +215,18 @@ def _fitted(finding: Finding, tensor_of: TensorOf) -> set[str]:
         own: tuple[str, ...] = (ROLE_OF[knob],)
     elif knob.startswith((*READ_OFF, *OF_A_HEADS_NORM)) or knob.endswith(BIAS):
         own = _there(roles_of_knob(knob), tensor_of)
+    elif "component" in finding.evidence and finding.kind != "unexplained":
+        made_by = _made_by({local_name(finding.site)}, tensor_of)
+        own = (*made_by, *(f"{role}.bias" for role in made_by))
     else:
         return set()
     layers = finding.layers or _everywhere(own, tensor_of)
     return {name for (role, at), name in tensor_of.items() if role in own and at in layers}
+
+
+def _is_of_other_inputs(finding: Finding) -> bool:
+    """Whether a fit says that a projection makes its output of other inputs with the checkpoint's tensor."""
+    return str(finding.candidate_value).startswith(f"{OWN},")
 
 
 def _places(finding: Finding) -> set[tuple[str, int | None]]:
@@ -246,8 +269,11 @@ def _follows(finding: Finding, wrong: set[str], moved: set[str], tensor_of: Tens
         known = wrong
     elif finding.knob.endswith(PER_CHANNEL):
         known = moved
+    elif finding.knob.startswith(OF_A_NORM) and (behind := _made_by({site for site, _ in _places(finding)}, tensor_of)):
+        roles, known = behind, moved  # it was read off what reads a norm that is not shown
     elif finding.knob.startswith(READ_OFF) or finding.knob.endswith(BIAS):
-        roles, known = _there(roles_of_knob(finding.knob), tensor_of), moved
+        known = wrong if _is_of_other_inputs(finding) else moved
+        roles = _there(roles_of_knob(finding.knob), tensor_of)
     else:
         return False
     layers = finding.layers or _everywhere(roles, tensor_of)
@@ -255,6 +281,12 @@ def _follows(finding: Finding, wrong: set[str], moved: set[str], tensor_of: Tens
         any(role.startswith(roles) and layer == at and name in known for (role, at), name in tensor_of.items())
         for layer in layers
     )
+
+
+def _made_by(sites: set[str], tensor_of: TensorOf) -> tuple[str, ...]:
+    """The roles of the tensors of the projections that make these sites; none where one of them is made by something else."""
+    roles = {item.output: item.role for item in PROJECTIONS}
+    return _there(tuple(roles[site] for site in sites), tensor_of) if sites <= roles.keys() else ()
 
 
 def _there(roles: tuple[str, ...], tensor_of: TensorOf) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from parity_audit.compare.source import View
 from parity_audit.core.sites import LOGITS, RETURNED, local_name
-from parity_audit.core.types import KnobValue, NotTested
+from parity_audit.core.types import KnobValue, NotTested, WeightPrint
 
 STREAM = (
     "embed", "pos_embed", "resid_pre", "attn_proj", "attn_out", "resid_mid", "mlp_proj", "mlp_out", "resid_post",
@@ -40,15 +40,26 @@ class Knob(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    """Sites whose mean over the last axis is free, and sites that are not compared, with the reason."""
+    """Sites whose mean over the last axis is free, and sites that are not compared, with the reason.
+
+    `weights`: the fingerprints that the processed tensors have to have, where they are known.
+    """
 
     processing: tuple[str, ...]
     centred: frozenset[str] = frozenset()
     dropped: Mapping[str, str] = field(default_factory=dict)
+    weights: tuple[WeightPrint, ...] | None = None
+
+    @property
+    def leaves_sites(self) -> bool:
+        """Whether what is compared at all is the reference's own, so that causes can be sought there."""
+        return not self.centred
 
     def gaps(self) -> list[NotTested]:
         """What this leaves out."""
         sites = [NotTested(what=site, why=why) for site, why in self.dropped.items()]
+        if self.weights is not None:
+            return sites
         why = "they are processed (" + ", ".join(self.processing) + ") and cannot be the checkpoint's"
         return [*sites, NotTested(what="weights, tensor by tensor", why=why)]
 
@@ -58,7 +69,9 @@ class Allowance:
         return f"weights are processed: {', '.join(self.processing)}.{shifted}"
 
 
-def allowance(processing: Collection[str], knobs: Mapping[str, Knob]) -> Allowance | None:
+def allowance(
+    processing: Collection[str], knobs: Mapping[str, Knob], weights: tuple[WeightPrint, ...] | None = None
+) -> Allowance | None:
     """What processed weights may change in an architecture; None where nothing is processed."""
     if not processing:
         return None
@@ -75,7 +88,7 @@ def allowance(processing: Collection[str], knobs: Mapping[str, Knob]) -> Allowan
         dropped |= dict.fromkeys(VALUES, "fold_value_biases moved the value bias behind the attention")
     if "refactor_factored_attn_matrices" in processing:
         dropped |= dict.fromkeys(FACTORS, "refactor_factored_attn_matrices changed its basis")
-    return Allowance(processing=tuple(processing), centred=frozenset(centred), dropped=dropped)
+    return Allowance(processing=tuple(processing), centred=frozenset(centred), dropped=dropped, weights=weights)
 
 
 @dataclass(frozen=True)

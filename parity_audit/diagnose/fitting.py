@@ -14,6 +14,7 @@ from parity_audit.diagnose.evidence import Evidence, KnobFit, KnobSpec, Outcome,
 from parity_audit.diagnose.findings import merge, places_of, with_followed
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.settings import Setting
+from parity_audit.diagnose.fit.sides import with_norms
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure import projections, rows
 from parity_audit.diagnose.structure.sample import NOT_STORED
@@ -87,8 +88,8 @@ def read_structure(
     Where both sides say the same, nothing is found.
     """
     readers = [read for read, components in READERS if components & set(suspects)]
-    own, gaps = _of_side(candidate.values(), readers)
-    others, more = _of_side(reference.values(), readers)
+    own, gaps = _of_side(with_norms(candidate).values(), readers)
+    others, more = _of_side(with_norms(reference).values(), readers)
     findings, unmerged = _merged(own, others, next(iter(candidate.values())).knobs)
     return without_echoes(findings), [*gaps, *more, *unmerged]
 

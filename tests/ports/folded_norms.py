@@ -1,4 +1,10 @@
-"""Norm weights folded into the projections behind them: `python:folded_norms.py:load`, or with one tensor wrong (`fault=True`)."""
+"""Norm weights folded into the projections behind them: `python:folded_norms.py:load`, with a fault where one is named.
+
+row         one row of a projection of block 1 is 1.01 times what it should be
+activation  the MLP has another activation
+left        the MLP's first projection is the checkpoint's, although the norm before it is folded
+unloaded    nothing is folded, and the norms before the MLP have the gain 1
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,7 @@ NORMS = {
 
 
 @torch.no_grad()
-def load(model_path: str, dtype: str, device: str, fault: bool = False):
+def load(model_path: str, dtype: str, device: str, fault: str = ""):
     """A transformers model whose norms have the gain 1."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         model_path, dtype=getattr(torch, dtype), attn_implementation="eager"
@@ -24,6 +30,11 @@ def load(model_path: str, dtype: str, device: str, fault: bool = False):
     kind = model.config.model_type
     offset = 1.0 if kind == "gemma2" else 0.0
     blocks = model.transformer.h if kind == "gpt2" else model.model.layers
+    if fault == "unloaded":
+        for block in blocks:
+            block.get_submodule(NORMS[kind][1][0]).weight.fill_(1.0 - offset)
+        return model
+    before = [block.get_submodule(NORMS[kind][1][1][0]).weight.clone() for block in blocks]
     for block in blocks:
         for norm, readers in NORMS[kind]:
             fold(block.get_submodule(norm), [block.get_submodule(name) for name in readers], offset)
@@ -32,7 +43,12 @@ def load(model_path: str, dtype: str, device: str, fault: bool = False):
         head.weight.copy_(model.lm_head.weight)
         model.lm_head = head
         fold(model.model.norm, [head], offset)
-    if fault:
+    for block, weight in zip(blocks, before, strict=True):
+        if fault == "left":
+            block.get_submodule(NORMS[kind][1][1][0]).weight.copy_(weight)
+        if fault == "activation":
+            setattr(block.mlp, "act" if kind == "gpt2" else "act_fn", nn.SiLU())
+    if fault == "row":
         blocks[1].get_submodule(NORMS[kind][0][1][0]).weight[3] *= 1.01
     return model
 

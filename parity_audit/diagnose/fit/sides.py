@@ -21,6 +21,8 @@ MASKED_BELOW, FAR_BELOW = torch.finfo(torch.float32).min / 2, 5000.0
 """Scores below the first are masks; and those that are by the second less than the largest of their row: float64 ends at e^-745."""
 OF_THE_LENGTH = ("pos_embed", "rot_q", "rot_k", "z", "delta.out")
 """Sites at which a long text shows what a short one cannot: windows, positions and states that a program loses."""
+ENTERING = ("ln1.out", "ln2.out")
+"""The outputs of norms that a block's projections read."""
 MATRICES = ("attn_scores", "pattern")
 ByLayer = Mapping["int | None", Evidence]
 
@@ -68,6 +70,25 @@ def as_shown_by(own: ByLayer, other: ByLayer) -> ByLayer:
             return None if hidden else own[layer].tensor(probe, site)
 
         return replace(own[layer], tensor=tensor)
+
+    return {layer: of_layer(layer) for layer in own}
+
+
+def with_norms(own: ByLayer) -> ByLayer:
+    """One side with what enters a block's projections where its capture does not show that: as the spec's values make it of what is
+    shown before it."""
+    residuals = side_of(own).residuals
+
+    def of_layer(layer: int | None) -> Evidence:
+        probes = {probe.name: probe for probe in own[layer].probes}
+
+        def tensor(probe: str, site: str) -> Tensor | None:
+            found = own[layer].tensor(probe, site)
+            if found is not None or layer is None or site not in ENTERING:
+                return found
+            return residuals.made(Component(probe=probes[probe], site=f"blocks.{layer}.{site}"))
+
+        return replace(own[layer], tensor=cache(tensor))
 
     return {layer: of_layer(layer) for layer in own}
 

@@ -18,6 +18,9 @@ from parity_audit.formulas.rounding import LARGEST_INTEGERS
 MANTISSAS = {"float8_e5m2": 4, "float8_e4m3fn": 8}
 PER_GRID_VALUE = 3
 """Numbers of a token that are not 0 for each value of the grid; with fewer of them any numbers would do."""
+FEWEST_MULTIPLES = 3
+"""Numbers of a token that are not 0 for them to be called multiples of one step: one number is a multiple of itself, and two often
+nearly are."""
 EXACT_SHARE = 0.999
 """Share of the numbers, or of the tokens, that have to be on the grid of a narrow dtype next to the true ones, for a tensor to be
 called rounded to it: a number near the middle of two may fall to either side, and a finer grid holds most of a coarser one."""
@@ -43,12 +46,18 @@ def rounded_with_a_scale(pair: Pair) -> Form | None:
 def _is_on_grid(name: str, own: Tensor, true: Tensor) -> bool:
     """Whether the numbers of each row `[row, number]` are those of a format times a scale, next to the true ones."""
     apart = (own - true).abs()
+    there = (own != 0).sum(1)
     if name in LARGEST_INTEGERS:
         step = _steps(own, LARGEST_INTEGERS[name])
-        return _held(step > 0) and _held(apart <= step[:, None] * (0.5 + 100 * CLEAN))
+        return (
+            _held(there >= FEWEST_MULTIPLES) and _held(step > 0) and _held(apart <= step[:, None] * (0.5 + 100 * CLEAN))
+        )
     count = MANTISSAS[name]
-    is_wide = (own != 0).sum(1) >= PER_GRID_VALUE * count
-    return _held(is_wide) and _held(_mantissas(own) <= count) and _held(apart <= true.abs() / count + _least(own))
+    return (
+        _held(there >= PER_GRID_VALUE * count)
+        and _held(_mantissas(own) <= count)
+        and _held(apart <= true.abs() / count + _least(own))
+    )
 
 
 def _held(share: Tensor) -> bool:
