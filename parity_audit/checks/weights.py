@@ -27,8 +27,11 @@ OF_HEADS = ("norm.q", "norm.k")
 ROLES_OF = {
     "logits": ("unembed",), "embed": ("embed",), "qkv": ("attn.q", "attn.k", "attn.v"), "attn_proj": ("attn.o",),
     "mlp": ("mlp.",), "norm": ("norm.",), "final_norm": ("norm.final",), "qk_norm": OF_HEADS,
-    "rope": OF_HEADS,
+    "rope": OF_HEADS, "pos_embed": ("pos_embed",), "delta": ("delta.",), "laurel": ("laurel.",), "altup": ("altup.",),
+    "per_layer": ("per_layer.",),
 }  # fmt: skip
+EXCHANGED, GATE_AND_UP = "mlp.gate_up", ("mlp.gate", "mlp.up", "moe.gate", "moe.up")
+"""The knob that says whether an MLP's two input projections are exchanged, and the roles of their tensors."""
 SOURCE = ".source"
 """Ends the name of a finding that says what stands in place of a component's values: nothing new where its tensor is wrong."""
 PER_CHANNEL = (".out.gain", ".out.bias")
@@ -36,8 +39,9 @@ PER_CHANNEL = (".out.gain", ".out.bias")
 BIAS = "_bias"
 """Ends the knob of a projection's bias."""
 OF_A_NORM = ("norm.offset", "norm.gain", "norm.weight", "norm.bias")
-ROLE_OF = {"attention.sinks": "attn.sinks", "moe.choice_bias": "moe.choice_bias"}
-"""Knobs whose values are a tensor of their own."""
+ROLE_OF = {"attention.sinks": "attn.sinks", "moe.choice_bias": "moe.choice_bias", "pos_embed.offset": "pos_embed",
+           "embed.scale": "embed", "logits.scale": "unembed"}  # fmt: skip
+"""Knobs that say of one tensor how it differs."""
 OF_A_HEADS_NORM = ("qk_norm.offset", "qk_norm.gain")
 READ_OFF = ("weights.", "norm.weight", "norm.bias", "qk_norm.weight", "qk_norm.bias")
 
@@ -96,11 +100,29 @@ def _moved(moves: Mapping[tuple[int, int], Sequence[Finding]]) -> Finding:
 
 
 def grouped(findings: Sequence[Finding]) -> list[Finding]:
-    """Tensors of one name in several blocks or experts, with the same thing wrong, as one finding."""
+    """Tensors of one name in several blocks or experts, with the same thing wrong, as one finding; so are tied ones."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
+    for finding in _tied_as_one(findings):
         groups.setdefault(_alike(finding), []).append(finding)
     return [group[0] if len(group) == 1 else _together(group) for group in groups.values()]
+
+
+def _tied_as_one(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with those of an embedding and an unembedding that are one tensor, on both sides, as one."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        is_outside = only_differs(finding) and finding.layers is None
+        shown = [str(finding.evidence[f"{side}_sha256"]) for side in ("reference", "candidate")] if is_outside else []
+        groups.setdefault(tuple(shown) or (str(id(finding)),), []).append(finding)
+    return [group[0] if len(group) == 1 else _tied(group) for group in groups.values()]
+
+
+def _tied(group: Sequence[Finding]) -> Finding:
+    first, names = group[0], [finding.site for finding in group]
+    return dataclasses.replace(
+        first, evidence={**first.evidence, "tensors": names},
+        message=f"tensor {' = '.join(names)} of the candidate is not the reference's: {first.evidence['differs_in']}",
+    )  # fmt: skip
 
 
 def _alike(finding: Finding) -> tuple[str, ...]:
@@ -215,6 +237,8 @@ def _fitted(finding: Finding, tensor_of: TensorOf) -> set[str]:
         own: tuple[str, ...] = (ROLE_OF[knob],)
     elif knob.startswith((*READ_OFF, *OF_A_HEADS_NORM)) or knob.endswith(BIAS):
         own = _there(roles_of_knob(knob), tensor_of)
+        if knob.startswith("weights.") and finding.candidate_value != NOT_STORED:
+            own += tuple(f"{role}.bias" for role in own)  # what it leaves of the output is rounding, the bias and all
     elif "component" in finding.evidence and finding.kind != "unexplained":
         made_by = _made_by({local_name(finding.site)}, tensor_of)
         own = (*made_by, *(f"{role}.bias" for role in made_by))
@@ -271,6 +295,8 @@ def _follows(finding: Finding, wrong: set[str], moved: set[str], tensor_of: Tens
         known = moved
     elif finding.knob.startswith(OF_A_NORM) and (behind := _made_by({site for site, _ in _places(finding)}, tensor_of)):
         roles, known = behind, moved  # it was read off what reads a norm that is not shown
+    elif finding.knob == EXCHANGED:
+        roles, known = GATE_AND_UP, moved
     elif finding.knob.startswith(READ_OFF) or finding.knob.endswith(BIAS):
         known = wrong if _is_of_other_inputs(finding) else moved
         roles = _there(roles_of_knob(finding.knob), tensor_of)

@@ -38,7 +38,7 @@ class ResolvedModel:
 
 
 def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
-    """Find the spec of a hub id, an alias, or a local directory with a config.json.
+    """Find the spec of a hub id, an alias, a local directory with a config.json, or what a hub id ends with.
 
     A name that a spec lists is that model, whatever the working directory holds: `./NAME` is the directory of that name. A
     hub id that no spec lists is looked up in the user's hub cache, then on the hub; so is any id with a `@REVISION`, whose
@@ -51,7 +51,7 @@ def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
     if Path(name, "config.json").is_file() and _known(name) is None:
         return _in_directory(weights or Path(name), name, local=True)
     base, _, revision = name.partition("@")
-    known = _known(base)
+    known = _known(base) or _by_its_end(base)
     repo_id = known[0] if known else base
     if weights is not None:
         return _in_directory(weights, repo_id)
@@ -164,7 +164,7 @@ def spec_named(name: str) -> Spec:
     except UsageError as error:
         if error.code != "unknown-spec":
             raise
-        known = _known(name)
+        known = _known(name) or _by_its_end(name)
         if known is None:
             near = _nearest(name, [spec.name for spec in list_specs()])
             raise UsageError(
@@ -175,12 +175,18 @@ def spec_named(name: str) -> Spec:
 
 
 def _known(name: str) -> tuple[str, Spec] | None:
+    """The model of this hub id or alias."""
     wanted = name.lower()
-    for spec in list_specs():
-        for repo_id, entry in spec.content.models.items():
-            if wanted in (repo_id.lower(), *(alias.lower() for alias in entry.aliases)):
-                return repo_id, spec
-    return None
+    return next(
+        ((repo_id, spec) for spec in list_specs() for repo_id, entry in spec.content.models.items()
+         if wanted in map(str.lower, (repo_id, *entry.aliases))), None,
+    )  # fmt: skip
+
+
+def _by_its_end(name: str) -> tuple[str, Spec] | None:
+    """The model whose hub id ends with this name, of whatever owner."""
+    models = ((repo_id, spec) for spec in list_specs() for repo_id in spec.content.models)
+    return next((one for one in models if one[0].rpartition("/")[2].lower() == name.lower()), None)
 
 
 def _nearest(name: str, more: Iterable[str] = ()) -> list[str]:

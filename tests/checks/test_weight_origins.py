@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from parity_audit.checks.preflight import weight_findings
-from parity_audit.checks.weights import grouped, with_origins, with_right_tensors, without_consequences
+from parity_audit.checks.weights import grouped, told_once, with_origins, with_right_tensors, without_consequences
 from parity_audit.core.report import Finding
+from parity_audit.diagnose.structure.sample import NOT_STORED
 from parity_audit.formulas.fingerprint import fingerprint
 
 NAMES = ("attn.q_proj.weight", "mlp.up_proj.weight")
@@ -142,6 +143,38 @@ def test_the_same_tensor_of_several_blocks_is_one_finding():
     assert only.layers == (0, 1, 2)
     assert only.evidence["tensors"] == [f"model.layers.{i}.attn.q_proj.weight" for i in range(3)]
     assert "3 tensors model.layers.*.attn.q_proj.weight" in only.message
+
+
+@pytest.mark.parametrize("factor", [1.1, -1.0, 0.5])
+def test_a_multiple_of_a_tensor_says_of_which(factor):
+    name = "model.layers.1.attn.q_proj.weight"
+    (only,) = found(checkpoint() | {name: factor * checkpoint()[name]})
+
+    assert only.message == f"tensor {name} of the candidate is not the reference's: the values are {factor:g} times its"
+
+
+def test_an_embedding_and_an_unembedding_that_are_one_tensor_are_one_finding():
+    table = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
+    theirs, ours = ({"lm_head.weight": value, "model.embed.weight": value} for value in (table, table + 1))
+    sides = prints(theirs), prints(ours)
+    (only,) = grouped(weight_findings(*sides, "float32")[0])
+    assert only.evidence["tensors"] == ["lm_head.weight", "model.embed.weight"]
+
+    apart = prints(theirs), prints(ours | {"lm_head.weight": table + 2})
+    assert len(grouped(weight_findings(*apart, "float32")[0])) == 2
+
+
+@pytest.mark.parametrize(("parts", "left"), [("q", ["weights.attn.q"]), ("qkv", ["weights"])])
+def test_parts_of_a_fused_tensor_that_is_another_one_are_one_finding(parts, left):
+    name = "model.layers.1.attn.q_proj.weight"
+    tensor = found(checkpoint() | {name: checkpoint()[name].flip(0)})
+    tensor_of = {(f"attn.{part}", 1): name for part in parts}
+    fits = [
+        dataclasses.replace(finding(f"weights.attn.{part}", "weights", layers=(1,)), candidate_value=NOT_STORED)
+        for part in parts
+    ]
+
+    assert [one.knob for one in told_once([*tensor, *fits], tensor_of)] == left
 
 
 def test_other_tensors_and_other_causes_stay_apart():

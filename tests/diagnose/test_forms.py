@@ -314,3 +314,13 @@ def test_a_few_weights_among_zeros_are_on_no_grid():
 
     found = described(Pair(own=own, true=true, d_head=0))
     assert found is None or found.kind != "rounded"
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_one_or_two_numbers_of_a_token_are_on_any_grid_and_not_said_to_be_rounded(channels, true):
+    own = true.clone()
+    own[:, :channels] *= 1.01
+
+    found = described(Pair(own=own, true=true, d_head=0))
+    assert found is not None
+    assert (found.kind, float(found.value)) == ("scale", pytest.approx(1.01))

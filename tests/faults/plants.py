@@ -206,8 +206,8 @@ def _rewritten(weight: Tensor, plant: Plant) -> Tensor:
         return weight * plant["by"]
     if what == "plus":
         return weight + plant["by"]
-    if what == "zero":
-        return torch.zeros_like(weight)
+    if what in ("zero", "one"):
+        return torch.full_like(weight, float(what == "one"))
     if what == "zero_rows":
         weight[plant["start"] : plant["stop"]] = 0
         return weight

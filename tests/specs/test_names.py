@@ -69,3 +69,15 @@ def test_a_model_stands_for_its_spec_and_comes_first():
     spec = spec_named("gemma-2-9b-it")
 
     assert (spec.name, spec.first_model) == ("gemma2", "google/gemma-2-9b-it")
+
+
+def test_a_model_is_known_by_the_end_of_its_hub_id_unless_a_folder_has_that_name(tmp_path, monkeypatch):
+    end = "Mixtral-8x7B-v0.1"
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model(end).repo_id == resolve_model(end.lower()).repo_id == f"mistralai/{end}"
+
+    Path(end).mkdir()
+    Path(end, "config.json").write_text(json.dumps(dict(resolve_model(f"mistralai/{end}").config, num_hidden_layers=2)))
+    resolved = resolve_model(end)
+    assert resolved.local
+    assert resolved.config["num_hidden_layers"] == 2

@@ -51,9 +51,8 @@ from parity_audit.formulas.knobs import KNOBS
 
 ROUNDED_ONCE = 12**-0.5
 """The root mean square of one rounding, in steps: an error that is even between half a step down and half a step up."""
-OF_A_NORM = "norm."
-"""Begins the knobs of norms of the stream."""
-OWN_AT_EACH_SITE = (OF_A_NORM, "qk_norm.", "residual.scale", "residual.stream", "mlp.activation")
+OF_NORMS = "norm."
+OWN_AT_EACH_SITE = (OF_NORMS, "qk_norm.", "residual.scale", "residual.stream", "mlp.activation")
 """Knobs of components that a block has several of: one of them may be wrong and the others right."""
 TABLE = "rope.table_dtype"
 ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel", "attention.scaled")
@@ -313,16 +312,11 @@ def _holds(at: _AtSite, one: Explanation) -> bool:
 
 
 def _is_shared(at: _AtSite, knob: str, other: Component) -> bool:
-    """Whether a knob that two sites ask for has one value at both. Knobs of norms have one where both read a norm's output that
-    the capture does not show."""
+    """Whether a knob has one value at two sites that ask for it; a norm's has where both read a norm that is not shown."""
     if knob in ORDER_OF_A_BLOCK or not knob.startswith(OWN_AT_EACH_SITE):
         return True
-    residuals = at.searched.side.residuals
-    own, theirs = (
-        {site for site in residuals.read_by(part) if residuals.captured(part.probe.name, site) is None}
-        for part in (at.parts[0], other)
-    )
-    return knob.startswith(OF_A_NORM) and not own.isdisjoint(theirs)
+    own, theirs = map(at.searched.side.residuals.hidden_before, (at.parts[0], other))
+    return knob.startswith(OF_NORMS) and not own.isdisjoint(theirs)
 
 
 def _admits(at: _AtSite, knob: str, values: Values, other: Sequence[Component]) -> bool:

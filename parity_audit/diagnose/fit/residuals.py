@@ -204,6 +204,11 @@ class Residuals:
         """The sites that a component's formula takes, under the spec's values."""
         return frozenset(self._made(component, self.decoder.values)[1].read.get(component.site, ()))
 
+    def hidden_before(self, component: Component) -> frozenset[str]:
+        """Those of the sites that a component's formula takes which the capture does not show."""
+        name = component.probe.name
+        return frozenset(site for site in self.read_by(component) if self.captured(name, site) is None)
+
     def made(self, component: Component, values: Values | None = None) -> Tensor | None:
         """What the formula makes, under the spec's values by default; None where a tensor that it needs is not there."""
         return self._made(component, self.decoder.values if values is None else values)[0]
