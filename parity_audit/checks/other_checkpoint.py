@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from parity_audit.checks.weights import KNOB, PER_CHANNEL, only_differs, tensors_of
+from parity_audit.checks.preflight import KNOB
+from parity_audit.checks.weights import PER_CHANNEL, only_differs, tensors_of
 from parity_audit.core.report import Finding
 from parity_audit.core.types import WeightPrint
 from parity_audit.diagnose.structure.sample import NOT_STORED

@@ -13,6 +13,8 @@ from parity_audit.specs.view import joined
 
 MESSAGES = '[{"'
 """How chat messages begin as JSON, which is what they are called by here."""
+KNOB = "weights"
+"""Tensors that are not the reference's."""
 VALUES_DIFFER = "the values differ"
 SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 """How far sketches of one tensor may be apart, by the dtype that a side holds it in: a few roundings of that dtype."""
@@ -124,7 +126,7 @@ def _weight_finding(reference: WeightPrint, candidate: WeightPrint, how: str, to
     values = how if factor is None else f"the values are {factor:.6g} times its"
     said = values if same_shape else "the shapes differ"
     return Finding(
-        knob="weights", kind="weights", layers=_layers(reference.name), site=reference.name,
+        knob=KNOB, kind=KNOB, layers=_layers(reference.name), site=reference.name,
         reference_value=reference.rms if same_shape else list(reference.shape),
         candidate_value=candidate.rms if same_shape else list(candidate.shape),
         evidence={"tensor": reference.name, "differs_in": said, "reference_rms": reference.rms,

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from parity_audit.checks.preflight import SKETCH_TOLERANCE, same_weight
+from parity_audit.checks.preflight import KNOB, SKETCH_TOLERANCE, same_weight
 from parity_audit.core.report import Finding
 from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import WeightPrint
@@ -17,8 +17,6 @@ from parity_audit.diagnose.thresholds import SHOWN
 from parity_audit.formulas.choices import OWN
 
 TensorOf = Mapping[tuple[str, "int | None"], str]
-KNOB = "weights"
-"""Tensors that are not the reference's."""
 EXPERTS = ".experts."
 """The part of a tensor's name that says so."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -127,7 +125,7 @@ def _tied(group: Sequence[Finding]) -> Finding:
 
 def _alike(finding: Finding) -> tuple[str, ...]:
     """What findings of one group share: all numbers in names left out."""
-    if finding.kind != "weights" or "tensor" not in finding.evidence:
+    if finding.kind != KNOB or "tensor" not in finding.evidence:
         return (str(id(finding)),)
     holds = str(finding.evidence.get("holds", ""))
     return NUMBER.sub("*", finding.site), str(finding.evidence["differs_in"]), NUMBER.sub("*", holds), _step(finding)

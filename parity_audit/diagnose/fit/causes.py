@@ -315,8 +315,10 @@ def _is_shared(at: _AtSite, knob: str, other: Component) -> bool:
     """Whether a knob has one value at two sites that ask for it; a norm's has where both read a norm that is not shown."""
     if knob in ORDER_OF_A_BLOCK or not knob.startswith(OWN_AT_EACH_SITE):
         return True
+    if not knob.startswith(OF_NORMS):
+        return False
     own, theirs = map(at.searched.side.residuals.hidden_before, (at.parts[0], other))
-    return knob.startswith(OF_NORMS) and not own.isdisjoint(theirs)
+    return not own.isdisjoint(theirs)
 
 
 def _admits(at: _AtSite, knob: str, values: Values, other: Sequence[Component]) -> bool:

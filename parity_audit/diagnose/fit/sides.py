@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from parity_audit.core.sites import layer_of, local_name
+from parity_audit.core.sites import NORM_ROLES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, f64, spec_value
 from parity_audit.diagnose.fit.residuals import Component, Residuals
@@ -84,7 +84,7 @@ def with_norms(own: ByLayer) -> ByLayer:
 
         def tensor(probe: str, site: str) -> Tensor | None:
             found = own[layer].tensor(probe, site)
-            if found is not None or layer is None or site not in ENTERING:
+            if found is not None or site not in ENTERING or own[layer].weight(NORM_ROLES[site]) is None:
                 return found
             return residuals.made(Component(probe=probes[probe], site=f"blocks.{layer}.{site}"))
 
