@@ -6,6 +6,7 @@ import dataclasses
 import traceback
 from pathlib import Path
 
+from parity_audit.audit.centred import centred
 from parity_audit.audit.first_look import first_look, with_limits
 from parity_audit.audit.hooks import AGREE, not_read, only_hooks, read_by_name, with_edits, with_names
 from parity_audit.audit.reference import Reference
@@ -36,8 +37,6 @@ from parity_audit.repair.choose import no_patch
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.specs.view import knob_values
 
-PROCESSED = "processed weights cannot be replayed; audit the same port without processing, where they can"
-
 
 def audit_candidate(
     session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path,
@@ -47,7 +46,7 @@ def audit_candidate(
     reference = reference.following(capture, out / "choices", make_room=session.release)
     named = read_by_name(session, capture, reference, out / "hooks-by-name")
     allowed = _allowance(session, capture, reference)
-    if allowed is not None and allowed.leaves_sites:
+    if allowed is not None:
         session.plan = dataclasses.replace(session.plan, left_out=allowed.dropped)
         capture = capture.where(lambda entry: local_name(entry.site) not in allowed.dropped)
     comparison = reference.compared(capture, allowed)
@@ -65,7 +64,7 @@ def audit_candidate(
         result = with_edits(result, named, session, capture, reference, out / "hooks", agree=agree)
     result = with_names(result, named, agree=agree)
     roles = tensors_of_roles(session.plan)
-    compared = capture.manifest.weights
+    compared = () if allowed is not None and allowed.weights is None else capture.manifest.weights
     findings = with_right_tensors(told_once(grouped(result.findings), roles), compared, roles)
     findings = quantised_as_one(other_checkpoint_as_one(findings, compared))
     return dataclasses.replace(
@@ -106,22 +105,34 @@ def _audited(
     Raises:
         NotJudged: a backend failed; what it captured before stays on disk.
     """
-    plan = session.plan
     verdict, why = judge_comparison(comparison)
     misshapen = {(item.probe, item.site) for item in comparison.misshapen if not item.only_vocabulary}
     result = with_limits(
         first_look(session, capture, comparison, verdict, why, reference, allowed), comparison, reference
     )
     capture = capture.where(lambda entry: (entry.probe, entry.site) not in misshapen)
-    if allowed is not None and not allowed.leaves_sites and verdict is Verdict.MISMATCH:
-        return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=PROCESSED)))
     if verdict is not Verdict.MISMATCH or not seek_causes:
         return result
     if any(finding.kind == SHARDING for finding in result.findings):
         gap = NotTested(what="other causes, and repair", why=UNREPAIRED)
         return dataclasses.replace(result, not_tested=(*result.not_tested, gap))
+    with centred(reference, _centred_sites(allowed), out / "centred") as moved:
+        return _explained(
+            result, session, capture, moved, comparison, allowed, target=target, repair=repair, out=out, rights=rights
+        )
+
+
+def _centred_sites(allowed: Allowance | None) -> frozenset[str]:
+    return frozenset() if allowed is None else allowed.centred
+
+
+def _explained(
+    result: Candidate, session: Session, capture: Capture, reference: Reference, comparison: Comparison,
+    allowed: Allowance | None, *, target: float, repair: bool, out: Path, rights: RightReferences | None,
+) -> Candidate:  # fmt: skip
+    """A mismatch with its causes and, where `repair`, its patch or the proof of its diagnosis."""
     try:
-        changed = repeat_finding(session, capture, plan.dtype, out / "again")
+        changed = repeat_finding(session, capture, session.plan.dtype, out / "again")
         if changed is not None:
             result = _with_change(result, changed)
         if changed is not None and changed.knob == DETERMINISM:
@@ -138,21 +149,29 @@ def _audited(
         diagnosis = diagnosed(case, capture, comparison, "diagnosis-0", thorough=not repair)
     except Exception as error:
         return _broken_off(result, "diagnosis", error, session)
-    result = _with_diagnosis(result, comparison, diagnosis, reference.session.plan)
+    result, right = _with_diagnosis(result, comparison, diagnosis, reference.session.plan), reference
     if rights is not None:
-        result, reference = judged_for_the_rest(result, session, capture, reference, rights, allowed, run=repair)
+        result, right = judged_for_the_rest(result, session, capture, reference, rights, allowed, run=repair)
     if not repair:
         untried = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair or --quick"))
         return dataclasses.replace(result, not_tested=untried)
-    case = case.against(reference)
     state = State(findings=[*result.findings], match_reference=rights is None)
+    if right is reference:
+        return _repaired(result, case, state)
+    with centred(right, _centred_sites(allowed), out / "centred-right") as moved:
+        return _repaired(result, case.against(moved), state)
+
+
+def _repaired(result: Candidate, case: Audited, state: State) -> Candidate:
+    """A diagnosed candidate with what patches repair, and the proof of the rest."""
+    session = case.session
     try:
         peel(case, state)
     except Exception as error:
         result = _broken_off(result, "repair", error, session)
     result = with_repair(result, state)
     try:
-        return confirmed(_with_proof(result, session, capture, reference, state, out))
+        return confirmed(_with_proof(result, session, case.capture, case.reference, state, case.out))
     except NotJudged as error:
         if error.code != DISK_BOUND:
             raise

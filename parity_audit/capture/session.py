@@ -50,7 +50,8 @@ TOKENIZE = ("The quick brown fox jumps over 13 lazy dogs.",)
 class SidePlan:
     """What one side of an audit is: which program, in which environment, on which weights.
 
-    `left_out`: sites, without their blocks, that no run captures, each with the reason.
+    Of sites, named without their blocks: `left_out` are those that no run captures, each with the reason, and from what is
+    captured of those that are `centred` the mean over the last axis is taken.
     """
 
     ref: BackendRef
@@ -65,6 +66,7 @@ class SidePlan:
     install: bool = True
     prompts: tuple[Prompt, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    centred: frozenset[str] = frozenset()
 
     @property
     def backend_key(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from parity_audit.cache.aside import set_aside
+from parity_audit.capture.centred import centred_entries
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.sizes import FLOAT64_BYTES, STORED_BYTES, numbers_of
 from parity_audit.capture.store import SPENT, Capture, open_capture, write_manifest
@@ -94,7 +95,7 @@ def take_capture(
         reply = session.run(request) if forced_by is None else session.replay(request)
         ran.append(probe.columns(0, reply.positions).as_captured())
         seconds[probe.name] = time.perf_counter() - started
-        entries += reply.entries
+        entries += centred_entries(reply.entries, plan.centred, out)
         hidden[probe.name] = reply.not_visible
         gaps += reply.not_tested
         raised |= {probe.name: reply.raised} if reply.raised else {}

@@ -50,11 +50,6 @@ class Allowance:
     dropped: Mapping[str, str] = field(default_factory=dict)
     weights: tuple[WeightPrint, ...] | None = None
 
-    @property
-    def leaves_sites(self) -> bool:
-        """Whether what is compared at all is the reference's own, so that causes can be sought there."""
-        return not self.centred
-
     def gaps(self) -> list[NotTested]:
         """What this leaves out."""
         sites = [NotTested(what=site, why=why) for site, why in self.dropped.items()]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parity_audit.core.types import KnobValue, NotTested, Probe
 from parity_audit.formulas.knobs import said_by
-from parity_audit.formulas.stored import CheckpointTensors, role_tensor
+from parity_audit.formulas.stored import CheckpointTensors, centred_as, role_tensor
 from parity_audit.specs.view import config_names, dims, dims_of_layer, knob_values, roles
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def evidence_by_layer(
             return None if owner is None else owner.tensor(probe, prefix + site)
 
         def weight(role: str) -> Tensor | None:
-            return role_tensor(stored, names, role, tied=tied)
+            return centred_as(role, role_tensor(stored, names, role, tied=tied), plan.centred)
 
         return Evidence(
             side=side, layer=layer, dims=dims_of_layer(plan.spec, said, sizes, layer), knobs=knobs,

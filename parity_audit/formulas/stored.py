@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +60,19 @@ def role_tensor(stored: Stored, roles: Mapping[str, WeightTap], role: str, *, ti
     if tap is not None and value is not None:
         return laid_out(value, tap)
     return role_tensor(stored, roles, "embed", tied=False) if tied and role == "unembed" else None
+
+
+WRITES = {
+    "embed": ("embed", -1), "pos_embed": ("pos_embed", -1), "attn.o": ("attn_proj", 0), "mlp.down": ("mlp_proj", 0),
+    "unembed": ("logits", 0),
+}  # fmt: skip
+"""The roles of tensors that write the stream or the logits: the site that each makes, and the axis of its outputs."""
+
+
+def centred_as(role: str, value: Tensor | None, sites: Collection[str]) -> Tensor | None:
+    """The tensor of a role, or of its bias, with the mean over its outputs taken where it makes one of the centred `sites`."""
+    site, axis = WRITES.get(role.removesuffix(".bias"), ("", 0))
+    if value is None or site not in sites:
+        return value
+    exact = value.double()
+    return exact - exact.mean(axis, keepdim=True)

@@ -23,6 +23,8 @@ Plant = dict[str, Any]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 FROM_CONFIG = ("config", "build")
 """Ops that change the config: values that the live model still reads, and values that decide which modules it is built of."""
+PROCESSED = "processed"
+"""The op of a HookedTransformer that is loaded as it is by default: with folded norms, and centred weights."""
 EPS_NAMES = ("eps", "variance_epsilon", "epsilon")
 WRITTEN_EPS = 1e-5
 """The eps of norms that hold none: OLMo writes it into its code."""
@@ -57,11 +59,12 @@ def load_hooked(plants: list[Plant], name: str, dtype: str, device: str) -> nn.M
     """A HookedTransformer with every plant in it; modules are named as TransformerLens names them."""
     import transformer_lens
 
-    model: nn.Module = transformer_lens.HookedTransformer.from_pretrained_no_processing(
-        name, device=device, dtype=getattr(torch, dtype)
-    )
+    port, processed = transformer_lens.HookedTransformer, any(plant["op"] == PROCESSED for plant in plants)
+    load = port.from_pretrained if processed else port.from_pretrained_no_processing
+    model: nn.Module = load(name, device=device, dtype=getattr(torch, dtype))
     for plant in plants:
-        OPERATIONS[plant["op"]](model, plant)
+        if plant["op"] != PROCESSED:
+            OPERATIONS[plant["op"]](model, plant)
     return model.eval()
 
 
