@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 
 from parity_audit.audit.centred import centred
@@ -116,21 +117,6 @@ def _audited(
     if any(finding.kind == SHARDING for finding in result.findings):
         gap = NotTested(what="other causes, and repair", why=UNREPAIRED)
         return dataclasses.replace(result, not_tested=(*result.not_tested, gap))
-    with centred(reference, _centred_sites(allowed), out / "centred") as moved:
-        return _explained(
-            result, session, capture, moved, comparison, allowed, target=target, repair=repair, out=out, rights=rights
-        )
-
-
-def _centred_sites(allowed: Allowance | None) -> frozenset[str]:
-    return frozenset() if allowed is None else allowed.centred
-
-
-def _explained(
-    result: Candidate, session: Session, capture: Capture, reference: Reference, comparison: Comparison,
-    allowed: Allowance | None, *, target: float, repair: bool, out: Path, rights: RightReferences | None,
-) -> Candidate:  # fmt: skip
-    """A mismatch with its causes and, where `repair`, its patch or the proof of its diagnosis."""
     try:
         changed = repeat_finding(session, capture, session.plan.dtype, out / "again")
         if changed is not None:
@@ -143,23 +129,31 @@ def _explained(
             return dataclasses.replace(result, not_tested=(*result.not_tested, *gaps))
         if changed is not None:
             session.release()  # what it remembers is gone when it is loaded afresh for the diagnosis
-        case = Audited(
-            session=session, reference=reference, target=target, capture=capture, comparison=comparison, out=out
-        )  # fmt: skip
-        diagnosis = diagnosed(case, capture, comparison, "diagnosis-0", thorough=not repair)
+        with centred(reference, _centred_sites(allowed), out / "centred") as moved:
+            case = Audited(
+                session=session, reference=moved, target=target, capture=capture, comparison=comparison, out=out
+            )  # fmt: skip
+            diagnosis = diagnosed(case, capture, comparison, "diagnosis-0", thorough=not repair)
     except Exception as error:
         return _broken_off(result, "diagnosis", error, session)
-    result, right = _with_diagnosis(result, comparison, diagnosis, reference.session.plan), reference
+    result = _with_diagnosis(result, comparison, diagnosis, reference.session.plan)
     if rights is not None:
-        result, right = judged_for_the_rest(result, session, capture, reference, rights, allowed, run=repair)
+        result, reference = judged_for_the_rest(result, session, capture, reference, rights, allowed, run=repair)
     if not repair:
         untried = (*result.not_tested, NotTested(what="repair", why="switched off with --no-repair or --quick"))
         return dataclasses.replace(result, not_tested=untried)
     state = State(findings=[*result.findings], match_reference=rights is None)
-    if right is reference:
+    with ExitStack() as stack:
+        try:
+            moved = stack.enter_context(centred(reference, _centred_sites(allowed), out / "centred-repair"))
+            case = case.against(moved)
+        except Exception as error:
+            return _broken_off(result, "repair", error, session)
         return _repaired(result, case, state)
-    with centred(right, _centred_sites(allowed), out / "centred-right") as moved:
-        return _repaired(result, case.against(moved), state)
+
+
+def _centred_sites(allowed: Allowance | None) -> frozenset[str]:
+    return frozenset() if allowed is None else allowed.centred
 
 
 def _repaired(result: Candidate, case: Audited, state: State) -> Candidate:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from parity_audit.audit.reference import Reference
-from parity_audit.capture.centred import centred_copy
+from parity_audit.capture.centred import bytes_of_copy, centred_copy
 from parity_audit.capture.store import Capture
 
 
@@ -19,6 +19,9 @@ def centred(reference: Reference, sites: frozenset[str], folder: Path) -> Iterat
     Args:
         sites: names without their blocks; none of them changes nothing.
         folder: where the captures without means go.
+
+    Raises:
+        NotJudged: the bound on scratch space leaves no room for them.
     """
     sessions = (reference.session, reference.judging)
     for session in sessions:
@@ -31,11 +34,18 @@ def centred(reference: Reference, sites: frozenset[str], folder: Path) -> Iterat
 
 
 def _moved(reference: Reference, sites: frozenset[str], folder: Path) -> Reference:
-    def moved(capture: Capture | None, name: str) -> Capture | None:
-        return None if capture is None else centred_copy(capture, sites, folder / name)
+    scratch = reference.session.scratch
+
+    def moved(capture: Capture, name: str) -> Capture:
+        if scratch is not None:
+            scratch.require(bytes_of_copy(capture, sites), f"a copy of the {name} run of the reference without means")
+        return centred_copy(capture, sites, folder / name)
+
+    def if_there(capture: Capture | None, name: str) -> Capture | None:
+        return None if capture is None else moved(capture, name)
 
     plain = None if reference.plain is None else _moved(reference.plain, sites, folder / "plain")
     return dataclasses.replace(
-        reference, capture=centred_copy(reference.capture, sites, folder / "reference"),
-        judge=moved(reference.judge, "judge"), definition=moved(reference.definition, "definition"), plain=plain,
+        reference, capture=moved(reference.capture, "own"), judge=if_there(reference.judge, "judge"),
+        definition=if_there(reference.definition, "definition"), plain=plain,
     )  # fmt: skip

@@ -6,12 +6,14 @@ x - mean(x)        over d_model in the residual stream, over the vocabulary in l
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
 from parity_audit.cache.contents import sha256_of
+from parity_audit.capture.sizes import FLOAT64_BYTES
 from parity_audit.capture.store import TENSOR, Capture, open_capture, with_newer, write_manifest
 from parity_audit.core.manifest import Entry
 from parity_audit.core.sites import local_name
@@ -28,6 +30,13 @@ def centred_copy(capture: Capture, sites: Collection[str], folder: Path) -> Capt
     entries = tuple(centred_entries(copy.manifest.entries, sites, folder))
     write_manifest(folder, dataclasses.replace(copy.manifest, entries=entries))
     return open_capture(folder, just_written=True)
+
+
+def bytes_of_copy(capture: Capture, sites: Collection[str]) -> int:
+    """What `centred_copy` writes at most."""
+    return sum(
+        FLOAT64_BYTES * math.prod(entry.shape) for entry in capture.manifest.entries if local_name(entry.site) in sites
+    )
 
 
 def _centred(entry: Entry, folder: Path) -> Entry:

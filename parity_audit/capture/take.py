@@ -141,8 +141,9 @@ def hidden_there(probe: str, items: Sequence[NotVisible]) -> NotTested:
 def _bytes(request: RunRequest, plan: SidePlan) -> int:
     """What a run may write; what the call returned beside the logits that a hook shows."""
     returned = tuple(tap for tap in request.taps if request.returned and tap.site == LOGITS)
-    each = STORED_BYTES if request.precision == NATIVE else FLOAT64_BYTES
-    return each * numbers_of(request.probe, (*request.taps, *returned), dims(plan.spec, plan.config))
+    each, taps = STORED_BYTES if request.precision == NATIVE else FLOAT64_BYTES, (*request.taps, *returned)
+    sizes, twice = dims(plan.spec, plan.config), [tap for tap in taps if local_name(tap.site) in plan.centred]
+    return each * numbers_of(request.probe, taps, sizes) + FLOAT64_BYTES * numbers_of(request.probe, twice, sizes)
 
 
 def _lasting(checkpoint: Checkpoint) -> Checkpoint:
@@ -200,5 +201,6 @@ def plan_key(session: Session, probes: Sequence[Probe], precision: str = NATIVE)
         "run": [plan.dtype, plan.device, precision, session.decodes],
         "probes": list(probes),
         "spec": plan.spec.fingerprint,
+        "sites": [sorted(plan.left_out), sorted(plan.centred)],
     }
     return hashlib.sha256(dumps(parts).encode()).hexdigest()[:16]
