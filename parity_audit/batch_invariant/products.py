@@ -134,18 +134,21 @@ WAYS = (*FASTEST, *map(_in_one_thread, FASTEST))
 ONE_ROW = (_repeated, _all_filled_up, _in_one_thread(_repeated))
 
 
-def _ones_like(weight: Tensor) -> Tensor:
-    """Ones `[in, out]` with the strides of a weight, and as far from where torch would allocate them."""
+def _of_equal_columns(weight: Tensor) -> Tensor:
+    """A weight `[in, out]` whose columns are all the same drawn numbers, with the strides of another one, and as far from where
+    torch would allocate it. Products with 1 would not show whether they are rounded before they are added."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
     place = weight.data_ptr() % ALIGNMENT // weight.element_size()
-    return weight.new_ones(place + span).as_strided(weight.shape, weight.stride(), place)
+    column = torch.randn(weight.shape[0], 1, generator=torch.Generator().manual_seed(1)).to(weight.dtype)
+    alike = weight.new_zeros(place + span).as_strided(weight.shape, weight.stride(), place)
+    return alike.copy_(column.expand(weight.shape))
 
 
 def _compare(
     way: Way, count: int, bias: Tensor | None, weight: Tensor, beta: float, alpha: float
 ) -> bool | None:  # fmt: skip
     """Cancelling rows at every place of calls for `count` rows against the same rows by the definition, beside one row of a bias."""
-    weight = _ones_like(weight)  # of equal columns, all cancel in the same rows
+    weight = _of_equal_columns(weight)  # all cancel in the same rows
     sample = cancelling(SAMPLED_ROWS, weight)
     # A bias as small as what is left of the sums: beside a large one, bfloat16 shows no other order.
     drawn = None if bias is None else bias[0].clone().normal_(std=SMALL, generator=torch.Generator().manual_seed(0))

@@ -182,6 +182,26 @@ def test_the_comparison_notices_another_order_of_a_sum_in_bfloat16():
     assert agreement.same_bits(products.mm(rows[:, order], weight[order]), products.mm(rows, weight)) is False
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 64])
+def test_the_comparison_notices_products_that_are_rounded_before_they_are_added(count, monkeypatch):
+    """The rest of a division by a library's tile may be computed by a kernel without fused multiply-adds (MKL with AVX2)."""
+
+    def summed(fused: bool) -> Callable[..., Tensor]:
+        def way(bias: Tensor | None, rows: Tensor, weight: Tensor, beta: float, alpha: float) -> Tensor:
+            total = rows.new_zeros(rows.shape[0], weight.shape[1])
+            for x, w in zip(rows.T, weight, strict=True):
+                product = x[:, None].double() * w.double()
+                total = (total.double() + (product if fused else product.float().double())).float()
+            return total
+
+        return way
+
+    monkeypatch.setattr(products, "_row_by_row", summed(fused=True))
+    weight = randn(301, 33, seed=1)
+    assert products._compare(summed(fused=True), count, None, weight, 0, 1) is True
+    assert products._compare(summed(fused=False), count, None, weight, 0, 1) is False
+
+
 def test_what_shows_no_order_of_sums_is_not_remembered():
     zero = torch.zeros(4, 4)
     assert agreement.same_bits(zero, zero) is None
