@@ -26,7 +26,7 @@ class Plan:
     def __init__(self, folder, norm):
         from safetensors.torch import save_file
 
-        self.spec, self.config = BLOOM.spec, CONFIG
+        self.spec, self.config, self.centred = BLOOM.spec, CONFIG, frozenset()
         self.checkpoint = Checkpoint(repo_id="x", path=str(folder))
         name = "transformer.h.1.input_layernorm"
         save_file({f"{name}.weight": norm.weight.data, f"{name}.bias": norm.bias.data}, folder / "model.safetensors")
