@@ -25,7 +25,7 @@ from parity_audit.checks.sharding import KIND as SHARDING
 from parity_audit.checks.sharding import UNREPAIRED
 from parity_audit.checks.weights import grouped, told_once, with_right_tensors
 from parity_audit.compare.deltas import Comparison
-from parity_audit.compare.processing import Allowance, allowance
+from parity_audit.compare.processing import STREAM, Allowance, allowance
 from parity_audit.compare.variation import Variation
 from parity_audit.compare.verdict import judge_comparison
 from parity_audit.core.errors import NotJudged
@@ -37,6 +37,12 @@ from parity_audit.diagnose.localise import with_introduced
 from parity_audit.repair.choose import no_patch
 from parity_audit.repair.prove import Trial, prove, wants_proof
 from parity_audit.specs.view import knob_values
+
+EMBED_NORM = ("norm.embed_ln", None)
+NOT_CENTRED = (
+    "the norm behind the embedding gives the stream a mean, though the weights that write it are centred; audit the same port "
+    "without center_writing_weights"
+)
 
 
 def audit_candidate(
@@ -75,7 +81,7 @@ def audit_candidate(
 
 
 def _allowance(session: Session, capture: Capture, reference: Reference) -> Allowance | None:
-    """What was done to the weights may change: as the backend says, or as its tensors show."""
+    """What the processing of the weights may change: the one that the backend names, or that its tensors show."""
     plan = session.plan
     said, knobs = session.description().processing, knob_values(plan.spec, plan.config)
     if said:
@@ -114,6 +120,8 @@ def _audited(
     capture = capture.where(lambda entry: (entry.probe, entry.site) not in misshapen)
     if verdict is not Verdict.MISMATCH or not seek_causes:
         return result
+    if EMBED_NORM in tensors_of_roles(session.plan) and not _centred_sites(allowed).isdisjoint(STREAM):
+        return dataclasses.replace(result, not_tested=(*result.not_tested, NotTested(what="causes", why=NOT_CENTRED)))
     if any(finding.kind == SHARDING for finding in result.findings):
         gap = NotTested(what="other causes, and repair", why=UNREPAIRED)
         return dataclasses.replace(result, not_tested=(*result.not_tested, gap))

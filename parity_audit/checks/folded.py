@@ -80,6 +80,8 @@ def as_folded(
         wrong=frozenset(finding.site for finding in weight_findings(reference, candidate, plan.dtype)[0]),
         tolerance=SKETCH_TOLERANCE[plan.dtype],
     )
+    if not tensors.wrong:
+        return None
     offset = knob_values(plan.spec, plan.config).get("norm.offset")
     shift = float(offset.value) if offset is not None and isinstance(offset.value, (int, float)) else 0.0
     stored = CheckpointTensors(Path(plan.checkpoint.path))
