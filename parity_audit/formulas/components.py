@@ -95,7 +95,7 @@ def _mlp_out(at: Place) -> Tensor:
 
 
 def _has_multiplier(at: Place) -> bool:
-    return "residual.scale" in at.decoder.values
+    return at.says("residual.scale")
 
 
 def _of_attention(at: Place) -> Tensor:

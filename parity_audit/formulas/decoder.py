@@ -18,7 +18,8 @@ from parity_audit.core.sites import BEFORE_BLOCKS, LEAVES_BLOCK, LOGITS, layer_o
 from parity_audit.core.types import DecoderFacts
 from parity_audit.formulas.components import IN_BLOCK, OUTSIDE, sites_of
 from parity_audit.formulas.in_altup import has_streams
-from parity_audit.formulas.place import Batch, Decoder, Place, Values
+from parity_audit.formulas.kept import Kept, Made
+from parity_audit.formulas.place import Batch, Decoder, Place, Took, Values
 from parity_audit.formulas.stored import Stored, role_tensor
 
 Given = Callable[[str], Tensor | None]
@@ -45,9 +46,9 @@ class Run:
 
     `given(site)` is a tensor that takes the place of the computed one for whatever comes after it. `shown`: the sites that
     the caller will ask for; attention matrices that are not among them are computed for some queries at a time. `queries`:
-    the only queries whose attention is computed; what follows from it then has these positions alone. `asked`: the knobs
-    that were asked for so far. `read`: for each site that was computed, the sites that its formula asked for. `undefined`:
-    tokens `[batch pos]` of which attention is not defined, since a mask hides every key.
+    the only queries whose attention is computed; what follows from it then has these positions alone. `kept`: sites that
+    runs with the same batch, given tensors and checkpoint made, which `alike` names. `took`: the knobs that were asked for so far,
+    and the tokens of which attention is not defined, since a mask hides every key.
     """
 
     decoder: Decoder
@@ -55,10 +56,10 @@ class Run:
     given: Given = nothing
     shown: frozenset[str] = frozenset()
     queries: Tensor | None = None
-    asked: set[str] = field(default_factory=set)
-    read: dict[str, set[str]] = field(default_factory=dict)
-    undefined: list[Tensor] = field(default_factory=list)
-    _computed: dict[str, Tensor] = field(default_factory=dict)
+    kept: Kept | None = None
+    alike: str = ""
+    took: Took = field(default_factory=Took)
+    _computed: dict[str, Made] = field(default_factory=dict)
     _going_on: dict[str, Tensor] = field(default_factory=dict)
 
     def sites(self) -> list[str]:
@@ -81,31 +82,50 @@ class Run:
             MissingTensor: the values ask for a tensor that the checkpoint does not hold.
         """
         if site not in self._computed:
-            layer = layer_of(site)
-            make = OUTSIDE[site] if layer is None else IN_BLOCK[local_name(site)]
-            self._computed[site] = make(self._place(layer, site))
-        return self._computed[site]
+            found = None if self.kept is None else self.kept.found((self.alike, site), self.decoder.values)
+            self._computed[site] = self._made(site) if found is None else found
+        self.took.add(self._computed[site].took)
+        return self._computed[site].tensor
+
+    def read_by(self, site: str) -> frozenset[str]:
+        """The sites that the formula of a site that was computed asked for."""
+        return frozenset(self._computed[site].took.read) if site in self._computed else frozenset()
 
     def tensor(self, site: str) -> Tensor:
         """What goes on from a site: the given tensor, else the computed one."""
         if site not in self._going_on:
             found = self.given(site)
             self._going_on[site] = self.computed(site) if found is None else found
+        elif site in self._computed and self._going_on[site] is self._computed[site].tensor:
+            self.took.add(self._computed[site].took)
         return self._going_on[site]
 
     def forget(self, before: int) -> None:
         """Drop what the blocks before this one made, all but the stream between them."""
         kept = {f"blocks.{before - 1}.{name}" for name in LEAVES_BLOCK}
-        for made in (self._computed, self._going_on):
-            for site in [site for site in made if (layer_of(site) or 0) < before and site not in kept]:
-                del made[site]
+        for site in [site for site in self._computed if (layer_of(site) or 0) < before and site not in kept]:
+            del self._computed[site]
+        for site in [site for site in self._going_on if (layer_of(site) or 0) < before and site not in kept]:
+            del self._going_on[site]
 
-    def _place(self, layer: int | None, made: str | None = None) -> Place:
-        read = self.read.setdefault(made, set()) if made is not None else set()
+    def _made(self, site: str) -> Made:
+        """A site computed; what its formula takes is noted also where it breaks off."""
+        layer, outer = layer_of(site), self.took
+        make = OUTSIDE[site] if layer is None else IN_BLOCK[local_name(site)]
+        self.took = own = Took()
+        try:
+            made = Made(tensor=make(self._place(layer)), took=own)
+        finally:
+            self.took = outer
+            outer.add(own)
+        if self.kept is not None:
+            self.kept.keep((self.alike, site), made, self.decoder.values)
+        return made
+
+    def _place(self, layer: int | None) -> Place:
         return Place(
-            layer=layer, decoder=self.decoder, batch=self.batch, site=partial(self._site, layer, read),
-            is_given=partial(self._is_given, layer), asked=self.asked, undefined=self.undefined,
-            block=self._block, queries=self.queries,
+            layer=layer, decoder=self.decoder, batch=self.batch, site=partial(self._site, layer, self.took),
+            is_given=partial(self._is_given, layer), took=self.took, block=self._block, queries=self.queries,
         )  # fmt: skip
 
     def _block(self, layer: int, stream: Tensor) -> Tensor:
@@ -115,10 +135,12 @@ class Run:
         again = Run(
             decoder=replace(self.decoder, values=once), batch=self.batch, given={f"{block}resid_pre": stream}.get
         )
-        return again.computed(f"{block}resid_post")
+        made = again.computed(f"{block}resid_post")
+        self.took.besides |= again.took.asked | again.took.besides
+        return made
 
-    def _site(self, layer: int | None, read: set[str], site: str) -> Tensor:
-        read.add(_whole_name(layer, site))
+    def _site(self, layer: int | None, took: Took, site: str) -> Tensor:
+        took.read.add(_whole_name(layer, site))
         return self.tensor(_whole_name(layer, site))
 
     def _is_given(self, layer: int | None, site: str) -> bool:

@@ -104,7 +104,7 @@ def _seen_from(at: Place, rows: Tensor) -> Tensor:
         kept[key] = _never_blind(at.batch.mask, rows, seen)
     seen, blind = kept[key]
     if blind is not None:
-        at.undefined.append(blind)
+        at.took.undefined[id(blind)] = blind
     return seen
 
 

@@ -119,7 +119,7 @@ def at_queries(at: Place, x: Tensor, like: Tensor) -> Tensor:
 def reads_of(at: Place, site: str) -> str:
     """The site of keys or values that a block attends to: its own, or that of the last block before the shared ones whose heads
     are as large."""
-    if "attention.shared_layers" not in at.decoder.values or at.layer is None:
+    if not at.says("attention.shared_layers") or at.layer is None:
         return site
     own = at.dim("n_layers") - at.knob("attention.shared_layers")
     if at.layer < own:

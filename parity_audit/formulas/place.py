@@ -75,6 +75,24 @@ class Decoder:
         return default(name) if said is None else self.values[said][layer or 0]
 
 
+@dataclass(kw_only=True)
+class Took:
+    """What a formula took, and the formulas of the sites that it read: the knobs that were `asked` for, those whose values or
+    presence decide `besides`, the sites that it `read` itself, and, by their identity, tokens `[batch pos]` for which it says what
+    programs do not agree on."""
+
+    asked: set[str] = field(default_factory=set)
+    besides: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
+    undefined: dict[int, Tensor] = field(default_factory=dict)
+
+    def add(self, other: Took) -> None:
+        """Take as well what the formula of a site took that is read here."""
+        self.asked |= other.asked
+        self.besides |= other.besides
+        self.undefined |= other.undefined
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """One block of a run, or what lies outside the blocks (`layer` None)."""
@@ -86,10 +104,8 @@ class Place:
     """The tensor of a site: relative to the block ("q") in a block, else by its whole name."""
     is_given: Callable[[str], bool]
     """Whether a site's tensor is there already, or will be asked for whole."""
-    asked: set[str]
-    """The knobs that were asked for."""
-    undefined: list[Tensor]
-    """Tokens `[batch pos]` for which a formula says what programs do not agree on."""
+    took: Took
+    """What the formula of a site takes, noted while it is computed."""
     block: Callable[[int, Tensor], Tensor]
     """What a block, by its number, makes of a stream `[batch pos d_model]`."""
     queries: Tensor | None = None
@@ -97,8 +113,13 @@ class Place:
 
     def knob(self, name: str) -> Any:
         """A knob's value here."""
-        self.asked.add(name)
+        self.took.asked.add(name)
         return self.decoder.knob(name, self.layer)
+
+    def says(self, name: str) -> bool:
+        """Whether anything is said of a knob, whatever it is."""
+        self.took.besides.add(name)
+        return name in self.decoder.values
 
     def entering(self) -> Tensor:
         """The stream that this block works on, `[batch pos d_model]`."""

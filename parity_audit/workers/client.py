@@ -82,6 +82,7 @@ class Worker(Asking):
         environ = {**os.environ, **env_vars, WIRE_FD_ENV: f"{to_worker},{from_worker}", MARK_ENV: mark}
         environ.pop("PYTHONPATH", None)
         environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait starve their neighbours
+        environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # scores of long texts: fewer page faults
         log.parent.mkdir(parents=True, exist_ok=True)
         wire = (to_worker, from_worker)
         process: Process

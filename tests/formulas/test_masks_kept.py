@@ -22,7 +22,7 @@ def scores(batch: Batch, window: int) -> tuple[torch.Tensor, list[torch.Tensor]]
         values={"attention.window": [window], "attention.mask": ["hides the query's own key"]}, weights=lambda layer, role: None,
     )  # fmt: skip
     run = Run(decoder=decoder, batch=batch, given=GIVEN.get)
-    return run.computed("blocks.0.attn_scores"), run.undefined
+    return run.computed("blocks.0.attn_scores"), list(run.took.undefined.values())
 
 
 def test_kept_masks_are_what_new_ones_are():

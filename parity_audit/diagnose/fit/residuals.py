@@ -24,6 +24,7 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.fit.search import norm_of
 from parity_audit.diagnose.thresholds import LEFT_OUT
 from parity_audit.formulas.decoder import Run
+from parity_audit.formulas.kept import Kept, said_of
 from parity_audit.formulas.knob import COUNT
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.formulas.place import Batch, Decoder, MissingTensor, MissingTokens
@@ -75,9 +76,11 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """A site of a long text under some values, kept while the knobs that it asks for stay as they are."""
+    """A site of a long text under some values, kept while the knobs that it needs stay as they are, among them those that it asks
+    for."""
 
     asked: frozenset[str]
+    needed: frozenset[str]
     values: str
     tensor: Tensor
 
@@ -126,6 +129,7 @@ class Residuals:
     captured: Captured
     batches: dict[str, Batch] = field(default_factory=dict)
     kept: dict[tuple[str, str], _Kept] = field(default_factory=dict)
+    made_before: Kept = field(default_factory=Kept)
     shown: dict[tuple[str, str], _Shown] = field(default_factory=dict)
 
     def difference(self, component: Component, values: Values) -> Tensor | None:
@@ -143,8 +147,8 @@ class Residuals:
         if made.shape != shown.shape:
             return None
         made, seen = shown.of(made), shown.values
-        if run.undefined:
-            undefined = (self._compared(component, one) for one in run.undefined)
+        if run.took.undefined:
+            undefined = (self._compared(component, one) for one in run.took.undefined.values())
             defined = ~shown.of(sum(undefined, torch.zeros_like(shown.real)))
             if int(defined.sum()) < (1 - LEFT_OUT) * len(defined):
                 return None
@@ -202,7 +206,7 @@ class Residuals:
 
     def read_by(self, component: Component) -> frozenset[str]:
         """The sites that a component's formula takes, under the spec's values."""
-        return frozenset(self._made(component, self.decoder.values)[1].read.get(component.site, ()))
+        return self._made(component, self.decoder.values)[1].read_by(component.site)
 
     def hidden_before(self, component: Component) -> frozenset[str]:
         """Those of the sites that a component's formula takes which the capture does not show."""
@@ -231,7 +235,7 @@ class Residuals:
 
     def asked(self, component: Component, values: Values) -> frozenset[str]:
         """The knobs that this component's formula asks for."""
-        return frozenset(self._made(component, values)[1].asked)
+        return frozenset(self._made(component, values)[1].took.asked)
 
     def _made(self, component: Component, values: Values) -> tuple[Tensor | None, Run]:
         run = self._run(component, values)
@@ -247,8 +251,9 @@ class Residuals:
         decoder = replace(self.decoder, values=values)
         rows = self._rows(component)
         run = Run(
-            decoder=decoder, batch=self._batch(probe), given=lambda site: self._given(component, site), queries=rows
-        )
+            decoder=decoder, batch=self._batch(probe), given=lambda site: self._given(component, site), queries=rows,
+            kept=self.made_before if rows is None else None, alike=f"{probe.name} as {component.seen_in}",
+        )  # fmt: skip
         if rows is not None and local_name(component.site) in OF_EACH_TOKEN:
             own = {name: getattr(run.batch, name)[:, rows] for name in ("tokens", "mask", "positions")}
             run = Run(
@@ -273,12 +278,13 @@ class Residuals:
         if found is not None or local_name(site) not in KEPT:
             return found
         kept = self.kept.get((probe.name, site))
-        if kept is None or kept.values != _said(kept.asked, values):
+        if kept is None or kept.values != _said(kept.needed, values):
             own = Run(decoder=run.decoder, batch=run.batch, given=lambda name: self.captured(probe.name, name))
             made = own.computed(site)
-            asked = frozenset(own.asked)
-            kept = self.kept[probe.name, site] = _Kept(asked=asked, values=_said(asked, values), tensor=made)
-        run.asked.update(kept.asked)
+            asked, needed = frozenset(own.took.asked), frozenset(own.took.asked | own.took.besides)
+            said = _said(needed, values)
+            kept = self.kept[probe.name, site] = _Kept(asked=asked, needed=needed, values=said, tensor=made)
+        run.took.asked |= kept.asked
         return kept.tensor
 
     def _batch(self, probe: Probe) -> Batch:
@@ -304,7 +310,7 @@ def _without_row_means(scores: Tensor) -> Tensor:
 
 def _said(knobs: Iterable[str], values: Values) -> str:
     """Everything that is said of some knobs."""
-    return repr([(knob, values.get(knob)) for knob in sorted(knobs)])
+    return repr([(knob, said_of(knob, values)) for knob in sorted(knobs)])
 
 
 def changed(values: Values, knob: str, value: Any, layers: Sequence[int], count: int, before: Any = None) -> Values:

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from parity_audit.core.sites import NORM_ROLES, layer_of, local_name
+from parity_audit.core.sites import FINAL_NORM, NORM_ROLES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, f64, spec_value
 from parity_audit.diagnose.fit.residuals import Component, Residuals
@@ -24,6 +24,8 @@ OF_THE_LENGTH = ("pos_embed", "rot_q", "rot_k", "z", "delta.out")
 ENTERING = ("ln1.out", "ln2.out")
 """The outputs of norms that a block's projections read."""
 MATRICES = ("attn_scores", "pattern")
+HIDDEN_ALIKE = (*MATRICES, *ENTERING, FINAL_NORM)
+"""Sites that programs fuse into what reads them: where one side does not show such a site, neither side's is read."""
 ByLayer = Mapping["int | None", Evidence]
 
 
@@ -62,12 +64,16 @@ def tensor_at(evidence: ByLayer, probe: str, site: str) -> Tensor | None:
 
 
 def as_shown_by(own: ByLayer, other: ByLayer) -> ByLayer:
-    """One side without the attention matrices that the other hides: what both make of queries and keys is then judged by z alike."""
+    """One side without the attention matrices and norms that the other hides: what both make of what is before them is then judged
+    by what reads them, alike on both sides. A norm that departs on the side that shows it would else explain nothing there."""
 
     def of_layer(layer: int | None) -> Evidence:
+        @cache
+        def hides(probe: str, site: str) -> bool:
+            return layer not in other or other[layer].tensor(probe, site) is None
+
         def tensor(probe: str, site: str) -> Tensor | None:
-            hidden = site in MATRICES and (layer not in other or other[layer].tensor(probe, site) is None)
-            return None if hidden else own[layer].tensor(probe, site)
+            return None if site in HIDDEN_ALIKE and hides(probe, site) else own[layer].tensor(probe, site)
 
         return replace(own[layer], tensor=tensor)
 
@@ -109,6 +115,7 @@ def side_of(evidence: ByLayer) -> Side:
             return None if found is None else f64(found)
         return f64(found).masked_fill(_is_masked(f64(found)), -torch.inf)
 
+    @lru_cache
     def weights(layer: int | None, role: str) -> Tensor | None:
         found = evidence[layer].weight(role)
         return evidence[None].weight(role) if found is None and layer is not None and None in evidence else found

@@ -1,0 +1,77 @@
+"""What formulas made is kept while what it depends on stays the same, and no more than there is room for."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from parity_audit.formulas import kept
+from parity_audit.formulas.decoder import Run
+from parity_audit.formulas.kept import Kept, Made
+from parity_audit.formulas.place import Batch, Decoder, Took
+
+GIGABYTE = 2**27
+"""In numbers of float64."""
+D = 8
+WEIGHTS = {
+    role: torch.randn(D, D, generator=torch.Generator().manual_seed(seed))
+    for seed, role in enumerate(("attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down"))
+} | {role: torch.rand(D) for role in ("norm.ln1", "norm.ln2", "norm.q", "norm.k")}
+STREAM = torch.randn(1, 6, D, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+TOKENS = torch.arange(6)[None]
+VALUES = {"norm.eps": [1e-5], "attention.scale": [2.0], "mlp.activation": ["relu"], "rope.theta": [None]}
+
+
+def run(store: Kept | None, values: dict) -> Run:
+    decoder = Decoder(
+        dims={"n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "d_head": 4, "d_model": D}, values=values,
+        weights=lambda layer, role: WEIGHTS.get(role),
+    )  # fmt: skip
+    batch = Batch(tokens=TOKENS, mask=torch.ones_like(TOKENS), positions=TOKENS)
+    return Run(decoder=decoder, batch=batch, given={"blocks.0.resid_pre": STREAM}.get, kept=store)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"attention.scale": [3.0]}, {"norm.eps": [0.5]}, {"qk_norm.eps": [0.5]}, {"mlp.activation": ["silu"]},
+        {"residual.scale": [0.5]}, {"residual.repeated": ["the first"]}, {"attention.window": [2]}, {},
+    ],
+    ids=lambda changed: next(iter(changed), "nothing"),
+)  # fmt: skip
+def test_what_is_kept_is_what_is_made_anew(changed):
+    store = Kept()
+    run(store, VALUES).computed("blocks.0.resid_post")
+    for values in ({**VALUES, **changed}, VALUES):
+        own, new = run(store, values), run(None, values)
+
+        assert torch.equal(own.computed("blocks.0.resid_post"), new.computed("blocks.0.resid_post"))
+        assert own.took.asked == new.took.asked
+        assert own.read_by("blocks.0.resid_post") == new.read_by("blocks.0.resid_post")
+
+
+def test_only_what_depends_on_a_value_is_made_again():
+    store = Kept()
+    run(store, VALUES).computed("blocks.0.resid_post")
+    before = {site: entry.made.tensor for (_, site), entry in store.entries.items()}
+    run(store, {**VALUES, "attention.scale": [3.0]}).computed("blocks.0.resid_post")
+    same = {site for (_, site), entry in store.entries.items() if entry.made.tensor is before[site]}
+
+    assert {"blocks.0.q", "blocks.0.k_norm.out", "blocks.0.v"} <= same
+    assert same.isdisjoint(
+        {"blocks.0.z", "blocks.0.attn_proj", "blocks.0.resid_mid", "blocks.0.mlp.post", "blocks.0.resid_post"}
+    )
+
+
+def test_half_a_gigabyte_is_kept_and_the_oldest_goes_first():
+    def made(gigabytes: float) -> Made:
+        return Made(tensor=torch.empty(int(gigabytes * GIGABYTE), dtype=torch.float64), took=Took())
+
+    store = Kept()
+    for name, size in {"old": 0.2, "newer": 0.2, "newest": 0.2, "none": 0.6}.items():
+        store.keep((name, ""), made(size), VALUES)
+
+    assert [name for name, _ in store.entries] == ["newer", "newest"]
+    assert 0 < store.bytes <= kept.BYTES_KEPT
+    store.keep(("newer", ""), replace(made(0.01)), VALUES)
+    assert store.bytes == sum(entry.bytes for entry in store.entries.values())
