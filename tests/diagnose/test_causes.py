@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from tiny_port import PROBES, Port, evidence, spec_of
+from tiny_port import PROBES, Port, evidence, found, spec_of
 
 from parity_audit.diagnose.evidence import PICTURE_POINTS
 from parity_audit.diagnose.findings import places_of
@@ -313,3 +313,14 @@ def test_an_error_of_what_attention_adds_is_looked_for_in_the_norm_behind_it():
     (finding,), _ = causes_at(seen(1e-3), seen(PORT.eps), ["blocks.0.attn_out"])
 
     assert (finding.knob, finding.candidate_value, finding.site) == ("norm.eps", 1e-3, "blocks.0.ln1_post.out")
+
+
+def test_norms_of_the_reference_that_depart_explain_what_reads_those_that_the_candidate_hides():
+    """A port with folded norms shows none of them; what its reference makes of its own is judged by what reads it."""
+    hidden = ("ln1.out", "ln2.out", "ln_final.out")
+    findings = found(PORT.but(hide=hidden), PORT.but(eps=1e-3), norm__eps=PORT.eps)
+
+    assert findings.keys() == {"norm.eps"}
+    assert findings["norm.eps"].candidate_value == pytest.approx(PORT.eps, rel=1e-3)
+    assert findings["norm.eps"].reference_value == pytest.approx(1e-3, rel=1e-3)
+    assert findings["norm.eps"].departs_from_spec == "reference"
