@@ -87,9 +87,10 @@ class Run:
         self.took.add(self._computed[site].took)
         return self._computed[site].tensor
 
-    def read_by(self, site: str) -> frozenset[str]:
-        """The sites that the formula of a site that was computed asked for."""
-        return frozenset(self._computed[site].took.read) if site in self._computed else frozenset()
+    @property
+    def read(self) -> dict[str, set[str]]:
+        """For each site that was computed, the sites that its formula asked for."""
+        return {site: made.took.read for site, made in self._computed.items()}
 
     def tensor(self, site: str) -> Tensor:
         """What goes on from a site: the given tensor, else the computed one."""

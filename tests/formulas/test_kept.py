@@ -47,7 +47,7 @@ def test_what_is_kept_is_what_is_made_anew(changed):
 
         assert torch.equal(own.computed("blocks.0.resid_post"), new.computed("blocks.0.resid_post"))
         assert own.took.asked == new.took.asked
-        assert own.read_by("blocks.0.resid_post") == new.read_by("blocks.0.resid_post")
+        assert own.read["blocks.0.resid_post"] == new.read["blocks.0.resid_post"]
 
 
 def test_only_what_depends_on_a_value_is_made_again():

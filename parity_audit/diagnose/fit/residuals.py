@@ -206,7 +206,7 @@ class Residuals:
 
     def read_by(self, component: Component) -> frozenset[str]:
         """The sites that a component's formula takes, under the spec's values."""
-        return self._made(component, self.decoder.values)[1].read_by(component.site)
+        return frozenset(self._made(component, self.decoder.values)[1].read.get(component.site, ()))
 
     def hidden_before(self, component: Component) -> frozenset[str]:
         """Those of the sites that a component's formula takes which the capture does not show."""
