@@ -104,10 +104,10 @@ class Run:
     def forget(self, before: int) -> None:
         """Drop what the blocks before this one made, all but the stream between them."""
         kept = {f"blocks.{before - 1}.{name}" for name in LEAVES_BLOCK}
-        for site in [site for site in self._computed if (layer_of(site) or 0) < before and site not in kept]:
-            del self._computed[site]
-        for site in [site for site in self._going_on if (layer_of(site) or 0) < before and site not in kept]:
-            del self._going_on[site]
+        made = {*self._computed, *self._going_on}
+        for site in (site for site in made if (layer_of(site) or 0) < before and site not in kept):
+            self._computed.pop(site, None)
+            self._going_on.pop(site, None)
 
     def _made(self, site: str) -> Made:
         """A site computed; what its formula takes is noted also where it breaks off."""
