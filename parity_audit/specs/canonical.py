@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from parity_audit.formulas.frequencies import kind_of
-from parity_audit.specs.installed import configuration_class
+from parity_audit.specs.installed import class_says
 from parity_audit.specs.wrapped import text_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -46,8 +46,8 @@ def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def written_name(config: Mapping[str, Any], key: str) -> str:
     """The name under which a config holds what specs call `key`; `key` where it holds no such thing."""
-    of_kind = configuration_class(config)
-    known = {} if of_kind is None else of_kind.attribute_map
+    says = class_says(config)
+    known = {} if says is None else says.names
     others = (known.get(key, key), OLDER_NAMES.get(key, key), *(old for old, new in known.items() if new == key))
     return next((name for name in (key, *others) if name in config), key)
 
@@ -62,22 +62,10 @@ def _canonical(written: str) -> dict[str, Any]:
 
 def _class_says(config: Mapping[str, Any]) -> dict[str, Any]:
     """Every key of the configuration class of this model, {} where transformers has none or refuses the values."""
-    import transformers
-
-    of_kind = configuration_class(config)
-    if of_kind is None:
+    says = class_says(config)
+    if says is None:
         return {}
-    said = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        made = of_kind(**copy.deepcopy({key: value for key, value in config.items() if key != "model_type"}))
-        shown: dict[str, Any] = json.loads(made.to_json_string(use_diff=False))
-        names = {old: shown[new] for old, new in of_kind.attribute_map.items() if new in shown}
-        return {**names, **shown}
-    except Exception:  # a foreign class refuses in its own ways; the values themselves are checked elsewhere
-        return {}
-    finally:
-        transformers.logging.set_verbosity(said)
+    return {**{old: says.values[new] for old, new in says.names.items() if new in says.values}, **says.values}
 
 
 def _translated(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,9 +36,9 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
     """
 
     released = [entry.config.get("model_type") for entry in spec.content.models.values()]
-    too_old = lacks(config) if config.get("model_type") in released else ""
 
     def refuse(what: str, expected: str = "", hint: str = "") -> UsageError:
+        too_old = lacks(config) if config.get("model_type") in released else ""
         return UsageError(
             f"this is no config of {spec.architecture}: {what}", code="bad-config", where=str(where), expected=expected,
             hint=f"{too_old}: {instead(config)}" if too_old else hint or "correct the file, or get it again",
