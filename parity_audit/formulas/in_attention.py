@@ -20,8 +20,10 @@ from parity_audit.formulas.choices import (
     EVERY_KEY,
     FULL,
     HEAD_POS,
+    LEFT_OUT,
     MOVES,
     ON_QUERIES,
+    OVER_HEADS,
     OVER_QUERIES,
     OVERRUN,
     POS_HEAD,
@@ -52,13 +54,14 @@ MASKS_KEPT = 16
 
 
 def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
-    """Scores of the queries at `rows`, of all by default; with the keys of a cache where these are given."""
+    """Scores of the queries at `rows`, of all by default; with the first keys alone, or those of a cache, where these are given."""
     q, k = multiplied(at, "q"), multiplied(at, "k") if keys is None else keys
     chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
     scale, bias = scale_of(at), at.knob("attention.bias")
     scale = 1.0 if at.knob("attention.scaled") == ON_QUERIES else scale
-    seen = _seen_from(at, chosen)
-    softcap, penalty, products = at.knob("attention.softcap"), _penalties(at, chosen), at.knob("attention.scores_dtype")
+    seen = _seen_from(at, chosen)[..., : k.shape[1]]
+    softcap, products = at.knob("attention.softcap"), at.knob("attention.scores_dtype")
+    penalty = _penalties(at, chosen, k.shape[1])
     alone = softcap is None and penalty is None and bias is None
     _refuse_products(products, q, by_shift=alone and _is_power_of_two(scale))
     made = attention.scores(
@@ -121,21 +124,21 @@ def _never_blind(mask: Tensor, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tens
 
 def by_distance(bias: Mapping[str, float], rows: Tensor, keys: int) -> Tensor:
     """What is added to the scores of queries at these places for their distance to a key, `[query key]`."""
-    table = torch.zeros(keys, dtype=torch.float64)
+    table = torch.zeros(max([keys, *(rows + 1).tolist()]), dtype=torch.float64)
     known = {int(name.removeprefix(AT_DISTANCE)): value for name, value in bias.items()}
-    for distance in known.keys() & range(keys):
+    for distance in known.keys() & range(len(table)):
         table[distance] = known[distance]
     apart = rearrange(rows, "query -> query 1") - torch.arange(keys, device=rows.device)
     return torch.where(apart >= 0, table.to(rows.device)[apart.clamp_min(0)], 0.0)
 
 
-def _penalties(at: Place, rows: Tensor) -> Tensor | None:
-    """ALiBi's penalties for the queries at these places, None where a model has none."""
+def _penalties(at: Place, rows: Tensor, keys: int) -> Tensor | None:
+    """ALiBi's penalties for the queries at these places and the first keys, None where a model has none."""
     slopes, places = _slopes(at), at.batch.positions
     if slopes is None:
         return None
     return penalties(
-        slopes.to(places.device), places[:, rows], places, arithmetic=at.knob("attention.alibi_dtype")
+        slopes.to(places.device), places[:, rows], places[:, :keys], arithmetic=at.knob("attention.alibi_dtype")
     )  # fmt: skip
 
 
@@ -190,18 +193,28 @@ def _attended(at: Place, v: Tensor) -> Tensor:
     queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries
     first = None if at.batch.decoded_from is None or _finds_all(at) else at.batch.decoded_from
     whole, together = (queries, v.shape[1]) if first is None else (queries[queries < first], first)
-    made = [
-        attention.weighted_values(_pattern_at(at, rows, together), v, kv) for rows in torch.split(whole, QUERY_ROWS)
-    ]
+    made = [_of_rows(at, v, kv, rows, together) for rows in torch.split(whole, QUERY_ROWS)]
     decoded = () if first is None else _decoded(at, v, kv, queries[queries >= first], first)
     return torch.cat([*made, *decoded], 1)
 
 
-def _pattern_at(at: Place, rows: Tensor, together: int) -> Tensor:
-    """The pattern of the queries at `rows`, which were computed in one step with all of the first `together`."""
-    if at.knob("attention.weights") != OVER_QUERIES:
-        return pattern_of(at, scores_of(at, rows))
-    return pattern_of(at, scores_of(at, torch.arange(together, device=rows.device)))[:, :, rows]
+def _of_rows(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, together: int) -> Tensor:
+    """What the queries at `rows` attended to, which were computed in one step with all of the first `together`."""
+    law = at.knob("attention.weights")
+    if law == OVER_QUERIES:
+        s = scores_of(at, torch.arange(together, device=rows.device))
+        return attention.weighted_values(pattern_of(at, s)[:, :, rows], v, kv)
+    # Keys behind the last one that a query sees weigh nothing, and are half of all in a long causal text.
+    hidden_weigh_nothing = law != OVER_HEADS and at.knob("attention.masked") == LEFT_OUT
+    keys = _up_to_the_last(_seen_from(at, rows)) if hidden_weigh_nothing else v.shape[1]
+    pattern = pattern_of(at, scores_of(at, rows, multiplied(at, "k")[:, :keys]))
+    return attention.weighted_values(pattern, v[:, :keys], kv)
+
+
+def _up_to_the_last(seen: Tensor) -> int:
+    """How many keys there are up to the last that one of these queries may see, of `[batch 1 query key]`; 1 where they see none."""
+    shown = seen.flatten(0, 2).any(0).nonzero()
+    return int(shown[-1]) + 1 if len(shown) else 1
 
 
 def _finds_all(at: Place) -> bool:
