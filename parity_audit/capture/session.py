@@ -35,7 +35,7 @@ from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import dims, reads, unread_tensors, weight_taps
 from parity_audit.workers.asking import Asking
 from parity_audit.workers.client import TIMEOUT, Worker
-from parity_audit.workers.forks import can_fork
+from parity_audit.workers.forks import imported_before
 from parity_audit.workers.live import LiveWorker
 
 T = TypeVar("T")
@@ -243,10 +243,10 @@ class Session:
             return LiveWorker(self.label, self.log)
         environment = self.plan.environment
         self._use = self._use or use(environment)
-        fork = self.plan.device == "cpu" and can_fork(environment.backend_key)
+        imported = imported_before(environment.backend_key, self.plan.ref.target) if self.plan.device == "cpu" else ()
         return Worker.start(
-            environment.backend_key, environment.python, self._environ(shared=fork), self.log, cache_root() / "workers",
-            self.timeout, cwd=self.home, fork=fork,
+            environment.backend_key, environment.python, self._environ(shared=bool(imported)), self.log,
+            cache_root() / "workers", self.timeout, cwd=self.home, imported=imported,
         )  # fmt: skip
 
     def _request(self) -> LoadRequest:

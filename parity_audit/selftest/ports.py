@@ -10,14 +10,16 @@ from typing import Any
 from parity_audit.selftest.corpus import Fault, corpus_folder, resolved
 
 PLANTS = "plants.py"
-PORT = '''"""A port with a planted fault."""
+PORT = '''# parity-audit: transformers may be imported before this file
+"""A port with a planted fault."""
 import plants
 def load(model_path: str, dtype: str, device: str):
     return plants.load({operations!r}, model_path, dtype, device)
 '''
 
 
-HOOKED_PORT = '''"""A port with a planted fault, made of transformer_lens."""
+HOOKED_PORT = '''# parity-audit: transformers may be imported before this file
+"""A port with a planted fault, made of transformer_lens."""
 import plants
 def load(model_path: str, dtype: str, device: str):
     return plants.load_hooked({operations!r}, {model!r}, dtype, device)

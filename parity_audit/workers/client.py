@@ -9,7 +9,7 @@ import subprocess
 import time
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,11 @@ class Worker(Asking):
     @staticmethod
     def start(
         backend_key: str, python: str, env_vars: dict[str, str], log: Path, scratch: Path, timeout: float = TIMEOUT,
-        *, cwd: Path | None = None, fork: bool = False,
+        *, cwd: Path | None = None, imported: Sequence[str] = (),
     ) -> Worker:  # fmt: skip
         """Start a worker, in the directory `cwd` or the parent's own; `timeout` is for each request.
 
-        With `fork` (see `can_fork`) it is a copy of a process that has imported its engine; this returns before it
+        With `imported` (see `imported_before`) it is a copy of a process that has imported that; this returns before it
         exists. Otherwise it is a process of its own, and this waits for its greeting.
 
         Raises:
@@ -89,8 +89,8 @@ class Worker(Asking):
         temporary: OwnTemporary | None = None
         try:
             program = [python, "-I", str(bundle(scratch))]
-            if fork:
-                process = forked(program, backend_key, environ, log, wire, cwd=cwd)
+            if imported:
+                process = forked(program, backend_key, imported, environ, log, wire, cwd=cwd)
             else:
                 process, temporary = started([*program, backend_key], environ, log, wire, cwd=cwd)
         except (OSError, NotJudged) as error:
@@ -103,7 +103,7 @@ class Worker(Asking):
             os.close(to_worker)
             os.close(from_worker)
         worker = Worker(Channel(process, theirs, ours, log), backend_key, mark, timeout, temporary)
-        if fork:
+        if imported:
             return worker
         greeting = worker._answer("start", min(START_TIMEOUT, timeout))
         if greeting.get("hello") != PROTOCOL:

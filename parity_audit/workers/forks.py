@@ -14,21 +14,30 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from parity_audit.core.backend_ref import PORT
 from parity_audit.core.wire import FORK_SERVER, FORK_SERVER_FD_ENV
 from parity_audit.workers.processes import started
 from parity_audit.workers.reap import MARK_ENV, end_family
 
 _TORCH = ("parity_audit.backends.python_port", "parity_audit.backends.spec")
-_TRANSFORMER_LENS = ("parity_audit.backends.hooked_transformer", "transformer_lens")
+_DYNAMO = "torch._dynamo"
+"""What einops imports when it is used first."""
+_TRANSFORMERS = ("parity_audit.backends.hf", "transformers.modeling_utils")
+_TRANSFORMER_LENS = ("parity_audit.backends.hooked_transformer", "transformer_lens", _DYNAMO)
 IMPORTS = {
-    "hf": ("parity_audit.backends.hf", "transformers.modeling_utils"),
+    "hf": _TRANSFORMERS,
     "hooked_transformer": _TRANSFORMER_LENS,
     "transformer_bridge": _TRANSFORMER_LENS,
-    "spec": _TORCH,
-    "python": _TORCH,
+    "spec": (*_TORCH, _DYNAMO),
+    PORT: _TORCH,
 }
 """Backends whose workers may be forked, and what they all import: modules that open no GPU and start no engine. A port's own
-imports are left to it, since its file may set variables before them."""
+imports are left to it, since its file may set variables before them, unless it has a line of `PORT_SAYS`."""
+PORT_SAYS = {
+    f"# parity-audit: {library} may be imported before this file\n": imports
+    for library, imports in {"transformers": _TRANSFORMERS, "transformer_lens": _TRANSFORMER_LENS}.items()
+}
+"""Lines of a port's file, and what its worker has imported where one stands there."""
 IDLE_SERVERS = 2
 """Servers without a worker that are kept: an audit, and the next one, goes back and forth between a reference, a candidate's engine
 and ports. One holds some 300 MB, so more are not."""
@@ -145,22 +154,30 @@ _Key = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
 _SERVERS: dict[_Key, ForkServer] = {}
 
 
-def can_fork(key: str) -> bool:
-    """Whether workers of this backend may be forked here."""
-    return sys.platform == "linux" and key in IMPORTS
+def imported_before(key: str, target: str | None = None) -> tuple[str, ...]:
+    """What a worker of this backend may find imported, nothing where it may not be forked here; of a port `FILE:FUNCTION` what its
+    file says."""
+    if sys.platform != "linux":
+        return ()
+    if key == PORT and target is not None:
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # the worker says what is wrong with the file
+            text = Path(target.rpartition(":")[0]).read_text()
+            return next((imports for line, imports in PORT_SAYS.items() if line in text), IMPORTS[key])
+    return IMPORTS.get(key, ())
 
 
 def forked(
-    program: Sequence[str], key: str, environ: Mapping[str, str], log: Path, wire: tuple[int, int], *, cwd: Path | None
-) -> Forked:
-    """A worker of `key`, from a server with the same program and variables; one is started where there is none.
+    program: Sequence[str], key: str, imports: Sequence[str], environ: Mapping[str, str], log: Path, wire: tuple[int, int],
+    *, cwd: Path | None,
+) -> Forked:  # fmt: skip
+    """A worker of `key` that has `imports`, from a server with the same program and variables; one is started where there is none.
 
     Raises:
         NotJudged: there is no room for temporary files.
         OSError: there is no such interpreter.
     """
     lasting = {name: value for name, value in environ.items() if not name.startswith(OWN_PREFIXES)}
-    wanted = ((*program, FORK_SERVER, *IMPORTS[key]), frozenset(lasting.items()))
+    wanted = ((*program, FORK_SERVER, *imports), frozenset(lasting.items()))
     _end_those_not_needed(wanted)
     try:
         return _server(wanted, log).fork(key, environ, cwd, log, wire)

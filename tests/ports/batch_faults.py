@@ -1,3 +1,4 @@
+# parity-audit: transformers may be imported before this file
 """Ports whose answer depends on the conditions of the run: `python:batch_faults.py:load,fault=NAME`, or `clean`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# parity-audit: transformers may be imported before this file
 """transformers models that are right in whole runs, and do not go on from their cache."""
 
 from __future__ import annotations

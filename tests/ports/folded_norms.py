@@ -1,3 +1,4 @@
+# parity-audit: transformers may be imported before this file
 """Norm weights folded into the projections behind them: `python:folded_norms.py:load`, with a fault where one is named.
 
 row         one row of a projection of block 1 is 1.01 times what it should be

@@ -1,3 +1,4 @@
+# parity-audit: transformers may be imported before this file
 """transformers with one constant moved in one layer alone: `layer`, and `eps` or `scale` as the amount to add."""
 
 import torch

@@ -1,3 +1,4 @@
+# parity-audit: transformers may be imported before this file
 """A mixture whose routers prefer later experts where scores tie: `python:other_experts.py:load`, with one token sent to an expert
 that does not tie (`fault=True`), or with another eps (`eps=1e-3`)."""
 

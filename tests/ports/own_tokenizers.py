@@ -1,3 +1,4 @@
+# parity-audit: transformers may be imported before this file
 """Ports whose model is right and whose tokenizer is not: what each makes of a text is not what the checkpoint's makes."""
 
 from __future__ import annotations

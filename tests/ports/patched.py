@@ -1,3 +1,4 @@
+# parity-audit: transformers may be imported before this file
 """transformers models that users have patched, each to compute the same by another route: what a monkey-patch, a kernel of
 one's own in `AttentionInterface` or a fused module looks like to the auditor.
 

@@ -1,3 +1,4 @@
+# parity-audit: transformers may be imported before this file
 """Ports of transformers that are right nearly everywhere: each is wrong behind its hooks, or for few inputs only."""
 
 from __future__ import annotations

@@ -100,7 +100,9 @@ def worker(request, tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    started = Worker.start(key, sys.executable, {}, tmp_path / "worker.log", tmp_path, fork=request.param)
+    started = Worker.start(
+        key, sys.executable, {}, tmp_path / "worker.log", tmp_path, imported=(module.stem,) if request.param else ()
+    )
     yield started
     started.kill()
     forks.end_servers()
@@ -239,15 +241,15 @@ def wait_until(true, seconds):
     return true()
 
 
-@pytest.mark.parametrize("fork", [False, pytest.param(True, marks=LINUX)])
-def test_a_worker_dies_with_its_parent(tmp_path, fork):
+@pytest.mark.parametrize("imported", [(), pytest.param(("json",), marks=LINUX)])
+def test_a_worker_dies_with_its_parent(tmp_path, imported):
     script = textwrap.dedent(
         f"""
         import os, sys
         from pathlib import Path
         from parity_audit.workers.client import Worker
         folder = Path({str(tmp_path)!r})
-        worker = Worker.start("hf", sys.executable, {{}}, folder / "log", folder, fork={fork})
+        worker = Worker.start("hf", sys.executable, {{}}, folder / "log", folder, imported={imported})
         while worker.process.pid is None:
             pass
         print(worker.process.pid, flush=True)

@@ -60,10 +60,11 @@ def start(tmp_path, monkeypatch):
     module = Path(sysconfig.get_path("purelib")) / f"forked_backend_{os.getpid()}.py"
     module.write_text(BACKEND)
     key, started = f"{module.stem}:Engine", []
-    monkeypatch.setitem(forks.IMPORTS, key, (module.stem,))
 
     def one(log="worker.log", cwd=None, **variables):
-        worker = Worker.start(key, sys.executable, variables, tmp_path / log, tmp_path, cwd=cwd, fork=True)
+        worker = Worker.start(
+            key, sys.executable, variables, tmp_path / log, tmp_path, cwd=cwd, imported=(module.stem,)
+        )
         started.append(worker)
         return worker
 
@@ -175,7 +176,8 @@ def test_an_end_of_the_parent_ends_the_server_too(tmp_path):
         from pathlib import Path
         from parity_audit.workers.client import Worker
         from parity_audit.workers import forks
-        worker = Worker.start("spec", sys.executable, {{}}, Path({str(tmp_path)!r}) / "log", Path({str(tmp_path)!r}), fork=True)
+        folder = Path({str(tmp_path)!r})
+        worker = Worker.start("spec", sys.executable, {{}}, folder / "log", folder, imported=("json",))
         [server] = forks._SERVERS.values()
         print(server._process.pid, flush=True)
         if sys.argv[1] == "killed":
@@ -189,3 +191,34 @@ def test_an_end_of_the_parent_ends_the_server_too(tmp_path):
         while is_alive(pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not is_alive(pid), how
+
+
+PORT_FILE = """
+import sys
+raise RuntimeError(f"transformers is imported: {'transformers' in sys.modules}")
+"""
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_port_finds_imported_what_its_file_says_may_be(says, tmp_path):
+    file = tmp_path / "port.py"
+    file.write_text("# parity-audit: transformers may be imported before this file\n" * says + PORT_FILE)
+    imported = forks.imported_before("python", f"{file}:load")
+    worker = Worker.start("python", sys.executable, {}, tmp_path / "log", tmp_path, imported=imported)
+    request = LoadRequest(
+        checkpoint=Checkpoint(repo_id="x", path="/x"), dtype="float32", device="cpu", target=f"{file}:load"
+    )
+
+    with pytest.raises(BackendFailed, match=f"transformers is imported: {says}"):
+        worker.load(request)
+    worker.kill()
+    forks.end_servers()
+
+
+def test_a_line_that_is_not_the_whole_line_says_nothing(tmp_path):
+    file = tmp_path / "port.py"
+    file.write_text("# parity-audit: transformers may be imported before this file, but not today\n")
+
+    assert forks.imported_before("python", f"{file}:load") == forks.IMPORTS["python"]
+    assert forks.imported_before("python", f"{tmp_path / 'none.py'}:load") == forks.IMPORTS["python"]
+    assert forks.imported_before("vllm") == ()
