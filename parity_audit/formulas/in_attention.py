@@ -193,7 +193,7 @@ def _attended(at: Place, v: Tensor) -> Tensor:
     queries = torch.arange(v.shape[1], device=v.device) if at.queries is None else at.queries
     first = None if at.batch.decoded_from is None or _finds_all(at) else at.batch.decoded_from
     whole, together = (queries, v.shape[1]) if first is None else (queries[queries < first], first)
-    made = [_of_rows(at, v, kv, rows, together) for rows in torch.split(whole, QUERY_ROWS)]
+    made = [_of_rows(at, v, kv, rows, together) for rows in torch.split(whole, QUERY_ROWS) if len(rows)]
     decoded = () if first is None else _decoded(at, v, kv, queries[queries >= first], first)
     return torch.cat([*made, *decoded], 1)
 
