@@ -1,7 +1,5 @@
 """What formulas made is kept while what it depends on stays the same, and no more than there is room for."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -63,15 +61,18 @@ def test_only_what_depends_on_a_value_is_made_again():
     )
 
 
-def test_half_a_gigabyte_is_kept_and_the_oldest_goes_first():
+def test_a_gigabyte_is_kept_and_what_was_not_taken_for_longest_goes_first():
     def made(gigabytes: float) -> Made:
         return Made(tensor=torch.empty(int(gigabytes * GIGABYTE), dtype=torch.float64), took=Took())
 
     store = Kept()
-    for name, size in {"old": 0.2, "newer": 0.2, "newest": 0.2, "none": 0.6}.items():
+    for name, size in {"old": 0.4, "newer": 0.4, "newest": 0.4, "none": 1.2}.items():
         store.keep((name, ""), made(size), VALUES)
 
     assert [name for name, _ in store.entries] == ["newer", "newest"]
     assert 0 < store.bytes <= kept.BYTES_KEPT
-    store.keep(("newer", ""), replace(made(0.01)), VALUES)
+    assert store.found(("newer", ""), VALUES) is not None
+    store.keep(("one more", ""), made(0.4), VALUES)
+    assert [name for name, _ in store.entries] == ["newer", "one more"]
+    store.keep(("newer", ""), made(0.01), VALUES)
     assert store.bytes == sum(entry.bytes for entry in store.entries.values())

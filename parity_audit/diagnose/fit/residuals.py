@@ -10,7 +10,7 @@ whole window and the longest distances, and those before them where chunks begin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.fit.search import norm_of
 from parity_audit.diagnose.thresholds import LEFT_OUT
 from parity_audit.formulas.decoder import Run
-from parity_audit.formulas.kept import Kept, said_of
+from parity_audit.formulas.kept import Kept
 from parity_audit.formulas.knob import COUNT
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.formulas.place import Batch, Decoder, MissingTensor, MissingTokens
@@ -42,8 +42,6 @@ OF_EACH_TOKEN = ("rot_q", "rot_k", "pos_embed")
 """Sites of which each token depends on nothing but itself and its position."""
 OF_ALL_BEFORE = "delta.out"
 """The site of which each token is made of a state that all tokens before it made: it is compared in every token."""
-KEPT = ("rot_q", "rot_k", "v")
-"""What the attention of a long text is computed from: a search for a window does not make them again."""
 OF_TOKENS = (
     "attention.window",
     "attention.window_first",
@@ -72,17 +70,6 @@ class Component:
     def layer(self) -> int | None:
         """Its block, None outside the blocks."""
         return layer_of(self.site)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """A site of a long text under some values, kept while the knobs that it needs stay as they are, among them those that it asks
-    for."""
-
-    asked: frozenset[str]
-    needed: frozenset[str]
-    values: str
-    tensor: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +115,6 @@ class Residuals:
     decoder: Decoder
     captured: Captured
     batches: dict[str, Batch] = field(default_factory=dict)
-    kept: dict[tuple[str, str], _Kept] = field(default_factory=dict)
     made_before: Kept = field(default_factory=Kept)
     shown: dict[tuple[str, str], _Shown] = field(default_factory=dict)
 
@@ -247,45 +233,26 @@ class Residuals:
 
     def _run(self, component: Component, values: Values) -> Run:
         """The batch of a component's probe through the decoder, given what the capture shows."""
-        probe = component.probe
-        decoder = replace(self.decoder, values=values)
-        rows = self._rows(component)
-        run = Run(
-            decoder=decoder, batch=self._batch(probe), given=lambda site: self._given(component, site), queries=rows,
-            kept=self.made_before if rows is None else None, alike=f"{probe.name} as {component.seen_in}",
-        )  # fmt: skip
+        probe, rows, batch = component.probe, self._rows(component), self._batch(component.probe)
+        decoder, alike = replace(self.decoder, values=values), f"{probe.name} as {component.seen_in}"
         if rows is not None and local_name(component.site) in OF_EACH_TOKEN:
-            own = {name: getattr(run.batch, name)[:, rows] for name in ("tokens", "mask", "positions")}
-            run = Run(
-                decoder=decoder, batch=Batch(**own, shown=rows), given=lambda site: self._at(probe.name, site, rows)
-            )
-        elif rows is not None:
-            run.given = lambda site: self._long_input(run, probe, site, values)
-        return run
+            return Run(
+                decoder=decoder, batch=_tokens_of(batch, rows), kept=self.made_before, alike=f"{alike}, some tokens",
+                given=lambda site: self._at(component, site, rows),
+            )  # fmt: skip
+        return Run(
+            decoder=decoder, batch=batch, queries=rows, kept=self.made_before, given=lambda site: self._given(component, site),
+            alike=alike if rows is None else f"{alike}, some queries",
+        )  # fmt: skip
+
+    def _at(self, component: Component, site: str, rows: Tensor) -> Tensor | None:
+        found = self._given(component, site)
+        return None if found is None else found[:, rows]
 
     def _given(self, component: Component, site: str) -> Tensor | None:
         if component.seen_in is not None and self.captured(component.seen_in, site) is None:
             return None
         return self.captured(component.probe.name, site)
-
-    def _at(self, probe: str, site: str, rows: Tensor) -> Tensor | None:
-        found = self.captured(probe, site)
-        return None if found is None else found[:, rows]
-
-    def _long_input(self, run: Run, probe: Probe, site: str, values: Values) -> Tensor | None:
-        """A captured input of a long text, or its rotated queries and keys and its values, which are made once."""
-        found = self.captured(probe.name, site)
-        if found is not None or local_name(site) not in KEPT:
-            return found
-        kept = self.kept.get((probe.name, site))
-        if kept is None or kept.values != _said(kept.needed, values):
-            own = Run(decoder=run.decoder, batch=run.batch, given=lambda name: self.captured(probe.name, name))
-            made = own.computed(site)
-            asked, needed = frozenset(own.took.asked), frozenset(own.took.asked | own.took.besides)
-            said = _said(needed, values)
-            kept = self.kept[probe.name, site] = _Kept(asked=asked, needed=needed, values=said, tensor=made)
-        run.took.asked |= kept.asked
-        return kept.tensor
 
     def _batch(self, probe: Probe) -> Batch:
         if probe.name not in self.batches:
@@ -308,9 +275,11 @@ def _without_row_means(scores: Tensor) -> Tensor:
     return scores - mean
 
 
-def _said(knobs: Iterable[str], values: Values) -> str:
-    """Everything that is said of some knobs."""
-    return repr([(knob, said_of(knob, values)) for knob in sorted(knobs)])
+def _tokens_of(batch: Batch, rows: Tensor) -> Batch:
+    """Some tokens of a batch, where each depends on nothing but itself."""
+    return Batch(
+        tokens=batch.tokens[:, rows], mask=batch.mask[:, rows], positions=batch.positions[:, rows], shown=rows
+    )  # fmt: skip
 
 
 def changed(values: Values, knob: str, value: Any, layers: Sequence[int], count: int, before: Any = None) -> Values:
