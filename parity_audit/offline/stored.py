@@ -16,9 +16,12 @@ from parity_audit.capture.workspace import ALIVE, CAPTURES, WORKING, reclaim
 from parity_audit.core.errors import UsageError, refusals_of_the_disk
 from parity_audit.core.manifest import MANIFEST_NAME
 from parity_audit.envs.build import envs_root, is_ready, use_lock
+from parity_audit.specs import installed, remembered
 
 LEFTOVERS, SET_ASIDE = "leftovers", "set-aside"
-KINDS = ("environments", "synthetic", "captures", "workers", WORKING, SET_ASIDE, LEFTOVERS)
+READINGS = "readings"
+"""What YAML files and configuration classes said when they were read last."""
+KINDS = ("environments", "synthetic", "captures", "workers", READINGS, WORKING, SET_ASIDE, LEFTOVERS)
 WITHOUT_LOSS = (SET_ASIDE, LEFTOVERS)
 """What `prune` always deletes: nothing of it is ever read again."""
 SECONDS_PER_DAY = 86400
@@ -74,6 +77,10 @@ def _paths() -> Iterator[tuple[str, Path]]:
         yield "workers", path
     for path in sorted((root / "workers").glob("*.part")):
         yield LEFTOVERS, path
+    for path in sorted(
+        path for readings in (remembered.FOLDER, installed.FOLDER) for path in (root / readings).glob("*")
+    ):
+        yield (LEFTOVERS if path.suffix == ".part" else READINGS), path
     for folder in sorted((root / CAPTURES).glob("*/")):
         yield (CAPTURES if (folder / MANIFEST_NAME).is_file() else LEFTOVERS), folder
     for folder in sorted(aside_root().glob("*/")):

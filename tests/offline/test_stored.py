@@ -32,6 +32,9 @@ def cache(tmp_path, monkeypatch):
     (root / "envs/hf-1.0-abc" / INFO).write_text('{"backend": "hf"}')
     (root / "workers").mkdir()
     (root / "workers/worker-1.pyz").write_text("zip")
+    for path in ("specs/a.json", "config-classes/b.json", "config-classes/c.7.part"):
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text("{}")
     (root / "broken").mkdir()
     set_aside(root / "broken", what="capture", why="test")
     return root
@@ -55,6 +58,8 @@ def left(audits):
     kept = [
         ("captures", "finished"),
         ("environments", "hf-1.0-abc"),
+        ("readings", "a.json"),
+        ("readings", "b.json"),
         ("synthetic", "made"),
         ("workers", "worker-1.pyz"),
     ]
@@ -68,6 +73,7 @@ def test_everything_is_listed_with_its_size_and_use(cache, audits):
         "environments",
         "synthetic",
         "workers",
+        "readings",
         "working",
         "set-aside",
         "leftovers",
@@ -95,7 +101,7 @@ def test_nothing_in_use_is_deleted_whatever_is_asked(cache, audits):
     making = hold(cache / "synthetic/made.lock")
     prune(everything=True)
 
-    assert names(stored()) == left(audits)
+    assert names(stored()) == [(kind, name) for kind, name in left(audits) if kind != "readings"]
     for lock in (used, making, audits[0].alive):
         lock.release()
     prune(everything=True)
