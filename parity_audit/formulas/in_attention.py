@@ -228,12 +228,13 @@ def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: in
     the same there."""
     kind, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
     k, v = (cache.kept(cache.of_rows(x, kind, first), dtype) for x in (multiplied(at, "k"), v))
-    places, together = counted(at.batch.mask), rows < first + at.batch.at_once
+    together, each = rows < first + at.batch.at_once, torch.arange(len(rows))
     in_steps = kind in (*MOVES, OVERRUN) or at.knob("attention.weights") == OVER_QUERIES
-    steps: tuple[Tensor, ...] = (rows[together], *torch.split(rows[~together], 1)) if in_steps else (rows,)
+    steps = (each[together], *torch.split(each[~together], 1)) if in_steps else (each,)
     capacity = min(v.shape[1], at.knob("attention.window") or v.shape[1])
-    for own in (step for step in steps if len(step)):  # of no rows, split makes one empty part
-        s = scores_of(at, own, k).masked_fill(~cache.shown(kind, own, places, first), -torch.inf)
+    every = scores_of(at, rows, k).masked_fill(~cache.shown(kind, rows, counted(at.batch.mask), first), -torch.inf)
+    for step in (step for step in steps if len(step)):  # of no rows, split makes one empty part
+        own, s = rows[step], every[:, :, step]
         empty = cache.emptied(s, kind, own, capacity) if first < capacity else None
         if empty is not None:
             pattern = pattern_of(at, s.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
