@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -40,19 +41,28 @@ def _device() -> str:
 
 
 def _install(what: tuple[str, ...], device: str) -> int:
-    """With pip where the torch that it would take is of the right build, else with uv from an index that has one."""
+    """From where pip is set up to look, where the torch there is of the right build, else from an index that has one."""
     code = 1
+    subprocess.run([*PIP, "install", *CONSTRAINTS, "uv"], check=True)
     for options in torch_options(device):
         if options:
-            subprocess.run([*PIP, "install", *CONSTRAINTS, "uv"], check=True)
-            uv = (str(VENV / "bin" / "uv"), "pip", "install", "--quiet", "--python", PYTHON)
-            code = subprocess.run([*uv, *options, *CONSTRAINTS, *what]).returncode
-        elif is_for(device, _torch_of_pip()):
-            code = subprocess.run([*PIP, "install", *CONSTRAINTS, *what]).returncode
+            code = _with_uv((*options, *CONSTRAINTS, *what))
+        elif is_for(device, found := _torch_of_pip()):
+            builds = [f"torch=={version}" for name, version in found if name == "torch" and "+" in version]
+            # uv is ten times faster; where it does not find the very build of torch that pip would take, pip installs.
+            code = _with_uv((*CONSTRAINTS, *builds, *what), stderr=subprocess.DEVNULL) if builds else 1
+            code = code and subprocess.run([*PIP, "install", *CONSTRAINTS, *what]).returncode
         if code == 0:
             return 0
     print(f"no build of torch for {device} could be installed: put one where PIP_FIND_LINKS points", file=sys.stderr)
     return code
+
+
+def _with_uv(arguments: tuple[str, ...], stderr: int | None = None) -> int:
+    """Exit code of uv, which also looks where PIP_FIND_LINKS points."""
+    links = {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
+    uv = (str(VENV / "bin" / "uv"), "pip", "install", "--quiet", "--python", PYTHON)
+    return subprocess.run([*uv, *arguments], env={**links, **os.environ}, stderr=stderr).returncode
 
 
 def _torch_of_pip() -> list[tuple[str, str]]:
