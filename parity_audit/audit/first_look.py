@@ -16,7 +16,7 @@ from parity_audit.checks.token_ids import special_tokens
 from parity_audit.checks.weights import with_origins
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import Allowance
-from parity_audit.compare.verdict import first_divergence
+from parity_audit.compare.verdict import agreement_outside, first_divergence
 from parity_audit.core.report import Candidate, Finding, Verdict
 from parity_audit.core.types import NotTested
 from parity_audit.diagnose.identities import hook_warnings, stored_factors
@@ -59,10 +59,12 @@ def first_look(
     warnings += hook_warnings(capture, session.label, dtype, stored_factors(plan))
     warnings += [RAISED] if comparison.broke_off else []
     first = first_divergence(comparison)
+    verdict, why = (Verdict.MISMATCH, weights[0].message) if weights else (verdict, why)
+    outside = agreement_outside(comparison) if verdict is Verdict.MISMATCH else ""
     return Candidate(
         backend=plan.ref.name, package=about.package, version=about.version, settings=about.settings,
-        dtype=plan.dtype, device=plan.device, verdict=Verdict.MISMATCH if weights else verdict,
-        why=weights[0].message if weights else why, logits=comparison.logits,
+        dtype=plan.dtype, device=plan.device, verdict=verdict, why=f"{why}; {outside}" if outside else why,
+        logits=comparison.logits,
         worst_tokens=comparison.worst_tokens, sites=comparison.sites,
         first_divergence={"site": first.site, "layer": first.layer, "probe": first.probe} if first else None,
         findings=tuple(weights), warnings=tuple(warnings), not_visible=(*capture.manifest.not_visible, *comparison.not_comparable),

@@ -11,7 +11,9 @@ from parity_audit.compare.deltas import Comparison, worst_per_site
 from parity_audit.compare.outputs import decide
 from parity_audit.core.limits import WARN_SHARE, limit_of, ratio_of, share_of_limit
 from parity_audit.core.report import SiteDelta, Verdict
-from parity_audit.core.sites import LOGITS, RETURNED
+from parity_audit.core.sites import ENTERS_BLOCK, LEAVES_BLOCK, LOGITS, RETURNED, local_name
+
+STREAM = (*ENTERS_BLOCK, "resid_mid", *LEAVES_BLOCK)
 
 
 def judge_comparison(comparison: Comparison) -> tuple[Verdict, str]:
@@ -57,6 +59,17 @@ def judge_rest(comparison: Comparison) -> tuple[Verdict, str]:
     if any(delta.noise_ratio is None for delta in comparison.deciding_by_probe):
         return Verdict.INCONCLUSIVE, "no judge measured the noise floor, so rounding and error cannot be told apart"
     return _against_floor(comparison)
+
+
+def agreement_outside(comparison: Comparison) -> str:
+    """Words that what a port returns and its residual stream agree, whatever departs inside its blocks; "" where they do not."""
+    outside = [
+        delta for delta in comparison.deciding_by_probe
+        if delta.site in (LOGITS, RETURNED) or local_name(delta.site) in STREAM
+    ]  # fmt: skip
+    shown = {delta.site in (LOGITS, RETURNED) for delta in outside}
+    agree = shown == {True, False} and not any(map(comparison.is_beyond, outside))
+    return "what it returns and its residual stream agree in every probe of this run" if agree else ""
 
 
 def _against_floor(comparison: Comparison) -> tuple[Verdict, str]:

@@ -8,7 +8,7 @@ from held import Held, probe
 
 from parity_audit.compare.deltas import Comparison, compare
 from parity_audit.compare.variation import Variation
-from parity_audit.compare.verdict import first_divergence, judge_comparison
+from parity_audit.compare.verdict import agreement_outside, first_divergence, judge_comparison
 from parity_audit.core.report import LogitsDelta, SiteDelta, Verdict
 
 
@@ -53,6 +53,17 @@ def test_the_words_say_which_part_is_bit_identical():
     assert said == "bit-identical in whole runs; cached decoding at parity, 1.1x (at logits)"
     assert "bit-identical" not in judge_comparison(comparison(delta(), step, decoded=("decode",)))[1]
     assert "bit-identical" not in judge_comparison(comparison(step, decoded=("decode",)))[1]
+
+
+@pytest.mark.parametrize(
+    ("stream", "returned", "says"), [(1.0, 1.0, True), (4.1, 1.0, False), (1.0, 4.1, False), (None, 1.0, False)]
+)
+def test_a_mismatch_inside_blocks_says_that_the_outside_agrees(stream, returned, says):
+    inside, outside = delta("blocks.0.q", ratio=1e6), (delta("blocks.0.resid_mid", ratio=stream), delta(ratio=returned))
+    words = agreement_outside(comparison(inside, *outside))
+
+    assert words == ("what it returns and its residual stream agree in every probe of this run" if says else "")
+    assert agreement_outside(comparison(inside, delta())) == "", "no stream was compared"
 
 
 @pytest.mark.parametrize(
