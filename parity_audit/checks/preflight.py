@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from parity_audit.checks.token_ids import SpecialTokens, TwoRows, first_difference, ways_they_differ
 from parity_audit.compare.source import TensorSource
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
 from parity_audit.diagnose.confidence import BY_COMPARISON
+from parity_audit.formulas.fingerprint import fingerprint
 from parity_audit.specs.view import joined
 
 MESSAGES = '[{"'
@@ -18,6 +21,8 @@ KNOB = "weights"
 VALUES_DIFFER = "the values differ"
 SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 """How far sketches of one tensor may be apart, by the dtype that a side holds it in: a few roundings of that dtype."""
+SURE = 0.01
+"""The share of an added number that rounding may be for the number to be told: two digits of it are right then."""
 
 
 def token_findings(
@@ -80,7 +85,7 @@ def weight_findings(
 ) -> tuple[list[Finding], list[NotTested]]:
     """One finding per tensor that is not the reference's, after layout transforms; tensors nobody compared.
 
-    `how`: what is said of a tensor that has the right shape and is no multiple of the right one.
+    `how`: what is said of a tensor that has the right shape and comes of the right one by no number.
     """
     ours = {item.name: item for item in candidate}
     theirs = {item.name: item for item in reference}
@@ -120,11 +125,33 @@ def _factor(reference: WeightPrint, candidate: WeightPrint, tolerance: float) ->
     return None
 
 
+def _added(reference: WeightPrint, candidate: WeightPrint, tolerance: float) -> float | None:
+    """What has to be added to every number of a vector of the reference's to be the candidate's, None where no number does that: the
+    inner products of a sketch are linear."""
+    if len(reference.shape) != 1:
+        return None
+    ones = fingerprint("", torch.ones(reference.shape))
+    own, other, one = (
+        torch.tensor(item.sketch, dtype=torch.float64) * item.rms for item in (candidate, reference, ones)
+    )
+    added = float((own - other) @ one / (one @ one))
+    rounding = tolerance * max(candidate.rms, reference.rms)
+    is_all = float((own - other - added * one).abs().max()) <= rounding
+    return added if is_all and rounding <= SURE * abs(added) * float(one.norm()) else None
+
+
+def _relation(reference: WeightPrint, candidate: WeightPrint, tolerance: float) -> str:
+    """How a tensor comes of the reference's of that shape, in words; "" where it is told by no number."""
+    factor = _factor(reference, candidate, tolerance)
+    if factor is not None:
+        return f"the values are {factor:.6g} times its"
+    added = _added(reference, candidate, tolerance)
+    return "" if added is None else f"the values are its {'plus' if added > 0 else 'minus'} {abs(added):.4g}"
+
+
 def _weight_finding(reference: WeightPrint, candidate: WeightPrint, how: str, tolerance: float) -> Finding:
     same_shape = reference.shape == candidate.shape
-    factor = _factor(reference, candidate, tolerance) if same_shape else None
-    values = how if factor is None else f"the values are {factor:.6g} times its"
-    said = values if same_shape else "the shapes differ"
+    said = (_relation(reference, candidate, tolerance) or how) if same_shape else "the shapes differ"
     return Finding(
         knob=KNOB, kind=KNOB, layers=_layers(reference.name), site=reference.name,
         reference_value=reference.rms if same_shape else list(reference.shape),

@@ -153,6 +153,31 @@ def test_a_multiple_of_a_tensor_says_of_which(factor):
     assert only.message == f"tensor {name} of the candidate is not the reference's: the values are {factor:g} times its"
 
 
+@pytest.mark.parametrize("size", [64, 768, 4096])
+@pytest.mark.parametrize(("added", "says"), [(1.0, "plus 1"), (-1.0, "minus 1"), (0.25, "plus 0.25")])
+def test_a_number_that_is_added_to_a_vector_is_said(size, added, says):
+    """As where a port of Gemma keeps 1 + w of a norm."""
+    weight = torch.randn(size, generator=torch.Generator().manual_seed(2))
+    (only,) = weight_findings(prints({"norm": weight}), prints({"norm": weight + added}), "float32")[0]
+
+    assert only.message == f"tensor norm of the candidate is not the reference's: the values are its {says}"
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "known"),
+    [
+        (lambda w: w + 0.05, "float32", True), (lambda w: w + 0.005, "float32", False), (lambda w: w + 1, "bfloat16", False),
+        (lambda w: w + 1 + 0.1 * torch.arange(len(w)) / len(w), "float32", False), (lambda w: w.roll(1), "float32", False),
+    ],
+    ids=["a twentieth", "too small", "in a dtype that rounds it away", "and a slope", "moved"],
+)  # fmt: skip
+def test_a_number_is_said_where_it_is_all_and_two_digits_of_it_are_sure(change, dtype, known):
+    weight = torch.randn(768, generator=torch.Generator().manual_seed(2))
+    (only,) = weight_findings(prints({"norm": weight}), prints({"norm": change(weight)}), dtype)[0]
+
+    assert ("plus" in only.message) is known
+
+
 def test_an_embedding_and_an_unembedding_that_are_one_tensor_are_one_finding():
     table = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
     theirs, ours = ({"lm_head.weight": value, "model.embed.weight": value} for value in (table, table + 1))
