@@ -14,6 +14,7 @@ from parity_audit.core.report import SiteDelta, Verdict
 from parity_audit.core.sites import ENTERS_BLOCK, LEAVES_BLOCK, LOGITS, RETURNED, local_name
 
 STREAM = (*ENTERS_BLOCK, "resid_mid", *LEAVES_BLOCK)
+"""The sites of the residual stream in a block."""
 
 
 def judge_comparison(comparison: Comparison) -> tuple[Verdict, str]:

@@ -18,7 +18,7 @@ def load(model_path: str, dtype: str, device: str):
 '''
 
 
-HOOKED_PORT = '''# parity-audit: transformers may be imported before this file
+HOOKED_PORT = '''# parity-audit: transformer_lens may be imported before this file
 """A port with a planted fault, made of transformer_lens."""
 import plants
 def load(model_path: str, dtype: str, device: str):

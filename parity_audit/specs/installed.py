@@ -13,7 +13,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from parity_audit.cache.root import cache_root
+from parity_audit.cache.texts import keep_text
 
 FOLDER = "config-classes"
 
@@ -59,7 +59,7 @@ def class_says(config: Mapping[str, Any]) -> ClassSays | None:
             return ClassSays(**json.loads(kept.read_text()))
     says = _asked(config)
     if says is not None and configuration_class(config).__module__.startswith("transformers."):
-        _keep(kept, says)
+        keep_text(kept, json.dumps(asdict(says)))
     return says
 
 
@@ -103,11 +103,3 @@ def _key(config: Mapping[str, Any]) -> str:
     installed = f"{release()}:{place}:{place.stat().st_mtime_ns if place.is_file() else 0}"
     written = f"{installed}:{Path(__file__).read_text()}:{json.dumps(config, sort_keys=True)}"
     return hashlib.sha256(written.encode()).hexdigest()[:24]
-
-
-def _keep(kept: Path, says: ClassSays) -> None:
-    with contextlib.suppress(OSError):  # a read-only cache costs some seconds a command and nothing else
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        part = kept.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(asdict(says)))
-        os.replace(part, kept)

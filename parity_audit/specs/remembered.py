@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from parity_audit.cache.root import cache_root
+from parity_audit.cache.texts import keep_text
 from parity_audit.specs.schema import Spec, SpecFile
 
 FOLDER = "specs"
@@ -29,11 +29,7 @@ def remembered(files: Sequence[Path], read: Callable[[], tuple[Spec, ...]]) -> t
     specs = read()
     text = json.dumps([{"name": spec.name, "content": _dumped(spec)} for spec in specs])
     if tuple(_spec(entry, files) for entry in json.loads(text)) == specs:
-        with contextlib.suppress(OSError):  # a read-only cache costs a second a command and nothing else
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            part = kept.with_suffix(f".{os.getpid()}.part")
-            part.write_text(text)
-            os.replace(part, kept)
+        keep_text(kept, text)
     return specs
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from interrupting import is_alive
 
+from parity_audit.core.backend_ref import parse_backend
 from parity_audit.core.errors import BackendFailed, WorkerDied
 from parity_audit.core.types import Checkpoint
 from parity_audit.core.wire import LoadRequest
+from parity_audit.selftest.ports import write_port
 from parity_audit.workers import forks
 from parity_audit.workers.client import Worker
 
@@ -222,3 +224,10 @@ def test_a_line_that_is_not_the_whole_line_says_nothing(tmp_path):
     assert forks.imported_before("python", f"{file}:load") == forks.IMPORTS["python"]
     assert forks.imported_before("python", f"{tmp_path / 'none.py'}:load") == forks.IMPORTS["python"]
     assert forks.imported_before("vllm") == ()
+
+
+@pytest.mark.parametrize(("host", "engine"), [("", "hf"), ("transformer_lens==2.8.0", "hooked_transformer")])
+def test_the_ports_of_the_selftest_name_the_library_that_they_use(host, engine, tmp_path):
+    backend = parse_backend(write_port(tmp_path, "port", [], model="gpt2", host=host))
+
+    assert forks.imported_before(backend.name, backend.target) == forks.IMPORTS[engine]
