@@ -52,7 +52,7 @@ class SglangBackend:
 
     def prepare(self, request: LoadRequest) -> None:
         """Import SGLang, in the environment that the request asks for: most of the time that a start takes."""
-        sglang_settings.set_environment(request)
+        sglang_settings.set_environment(request.device)
         importlib.import_module("sglang.srt.managers.scheduler")
 
     def load(self, request: LoadRequest) -> None:

@@ -46,7 +46,7 @@ class SglangServer(ServedBackend):
             ValueError: a setting that SGLang does not have.
             BackendFailed: the server ended instead of starting.
         """
-        sglang_settings.set_environment(request)
+        sglang_settings.set_environment(request.device)
         given = dict(request.settings)
         original = bool(given.pop(ORIGINAL, False))
         plain = sglang_settings.arguments(replace(request, settings=given))

@@ -36,9 +36,9 @@ The share of memory is a bound and not an allocation, since the number of tokens
 """
 
 
-def set_environment(request: LoadRequest) -> None:
+def set_environment(device: str) -> None:
     """Variables that SGLang reads when it is imported."""
-    if request.device == "cpu":
+    if device == "cpu":
         os.environ[CPU_ENGINE] = "1"
 
 

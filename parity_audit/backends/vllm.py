@@ -61,12 +61,12 @@ class VllmBackend:
 
     def prepare(self, request: LoadRequest) -> None:
         """Import vLLM, in the environment that the request asks for."""
-        vllm_engine.set_environment(request)
+        vllm_engine.set_environment(request.settings, request.device)
         importlib.import_module("vllm.entrypoints.llm")
 
     def load(self, request: LoadRequest) -> None:
         """Start an engine; the environment is set before vLLM is imported."""
-        vllm_engine.set_environment(request)
+        vllm_engine.set_environment(request.settings, request.device)
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
         self.llm = vllm_engine.start(request)

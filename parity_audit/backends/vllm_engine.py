@@ -29,14 +29,19 @@ TEXT_MODEL = "text_config"
 BLOCK = 128
 ROWS = 16
 MIN_BATCHED_TOKENS = 2048
+_imported_with: dict[str, dict[str, str]] = {}
+"""The variables that vLLM was, or will be, imported with."""
 
 
-def set_environment(request: LoadRequest) -> None:
+def set_environment(settings: Mapping[str, Any], device: str) -> None:
     """Variables that vLLM reads when it is imported: one process, no telemetry, and float32 that is float32.
 
     Without `TRITON_F32_DEFAULT=ieee` the Triton attention kernel multiplies in TF32 and is off by 3e-3.
+
+    Raises:
+        RuntimeError: vLLM was imported in this process, or in the one that it is a copy of, with other variables.
     """
-    tf32 = bool(request.settings.get("tf32", False))
+    tf32 = bool(settings.get("tf32", False))
     chosen = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
@@ -44,10 +49,12 @@ def set_environment(request: LoadRequest) -> None:
         "VLLM_FLOAT32_MATMUL_PRECISION": "high" if tf32 else "highest",
         "TRITON_F32_DEFAULT": "tf32" if tf32 else "ieee",
     }
-    if world_size(request.settings) > 1 and request.device == "cpu":
+    if world_size(settings) > 1 and device == "cpu":
         chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # as many ranks as one likes share the cores that there are
-    if BATCH_INVARIANT in request.settings:
-        chosen[SWITCH] = str(int(request.settings[BATCH_INVARIANT]))
+    if BATCH_INVARIANT in settings:
+        chosen[SWITCH] = str(int(settings[BATCH_INVARIANT]))
+    if _imported_with.setdefault("vllm", chosen) != chosen:
+        raise RuntimeError(f"vLLM was imported with {_imported_with['vllm']}, and these settings need {chosen}")
     os.environ.update(chosen)
     # Unless told the number of threads, vLLM goes down to one when its engine shares the caller's process.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))

@@ -243,11 +243,15 @@ class Session:
             return LiveWorker(self.label, self.log)
         environment = self.plan.environment
         self._use = self._use or use(environment)
-        imported = imported_before(environment.backend_key, self.plan.ref.target) if self.plan.device == "cpu" else ()
+        imported = self._imported_before() if self.plan.device == "cpu" else ()
         return Worker.start(
             environment.backend_key, environment.python, self._environ(shared=bool(imported)), self.log,
             cache_root() / "workers", self.timeout, cwd=self.home, imported=imported,
         )  # fmt: skip
+
+    def _imported_before(self) -> tuple[str, ...]:
+        ref = self.plan.ref
+        return imported_before(self.plan.environment.backend_key, ref.target, {*ref.settings, *self.load_settings})
 
     def _request(self) -> LoadRequest:
         plan = self.plan

@@ -11,13 +11,14 @@ import sys
 import time
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from parity_audit.core.backend_ref import PORT
-from parity_audit.core.wire import FORK_SERVER, FORK_SERVER_FD_ENV
+from parity_audit.core.wire import BATCH_INVARIANT, FORK_SERVER, FORK_SERVER_FD_ENV
 from parity_audit.workers.processes import started
 from parity_audit.workers.reap import MARK_ENV, end_family
+from parity_audit.workers.temporary import INDUCTOR
 
 _TORCH = ("parity_audit.backends.python_port", "parity_audit.backends.spec")
 _DYNAMO = "torch._dynamo"
@@ -26,6 +27,9 @@ _TRANSFORMERS = ("parity_audit.backends.hf", "transformers.modeling_utils")
 _TRANSFORMER_LENS = ("parity_audit.backends.hooked_transformer", "transformer_lens", _DYNAMO)
 IMPORTS = {
     "hf": _TRANSFORMERS,
+    "vllm": ("parity_audit.backends.vllm", "parity_audit.backends.vllm_imported"),
+    "sglang": ("parity_audit.backends.sglang", "parity_audit.backends.sglang_imported"),
+    "nnsight": ("parity_audit.backends.nnsight", "nnsight.modeling.transformers", "transformers.modeling_utils"),
     "hooked_transformer": _TRANSFORMER_LENS,
     "transformer_bridge": _TRANSFORMER_LENS,
     "spec": (*_TORCH, _DYNAMO),
@@ -33,6 +37,8 @@ IMPORTS = {
 }
 """Backends whose workers may be forked, and what they all import: modules that open no GPU and start no engine. A port's own
 imports are left to it, since its file may set variables before them, unless it has a line of `PORT_SAYS`."""
+READ_AT_IMPORT = {"vllm": frozenset({"tf32", BATCH_INVARIANT, "tensor_parallel_size", "pipeline_parallel_size"})}
+"""Settings that an engine takes from variables, which it reads when it is imported."""
 PORT_SAYS = {
     f"# parity-audit: {library} may be imported before this file\n": imports
     for library, imports in {"transformers": _TRANSFORMERS, "transformer_lens": _TRANSFORMER_LENS}.items()
@@ -40,9 +46,10 @@ PORT_SAYS = {
 """Lines of a port's file, and what its worker has imported where one stands there."""
 IDLE_SERVERS = 2
 """Servers without a worker that are kept: an audit, and the next one, goes back and forth between a reference, a candidate's engine
-and ports. One holds some 300 MB, so more are not."""
-OWN_PREFIXES = ("PARITY_AUDIT_", "PYTEST_")
-"""Variables that no engine reads while it is imported, and that change from one worker to the next."""
+and ports. One holds 300 to 700 MB, so more are not."""
+OWN_PREFIXES = ("PARITY_AUDIT_", "PYTEST_", INDUCTOR)
+"""Variables that no engine reads while it is imported, and that change from one worker to the next: torch sets the last in this
+process when something compiles for the first time, and a server says itself where compiled kernels are."""
 
 
 class Forked:
@@ -154,10 +161,14 @@ _Key = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
 _SERVERS: dict[_Key, ForkServer] = {}
 
 
-def imported_before(key: str, target: str | None = None) -> tuple[str, ...]:
+def imported_before(key: str, target: str | None = None, settings: Collection[str] = ()) -> tuple[str, ...]:
     """What a worker of this backend may find imported, nothing where it may not be forked here; of a port `FILE:FUNCTION` what its
-    file says."""
-    if sys.platform != "linux":
+    file says.
+
+    Args:
+        settings: the names of the settings that the worker will be given.
+    """
+    if sys.platform != "linux" or not READ_AT_IMPORT.get(key, frozenset()).isdisjoint(settings):
         return ()
     if key == PORT and target is not None:
         with contextlib.suppress(OSError, UnicodeDecodeError):  # the worker says what is wrong with the file

@@ -101,6 +101,13 @@ def test_variables_that_an_import_may_read_are_those_of_the_worker(start):
     assert len(forks._SERVERS) == 2
 
 
+def test_a_variable_that_torch_sets_while_it_runs_asks_for_no_other_server(start, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    one = settings(start())
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/torchinductor_somebody")
+    assert settings(start())["imported_by"] == one["imported_by"]
+
+
 def test_servers_without_workers_are_kept_but_the_one_not_used_for_longest(start):
     def served_by(threads):
         worker = start(OMP_NUM_THREADS=str(threads))
@@ -223,7 +230,13 @@ def test_a_line_that_is_not_the_whole_line_says_nothing(tmp_path):
 
     assert forks.imported_before("python", f"{file}:load") == forks.IMPORTS["python"]
     assert forks.imported_before("python", f"{tmp_path / 'none.py'}:load") == forks.IMPORTS["python"]
-    assert forks.imported_before("vllm") == ()
+
+
+@pytest.mark.parametrize("setting", ["tf32", "batch_invariant", "tensor_parallel_size", "pipeline_parallel_size"])
+def test_a_worker_whose_engine_has_to_be_imported_with_other_variables_is_not_forked(setting):
+    assert forks.imported_before("vllm", None, {setting, "max_num_seqs"}) == ()
+    assert forks.imported_before("vllm", None, {"max_num_seqs"}) == forks.IMPORTS["vllm"]
+    assert forks.imported_before("hf", None, {setting}) == forks.IMPORTS["hf"]
 
 
 @pytest.mark.parametrize(("host", "engine"), [("", "hf"), ("transformer_lens==2.8.0", "hooked_transformer")])
