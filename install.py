@@ -59,10 +59,15 @@ def _install(what: tuple[str, ...], device: str) -> int:
 
 
 def _with_uv(arguments: tuple[str, ...], stderr: int | None = None) -> int:
-    """Exit code of uv, which also looks where PIP_FIND_LINKS points."""
+    """Exit code of uv, which also looks where PIP_FIND_LINKS points.
+
+    Modules are compiled by the first command that imports them; where commands write no bytecode (PYTHONDONTWRITEBYTECODE, as in
+    many images) at once, or each command would compile them again, in some six seconds.
+    """
     links = {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
     uv = (str(VENV / "bin" / "uv"), "pip", "install", "--quiet", "--python", PYTHON)
-    return subprocess.run([*uv, *arguments], env={**links, **os.environ}, stderr=stderr).returncode
+    compiled = ("--compile-bytecode",) if sys.dont_write_bytecode else ()
+    return subprocess.run([*uv, *compiled, *arguments], env={**links, **os.environ}, stderr=stderr).returncode
 
 
 def _torch_of_pip() -> list[tuple[str, str]]:

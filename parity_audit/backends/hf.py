@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Collection, Iterator
@@ -24,7 +23,15 @@ from parity_audit.backends.float64 import promoted
 from parity_audit.backends.generation import greedy
 from parity_audit.backends.hf_places import Places, placed
 from parity_audit.backends.hf_ranks import RANKS, HfRanks
-from parity_audit.backends.loading import auto_class, load_name, makes_cache, require_known, text_config, tokenization
+from parity_audit.backends.loading import (
+    auto_class,
+    load_name,
+    makes_cache,
+    require_known,
+    require_settings,
+    text_config,
+    tokenization,
+)
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.offload import readable_in_any_mode
 from parity_audit.backends.prints import fingerprints
@@ -192,8 +199,5 @@ def _require_complete(model: nn.Module, told: dict[str, Any], unread: Collection
 
 def _set_config(config: Any, key: str, value: Any) -> None:
     if not hasattr(config, key):
-        near = difflib.get_close_matches(key, [*config.to_dict(), "attn_implementation"], 1)
-        raise ValueError(
-            f"`{key}` is not a setting of {type(config).__name__}" + (f"; did you mean `{near[0]}`?" if near else "")
-        )
+        require_settings([key], [*config.to_dict(), "attn_implementation"], type(config).__name__)
     setattr(config, key, value)

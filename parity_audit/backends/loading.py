@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from parity_audit.core.errors import BackendFailed, CannotRun
+from parity_audit.core.errors import ENGINE_SETTING, BackendFailed, CannotRun
 from parity_audit.core.types import Checkpoint
 from parity_audit.core.wire import LoadRequest
 
@@ -33,6 +35,22 @@ def require_known(name: str) -> None:
         raise BackendFailed(
             f"transformers {transformers.__version__} has no model type `{kind}`", code=CannotRun.default_code
         )
+
+
+def require_settings(given: Iterable[str], known: Collection[str], of: str) -> None:
+    """Refuse settings that an engine does not have; it would do so after seconds, or with a list of two hundred names.
+
+    Args:
+        of: what the settings are of, in words.
+
+    Raises:
+        BackendFailed: an unknown setting, with the nearest that is known.
+    """
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise BackendFailed(f"`{name}` is not a setting of {of}{hint}", code=ENGINE_SETTING)
 
 
 def makes_cache(request: LoadRequest) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import os
 from typing import Any
 
-from parity_audit.backends.loading import load_name
+from parity_audit.backends.loading import load_name, require_settings
 from parity_audit.core.wire import LoadRequest
 
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
@@ -80,12 +79,9 @@ def check_settings(settings: dict[str, Any]) -> None:
     """Refuse what SGLang would only refuse after seconds, as an unexpected keyword.
 
     Raises:
-        ValueError: an unknown setting.
+        BackendFailed: an unknown setting.
     """
     from sglang.srt.server_args import ServerArgs
 
     known = [*inspect.signature(ServerArgs).parameters, *OWN_SETTINGS, PREFIX_CACHE]
-    for key in settings:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            raise ValueError(f"`{key}` is not a setting of SGLang" + (f"; did you mean `{near[0]}`?" if near else ""))
+    require_settings(settings, known, "SGLang")

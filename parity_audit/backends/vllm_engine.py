@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import math
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from parity_audit.backends.loading import load_name, text_config
+from parity_audit.backends.loading import load_name, require_settings, text_config
 from parity_audit.backends.vllm_rollouts import forced_decoding
 from parity_audit.core.wire import BATCH_INVARIANT, LoadRequest
 
@@ -69,7 +68,7 @@ def start(request: LoadRequest) -> Any:
     """A running `vllm.LLM`; call `set_environment` first.
 
     Raises:
-        ValueError: a setting that vLLM does not have, with the nearest one.
+        BackendFailed: a setting that vLLM does not have, with the nearest one.
         Whatever vLLM raises for settings that it has and cannot satisfy.
     """
     from vllm import LLM
@@ -196,15 +195,11 @@ def check_settings(settings: dict[str, Any]) -> None:
     """Refuse settings that vLLM would only refuse after seconds, or with a list of two hundred names.
 
     Raises:
-        ValueError: an unknown setting.
+        BackendFailed: an unknown setting.
     """
     from vllm.engine.arg_utils import EngineArgs
 
-    known = [*EngineArgs.__dataclass_fields__, *OWN_SETTINGS]
-    for key in settings:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            raise ValueError(f"`{key}` is not a setting of vLLM" + (f"; did you mean `{near[0]}`?" if near else ""))
+    require_settings(settings, [*EngineArgs.__dataclass_fields__, *OWN_SETTINGS], "vLLM")
 
 
 def _check_experts(settings: Mapping[str, Any]) -> None:

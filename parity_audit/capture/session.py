@@ -213,10 +213,12 @@ class Session:
             return self._worker
         try:
             return self._load()
-        except NotJudged:
+        except NotJudged as failure:
             plan = self.plan
             self.release()
-            if not healed(plan.ref, plan.environment, device=plan.device, install=plan.install, progress=self.progress):
+            if not healed(
+                failure, plan.ref, plan.environment, device=plan.device, install=plan.install, progress=self.progress
+            ):
                 raise
             return self._load()
 

@@ -27,6 +27,7 @@ EXIT_NOT_JUDGED = 3
 EXIT_INTERRUPTED = 130
 
 INTERNAL = "internal"
+ENGINE_SETTING = "engine-setting"
 ELSEWHERE = "choose another place with --out"
 LESS_MEMORY = "use a smaller --dtype, fewer probes (--probe short), or a machine with more memory"
 

@@ -6,12 +6,18 @@ import sys
 from pathlib import Path
 
 from parity_audit.cache.locks import Lock, hold
-from parity_audit.core.errors import EnvFailed
+from parity_audit.core.errors import ENGINE_SETTING, CannotRun, EnvFailed, NotJudged
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.core.types import BackendRef
 from parity_audit.envs.build import Damaged, Environment, create, damage_of, envs_root, use_lock
 from parity_audit.envs.recipes import recipe_for
 from parity_audit.envs.uv import run
+
+OTHER_CAUSES = frozenset({
+    ENGINE_SETTING, CannotRun.default_code, "bad-weights", "missing-tensors", "name-not-in-release", "out-of-memory", "disk-full",
+})  # fmt: skip
+"""Codes of failures that say what is wrong, and it is not the environment: comparing its files and trying its imports takes half a
+minute."""
 
 
 def folder_of(environment: Environment) -> Path | None:
@@ -27,8 +33,9 @@ def use(environment: Environment) -> Lock | None:
 
 
 def healed(
-    ref: BackendRef, environment: Environment, *, device: str, install: bool = True, progress: Progress = SILENT
-) -> bool:
+    failure: NotJudged, ref: BackendRef, environment: Environment, *,
+    device: str, install: bool = True, progress: Progress = SILENT,
+) -> bool:  # fmt: skip
     """Whether the environment, in which something just failed, was damaged and has been made again.
 
     Every file is compared with the hash that its package was installed with, then the health check is run.
@@ -37,7 +44,7 @@ def healed(
         EnvFailed: it is damaged and may not or cannot be made again.
     """
     folder = folder_of(environment)
-    if folder is None:
+    if folder is None or failure.code in OTHER_CAUSES:
         return False
     recipe = recipe_for(ref, device)
     progress.update("environment", f"{recipe.package} {recipe.version}: comparing its files with their hashes")

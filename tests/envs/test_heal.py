@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from small_index import SmallIndex, serving
 
-from parity_audit.core.errors import UsageError
+from parity_audit.core.errors import BackendFailed, UsageError, WorkerDied
 from parity_audit.core.types import BackendRef
 from parity_audit.envs import build, heal
 from parity_audit.envs.build import Damaged, Environment, damage_of
@@ -86,6 +86,7 @@ def flip(path):
     os.utime(path, (0, 0))  # else python may believe the bytecode that it wrote in the same second
 
 
+BROKEN = WorkerDied("it ended")
 DAMAGE = {
     "flipped": lambda folder: flip(module(folder)),
     "truncated": lambda folder: os.truncate(module(folder), 5),
@@ -99,7 +100,7 @@ def test_after_a_failure_a_damaged_environment_is_made_again(folder, damage, cap
     DAMAGE[damage](folder)
     assert not works(folder)
     with caplog.at_level(logging.WARNING, "parity_audit"):
-        assert heal.healed(BackendRef(name="hf"), environment(folder), device="cpu")
+        assert heal.healed(BROKEN, BackendRef(name="hf"), environment(folder), device="cpu")
 
     assert works(folder)
     assert damage_of(folder, whole=True) == ""
@@ -109,8 +110,17 @@ def test_after_a_failure_a_damaged_environment_is_made_again(folder, damage, cap
 def test_an_intact_environment_is_not_to_blame(folder, caplog):
     before = folder.stat().st_ino
 
-    assert not heal.healed(BackendRef(name="hf"), environment(folder), device="cpu")
+    assert not heal.healed(BROKEN, BackendRef(name="hf"), environment(folder), device="cpu")
     assert (folder.stat().st_ino, caplog.text) == (before, "")
+
+
+@pytest.mark.parametrize("code", sorted(heal.OTHER_CAUSES))
+def test_a_failure_that_says_another_cause_is_none_of_the_environments(folder, code, monkeypatch):
+    """Comparing every file of an engine with its hash, and importing it once more, takes half a minute."""
+    monkeypatch.setattr(heal, "damage_of", lambda *_, **__: pytest.fail("its files were compared"))
+
+    failure = BackendFailed("`enforce_eagr` is not a setting of vLLM", code=code)
+    assert not heal.healed(failure, BackendRef(name="hf"), environment(folder), device="cpu")
 
 
 @pytest.mark.parametrize(("damage", "seen"), [("truncated", "has 5 bytes"), ("deleted", "is missing"), ("flipped", "")])
@@ -154,4 +164,4 @@ def test_an_interpreter_of_the_users_own_is_left_alone(folder, tmp_path):
     own = replace(environment(folder), python=str(tmp_path / "bin" / "python"))
 
     assert heal.folder_of(own) is None
-    assert not heal.healed(BackendRef(name="hf"), own, device="cpu")
+    assert not heal.healed(BROKEN, BackendRef(name="hf"), own, device="cpu")
