@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import os
 import shutil
 import tempfile
@@ -31,12 +33,16 @@ class OwnTemporary:
         with refusals_of_the_disk("make a temporary directory", self._base, f"{ELSEWHERE}, or set TMPDIR"):
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             self._lock = hold(self.folder / IN_USE)
+        self._kernels = Path(os.environ.get(INDUCTOR) or self._base / f"torchinductor_{os.getuid()}")
+        # Torch keeps the headers that it compiles, ten seconds of a core, below the temporary directory, whatever `INDUCTOR` says.
+        with contextlib.suppress(OSError, KeyError):  # without a name for the user, each worker compiles its own
+            self._kernels.mkdir(parents=True, exist_ok=True)
+            (self.folder / f"torchinductor_{getpass.getuser()}").symlink_to(self._kernels, target_is_directory=True)
 
     @property
     def variables(self) -> dict[str, str]:
         """The variables of a process that uses it; kernels that torch has compiled stay outside, for the next worker."""
-        kernels = os.environ.get(INDUCTOR) or str(self._base / f"torchinductor_{os.getuid()}")
-        return {"TMPDIR": str(self.folder), INDUCTOR: kernels}
+        return {"TMPDIR": str(self.folder), INDUCTOR: str(self._kernels)}
 
     def drop(self) -> None:
         """Delete it with all that is in it."""

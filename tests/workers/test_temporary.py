@@ -1,9 +1,11 @@
 """Directories for temporary files end with their process, also where it had no time to delete them."""
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from parity_audit.workers.temporary import OwnTemporary
 
@@ -30,4 +32,27 @@ def test_what_a_killed_process_left_goes_and_what_is_in_use_stays(tmp_path, monk
     assert another.folder.exists()
     mine.drop()
     another.drop()
-    assert [path.name for path in tmp_path.iterdir()] == ["audit-of-somebody-else"]
+    assert [path.name for path in tmp_path.glob("audit-*")] == ["audit-of-somebody-else"]
+
+
+def test_what_torch_compiled_is_there_for_the_next(tmp_path, monkeypatch):
+    """Kernels where the variable says, headers below the temporary directory."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+    def started(expression):
+        own = OwnTemporary()
+        said = f"from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir; print({expression})"
+        environ = {**os.environ, **own.variables}
+        found = Path(subprocess.check_output([sys.executable, "-c", said], text=True, env=environ).strip())
+        return own, found
+
+    own, kernels = started("cache_dir()")
+    (kernels / "kernel").touch()
+    own.drop()
+    own, headers = started("default_cache_dir()")
+
+    assert headers.is_relative_to(own.folder)
+    assert (headers / "kernel").exists()
+    own.drop()
+    assert (kernels / "kernel").exists()
