@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from parity_audit.capture.store import SPENT, Capture, open_capture
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps, from_plain
 from parity_audit.core.report import Candidate
+from parity_audit.core.whole_file import write_whole
 
 
 def question_of(truth: Reference, context: AuditContext) -> str:
@@ -32,9 +32,7 @@ def question_of(truth: Reference, context: AuditContext) -> str:
 
 def keep_result(result: Candidate, capture: Capture, question: str) -> None:
     """Write a result into its capture's folder and delete the tensors there."""
-    part = capture.folder / f"{SPENT}.part"
-    part.write_text(dumps({"question": question, "result": result}))
-    os.replace(part, capture.folder / SPENT)
+    write_whole(capture.folder / SPENT, dumps({"question": question, "result": result}))
     for path in capture.folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from parity_audit.core.jsonio import dumps, from_plain
 from parity_audit.core.progress import Progress
 from parity_audit.core.report import Candidate, Verdict
 from parity_audit.core.types import BackendRef
+from parity_audit.core.whole_file import write_whole
 from parity_audit.envs.releases import Release
 from parity_audit.report.numbers import shown
 
@@ -94,10 +94,7 @@ class Observer:
         ]
 
     def _keep(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        part = self.out / f".{KEPT}.part"
-        part.write_text(dumps(self.kept, indent=1) + "\n")
-        os.replace(part, self.out / KEPT)
+        write_whole(self.out / KEPT, dumps(self.kept, indent=1) + "\n")
 
 
 def _seen(one: Candidate) -> dict[str, Any]:

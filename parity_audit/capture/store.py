@@ -19,6 +19,7 @@ from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps, from_plain
 from parity_audit.core.manifest import CAPTURE_FORMAT, MANIFEST_NAME, Entry, Manifest
 from parity_audit.core.types import Probe
+from parity_audit.core.whole_file import write_whole
 
 TENSOR = "x"
 MANIFEST_HASH = "manifest.sha256"
@@ -221,6 +222,4 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = dumps(manifest, indent=1).encode()
     (folder / MANIFEST_HASH).write_text(hashlib.sha256(text).hexdigest())
-    part = folder / f"{MANIFEST_NAME}.part"
-    part.write_bytes(text)
-    os.replace(part, folder / MANIFEST_NAME)
+    write_whole(folder / MANIFEST_NAME, text)

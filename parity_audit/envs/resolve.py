@@ -12,7 +12,6 @@ shipped with a lock.
 from __future__ import annotations
 
 import datetime
-import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from parity_audit.cache.root import cache_root
 from parity_audit.core.errors import EnvFailed
+from parity_audit.core.whole_file import write_whole
 from parity_audit.envs.recipes import Recipe
 from parity_audit.envs.releases import indexed
 from parity_audit.envs.torch_build import is_for, torch_options
@@ -76,7 +76,7 @@ def resolve(recipe: Recipe) -> Resolution:
         return known
     date = "" if recipe.locked else release_date(recipe)
     found = _of_the_right_torch(recipe, date)
-    _keep(_file(recipe), found.text())
+    write_whole(_file(recipe), found.text())
     return found
 
 
@@ -149,10 +149,3 @@ def _written(path: Path, lines: tuple[str, ...]) -> str:
 
 def _file(recipe: Recipe) -> Path:
     return cache_root() / "resolutions" / f"{recipe.key}.txt"
-
-
-def _keep(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
-    os.replace(part, path)

@@ -40,7 +40,6 @@ from parity_audit.formulas.in_heads import (
     reads_of,
     scale_of,
     turned,
-    whole_steps,
 )
 from parity_audit.formulas.place import MissingTokens, Place
 from parity_audit.formulas.positions import counted, visible
@@ -182,7 +181,7 @@ def z_of(at: Place) -> Tensor:
         return made
     if not bool(at.batch.mask.all()):
         raise MissingTokens("what padding attends to would stand in the place of tokens")
-    return taken_for(made, whole_steps(at), laid=HEAD_POS, read=POS_HEAD)
+    return taken_for(made, at.whole_steps(), laid=HEAD_POS, read=POS_HEAD)
 
 
 def _attended(at: Place, v: Tensor) -> Tensor:

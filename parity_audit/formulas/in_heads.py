@@ -25,7 +25,7 @@ from parity_audit.formulas.choices import (
 from parity_audit.formulas.frequencies import attention_factor, inverse_frequencies
 from parity_audit.formulas.in_norms import kind_of, read_by_sublayers, tensors_of
 from parity_audit.formulas.knobs import of_part
-from parity_audit.formulas.place import MissingTokens, Place
+from parity_audit.formulas.place import Place
 from parity_audit.formulas.positions import growth, standing
 from parity_audit.formulas.projections import heads, joined, project, taken_for
 from parity_audit.formulas.rounding import refuse_narrow
@@ -165,14 +165,7 @@ def cut(at: Place, part: str, site: str = "") -> Tensor:
     said = at.knob("attention.cut")
     if said == POS_HEAD or part not in CUT_WRONG[said]:
         return found
-    return taken_for(found, whole_steps(at), laid=POS_HEAD, read=HEAD_POS)
-
-
-def whole_steps(at: Place) -> list[int]:
-    """How many tokens each step has. Raises MissingTokens where some of them are not computed here."""
-    if at.queries is not None or at.batch.shown is not None:
-        raise MissingTokens("what a step reads in another order needs all of its tokens")
-    return at.batch.steps
+    return taken_for(found, at.whole_steps(), laid=POS_HEAD, read=HEAD_POS)
 
 
 def _normed_heads(at: Place, part: str, x: Tensor) -> Tensor:

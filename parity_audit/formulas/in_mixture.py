@@ -19,7 +19,7 @@ from parity_audit.formulas.activations import activation
 from parity_audit.formulas.choices import BY_TOKEN, LARGEST, NO_TOKEN, OTHERS
 from parity_audit.formulas.in_mlp import combined, cut_as_said, hidden, mlp_input
 from parity_audit.formulas.in_norms import normed
-from parity_audit.formulas.place import MissingTokens, Place
+from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import project
 
 
@@ -105,9 +105,7 @@ def _weights_as_read(at: Place) -> Tensor:
     weights = at.site("mlp.router_weights")
     if at.knob("moe.weights_read") == BY_TOKEN:
         return weights
-    if int(at.batch.positions.max()) >= weights.shape[1]:
-        raise MissingTokens("what a step reads of its table needs all of its tokens")
-    steps = weights.split(at.batch.steps, dim=1)
+    steps = weights.split(at.whole_steps(), dim=1)
     return torch.cat([experts.read_as_rows_of_experts(step) for step in steps], dim=1)
 
 

@@ -126,6 +126,12 @@ class Place:
         stream = self.site("resid_pre")
         return self.block(self.layer or 0, stream) if self.knob("residual.repeated") == OF_SECOND_WITHIN else stream
 
+    def whole_steps(self) -> list[int]:
+        """How many tokens each step has. Raises MissingTokens where some of them are not computed here."""
+        if self.queries is not None or self.batch.shown is not None:
+            raise MissingTokens("what a step reads in another order needs all of its tokens")
+        return self.batch.steps
+
     def dim(self, name: str) -> int:
         """A size of the decoder: d_model, n_heads, d_head, n_layers ..."""
         return self.decoder.dims[name]

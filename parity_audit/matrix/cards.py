@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from parity_audit.core.card import CARD_VERSION, Asked, Card, Question
 from parity_audit.core.errors import CannotRun, NotJudged, refusals_of_the_disk
 from parity_audit.core.jsonio import dumps, from_plain
 from parity_audit.core.report import Verdict
+from parity_audit.core.whole_file import write_whole
 
 CARDS = Path("reports/cards")
 SETTLED = (CannotRun.default_code, "name-not-in-release")
@@ -36,11 +36,8 @@ def write_card(card: Card, folder: Path) -> Path:
         NotJudged: the disk is full or read-only.
     """
     path = card_path(folder, card.asked)
-    part = path.with_name(f".{path.name}.part")
     with refusals_of_the_disk("write the card", path):
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(dumps(card, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        write_whole(path, dumps(card, indent=1) + "\n")
     return path
 
 

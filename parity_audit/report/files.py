@@ -18,6 +18,7 @@ from parity_audit.core.errors import (
 )
 from parity_audit.core.logprob_report import TokenTable
 from parity_audit.core.report import Report
+from parity_audit.core.whole_file import write_whole
 from parity_audit.report import json
 from parity_audit.report.failure import failed_report
 from parity_audit.report.views import FILES, Finished, loaded, rendered, view_of
@@ -38,7 +39,7 @@ def write_report(report: Finished, folder: Path, tokens: TokenTable | None = Non
     with refusals_of_the_disk("write the report", folder, ELSEWHERE):
         folder.mkdir(parents=True, exist_ok=True)
         for ending, format in FILES.items():
-            _write(folder / f"{stem}{ending}", rendered(report, format, where=name, tokens=tokens))
+            write_whole(folder / f"{stem}{ending}", rendered(report, format, where=name, tokens=tokens))
     return folder / name
 
 
@@ -95,9 +96,3 @@ def failure_reported(model: str, folder: Path | None) -> Iterator[None]:
             with contextlib.suppress(NotJudged):
                 write_report(failed_report(model, known), folder)
         raise
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

@@ -2,13 +2,15 @@
 
 Importing a configuration class takes four to seven seconds, because transformers writes its docstring when it is imported. What
 a class says of a config is therefore kept in the cache, under the config, the release and its place, and the code that asks.
-A class may also be registered while a program runs: where transformers is imported already, it is asked itself.
+A class may also be registered while a program runs: where transformers is imported already, the class that is registered is asked
+itself, once of each config.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -23,6 +25,8 @@ from parity_audit.cache.root import cache_root
 from parity_audit.cache.texts import keep_text
 
 FOLDER = "config-classes"
+ASKED = 128
+"""Configs of which a process remembers what their classes said: an audit asks a dozen times of each of two or three."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +55,27 @@ def configuration_class(config: Mapping[str, Any]) -> Any:
 def class_says(config: Mapping[str, Any]) -> ClassSays | None:
     """What transformers' class of this model type says of a config; None where it has no such class."""
     try:
-        kept = cache_root() / FOLDER / f"{_key(config)}.json"
+        written = json.dumps(config, sort_keys=True)
     except (TypeError, ValueError):  # no config.json holds such a value
         return _asked(config)
-    if not _is_imported():
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return ClassSays(**json.loads(kept.read_text()))
+    if _is_imported():
+        return _of_class(configuration_class(config), written)
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return ClassSays(**json.loads(_place(written).read_text()))
+    return _asked_and_kept(written)
+
+
+@functools.lru_cache(maxsize=ASKED)
+def _of_class(of_kind: Any, written: str) -> ClassSays | None:
+    """What this very class says: another one may be registered under its name."""
+    return _asked_and_kept(written)
+
+
+def _asked_and_kept(written: str) -> ClassSays | None:
+    config = json.loads(written)
     says = _asked(config)
     if says is not None and configuration_class(config).__module__.startswith("transformers."):
-        keep_text(kept, json.dumps(asdict(says)))
+        keep_text(_place(written), json.dumps(asdict(says)))
     return says
 
 
@@ -97,9 +113,10 @@ def _asked(config: Mapping[str, Any]) -> ClassSays | None:
         transformers.logging.set_verbosity(said)
 
 
-def _key(config: Mapping[str, Any]) -> str:
+def _place(written: str) -> Path:
+    """Where the cache keeps what is said of a config."""
     found = importlib.util.find_spec("transformers")
     place = Path(str(found.origin)) if found is not None and found.origin else Path()
     installed = f"{release()}:{place}:{place.stat().st_mtime_ns if place.is_file() else 0}"
-    written = f"{installed}:{Path(__file__).read_text()}:{json.dumps(config, sort_keys=True)}"
-    return hashlib.sha256(written.encode()).hexdigest()[:24]
+    name = hashlib.sha256(f"{installed}:{Path(__file__).read_text()}:{written}".encode()).hexdigest()[:24]
+    return cache_root() / FOLDER / f"{name}.json"

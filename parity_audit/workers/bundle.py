@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import tempfile
 import zipfile
 from pathlib import Path
 
 from parity_audit.cache.aside import set_aside
 from parity_audit.core.errors import refusals_of_the_disk
+from parity_audit.core.whole_file import write_whole
 
 PARTS = ("core", "formulas", "batch_invariant", "backends")
 MAIN = "from parity_audit.backends.serve import main\nmain()\n"
@@ -29,14 +28,7 @@ def bundle(folder: Path) -> Path:
             return target
         if target.exists():
             set_aside(target, what="worker", why="its bytes are not those of this program", then="written again")
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=folder, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-            os.replace(part, target)
-        finally:
-            Path(part).unlink(missing_ok=True)
+        write_whole(target, data)
     return target
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -47,6 +48,8 @@ PORT_SAYS = {
 IDLE_SERVERS = 2
 """Servers without a worker that are kept: an audit, and the next one, goes back and forth between a reference, a candidate's engine
 and ports. One holds 300 to 700 MB, so more are not."""
+ENDING = 1.0
+"""Seconds in which a process that has closed its sockets has ended."""
 OWN_PREFIXES = ("PARITY_AUDIT_", "PYTEST_", INDUCTOR)
 """Variables that no engine reads while it is imported, and that change from one worker to the next: torch sets the last in this
 process when something compiles for the first time, and a server says itself where compiled kernels are."""
@@ -55,10 +58,10 @@ process when something compiles for the first time, and a server says itself whe
 class Forked:
     """A forked worker, with the part of `subprocess.Popen` that a wire needs. It is a child of the server, not of this process."""
 
-    def __init__(self, status: socket.socket) -> None:
+    def __init__(self, status: socket.socket, server: subprocess.Popen[bytes]) -> None:
         self.returncode: int | None = None
         self._pid: int | None = None
-        self._status, self._pending = status, b""
+        self._status, self._pending, self._server = status, b"", server
         status.setblocking(False)
 
     @property
@@ -68,7 +71,8 @@ class Forked:
         return self._pid
 
     def poll(self) -> int | None:
-        """Its exit status, None while it lives. Where the server is gone, so is the worker: it was killed."""
+        """Its exit status, None while it lives. Where the server is gone, so is the worker, and has the server's: an engine may end
+        the process that imports it, as one built for other processors does."""
         while self.returncode is None:
             try:
                 data = self._status.recv(1 << 10)
@@ -102,9 +106,16 @@ class Forked:
             else:
                 self.returncode = int(line)
         if over and self.returncode is None:
-            self.returncode = -9
+            self.returncode = self._of_the_server()
         if self.returncode is not None:
             self._status.close()  # its number may be given to another process from now on
+
+    def _of_the_server(self) -> int:
+        """The server's exit status; that of a kill where it lives, and had no room for another process."""
+        try:
+            return self._server.wait(ENDING) or -signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            return -signal.SIGKILL
 
 
 class ForkServer:
@@ -135,7 +146,7 @@ class ForkServer:
         with theirs, log.open("ab") as sink:
             socket.send_fds(self._control, [b"f"], [*wire, sink.fileno(), theirs.fileno()])
             ours.sendall(json.dumps(request).encode() + b"\n")
-        worker = Forked(ours)
+        worker = Forked(ours, self._process)
         self._workers.add(worker)
         return worker
 

@@ -33,7 +33,7 @@ class OwnTemporary:
         with refusals_of_the_disk("make a temporary directory", self._base, f"{ELSEWHERE}, or set TMPDIR"):
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             self._lock = hold(self.folder / IN_USE)
-        self._kernels = Path(os.environ.get(INDUCTOR) or self._base / f"torchinductor_{os.getuid()}")
+        self._kernels = Path(os.environ.get(INDUCTOR) or self._base / f"torchinductor_{os.getuid()}").absolute()
         # Torch keeps the headers that it compiles, ten seconds of a core, below the temporary directory, whatever `INDUCTOR` says.
         with contextlib.suppress(OSError, KeyError):  # without a name for the user, each worker compiles its own
             self._kernels.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from parity_audit.core.report import Report, Verdict
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
 LLAMA = "meta-llama/Llama-3.2-1B"
 AGREE = 2e-5
-FORKED = "a forked worker"
+FORKED = "forked, with parity_audit.backends."
 SHORT = ("short", "left_padded")
 """Probes of the tests whose faults show everywhere; a clean Gemma-2 is run on all."""
 WITHIN_THE_WINDOW = (
@@ -200,7 +200,7 @@ def test_killing_one_backend_spares_the_other(tmp_path):
         "-c", "vllm", "--probe", "short", "--probe", "ragged", "--json",
     ]  # fmt: skip
     audit = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    victim = wait_for_worker("vllm", audit)
+    victim = wait_for_worker(FORKED + "vllm", audit)
     os.kill(victim, signal.SIGKILL)
     stdout, stderr = audit.communicate(timeout=600)
     report = json.loads(stdout)
@@ -229,7 +229,7 @@ def test_ctrl_c_leaves_no_worker(tmp_path):
     audit = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=obey_ctrl_c
     )
-    wait_for_worker(FORKED, audit)
+    wait_for_worker(FORKED + "hf", audit)
     audit.send_signal(signal.SIGINT)
     _, stderr = audit.communicate(timeout=60)
 
@@ -251,7 +251,7 @@ def wait_for_worker(backend: str, parent: subprocess.Popen[str], seconds: float 
 
 def workers_of(audit: int) -> list[tuple[int, str]]:
     """(pid, backend) of every worker process that `audit` or a fork server of it started, or that was orphaned; `FORKED`
-    for those of a server, which have its command line."""
+    and its engine for those of a server, which have its command line."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -262,4 +262,7 @@ def workers_of(audit: int) -> list[tuple[int, str]]:
         if any("worker-" in part and part.endswith(".pyz") for part in command):
             found[int(folder.name)] = (owner, command)
     own = {pid: command[-1] for pid, (owner, command) in found.items() if owner in (audit, 1)}
-    return [*own.items(), *((pid, FORKED) for pid, (owner, _) in found.items() if owner in own)]
+    return [
+        *own.items(),
+        *((pid, f"forked, with {command[4]}") for pid, (owner, command) in found.items() if owner in own),
+    ]

@@ -32,6 +32,8 @@ BACKEND = textwrap.dedent(
     IMPORTED_BY = os.getpid()
     time.sleep(float(os.environ.get("SECONDS_OF_IMPORT", 0)))
     assert "NO_IMPORT" not in os.environ, "no import today"
+    if "ENDS_AT_IMPORT" in os.environ:
+        os.kill(os.getpid(), int(os.environ["ENDS_AT_IMPORT"]))
 
     fork, forks = os.fork, iter(range(int(os.environ.get("FORKS", 99))))
 
@@ -176,6 +178,12 @@ def test_where_no_further_process_can_be_made_the_others_go_on(start):
 def test_an_import_that_fails_is_what_loading_fails_with(start):
     with pytest.raises(BackendFailed, match="no import today"):
         settings(start(NO_IMPORT="1"))
+
+
+def test_an_engine_that_ends_the_process_that_imports_it_is_told_by_its_signal(start):
+    """A vLLM that was built for processors with other instructions, for one."""
+    with pytest.raises(WorkerDied, match="was killed by SIGILL during `load`"):
+        settings(start(ENDS_AT_IMPORT=str(int(signal.SIGILL))))
 
 
 def test_an_end_of_the_parent_ends_the_server_too(tmp_path):

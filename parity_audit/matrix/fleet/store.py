@@ -11,14 +11,13 @@ same name write the same content.
 from __future__ import annotations
 
 import contextlib
-import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parity_audit.core.errors import NotJudged, UsageError
+from parity_audit.core.whole_file import write_whole
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -68,13 +67,7 @@ class Store:
             if fs.protocol[0] not in LOCAL:
                 fs.pipe_file(path, data)
                 return
-            part = Path(path).with_name(f".{Path(path).name}.{uuid.uuid4().hex}.part")
-            part.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                part.write_bytes(data)
-                os.replace(part, path)
-            finally:
-                part.unlink(missing_ok=True)
+            write_whole(Path(path), data)
 
     def names(self, folder: str = "") -> set[str]:
         """Every file below a folder, by its name relative to the folder."""
