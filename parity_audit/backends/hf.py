@@ -28,9 +28,9 @@ from parity_audit.backends.loading import (
     load_name,
     makes_cache,
     require_known,
-    require_settings,
     text_config,
     tokenization,
+    unknown_setting,
 )
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.offload import readable_in_any_mode
@@ -199,5 +199,5 @@ def _require_complete(model: nn.Module, told: dict[str, Any], unread: Collection
 
 def _set_config(config: Any, key: str, value: Any) -> None:
     if not hasattr(config, key):
-        require_settings([key], [*config.to_dict(), "attn_implementation"], type(config).__name__)
+        raise unknown_setting(key, [*config.to_dict(), "attn_implementation"], type(config).__name__)
     setattr(config, key, value)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from parity_audit.core.choices import nearest
 from parity_audit.core.errors import ENGINE_SETTING, BackendFailed, CannotRun
 from parity_audit.core.types import Checkpoint
 from parity_audit.core.wire import LoadRequest
@@ -48,9 +48,13 @@ def require_settings(given: Iterable[str], known: Collection[str], of: str) -> N
     """
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
-            raise BackendFailed(f"`{name}` is not a setting of {of}{hint}", code=ENGINE_SETTING)
+            raise unknown_setting(name, known, of)
+
+
+def unknown_setting(name: str, known: Iterable[str], of: str) -> BackendFailed:
+    """The error for a setting that is not one of `known`, with the nearest of them."""
+    hint = nearest(name, known)
+    return BackendFailed(f"`{name}` is not a setting of {of}" + (f"; {hint}" if hint else ""), code=ENGINE_SETTING)
 
 
 def makes_cache(request: LoadRequest) -> bool:

@@ -43,8 +43,7 @@ class SglangServer(ServedBackend):
         """Start the server and wait until it answers.
 
         Raises:
-            ValueError: a setting that SGLang does not have.
-            BackendFailed: the server ended instead of starting.
+            BackendFailed: SGLang does not have a setting, or the server ended instead of starting.
         """
         sglang_settings.set_environment(request.device)
         given = dict(request.settings)

@@ -45,7 +45,7 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
     """Arguments of `ServerArgs`: the user's settings over ours. Every prompt runs whole, in one step with all others.
 
     Raises:
-        ValueError: a setting that SGLang does not have, with the nearest one.
+        BackendFailed: a setting that SGLang does not have, with the nearest one.
     """
     given = {key: value for key, value in request.settings.items() if key not in OWN_SETTINGS}
     cache = bool(given.pop(PREFIX_CACHE, False))

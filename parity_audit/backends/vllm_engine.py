@@ -28,7 +28,7 @@ TEXT_MODEL = "text_config"
 BLOCK = 128
 ROWS = 16
 MIN_BATCHED_TOKENS = 2048
-_imported_with: dict[str, dict[str, str]] = {}
+_imported_with: dict[str, str] = {}
 """The variables that vLLM was, or will be, imported with."""
 
 
@@ -52,8 +52,9 @@ def set_environment(settings: Mapping[str, Any], device: str) -> None:
         chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # as many ranks as one likes share the cores that there are
     if BATCH_INVARIANT in settings:
         chosen[SWITCH] = str(int(settings[BATCH_INVARIANT]))
-    if _imported_with.setdefault("vllm", chosen) != chosen:
-        raise RuntimeError(f"vLLM was imported with {_imported_with['vllm']}, and these settings need {chosen}")
+    if _imported_with and _imported_with != chosen:
+        raise RuntimeError(f"vLLM was imported with {_imported_with}, and these settings need {chosen}")
+    _imported_with.update(chosen)
     os.environ.update(chosen)
     # Unless told the number of threads, vLLM goes down to one when its engine shares the caller's process.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
