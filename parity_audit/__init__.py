@@ -1,7 +1,7 @@
-"""parity-audit: is a model port computing the same function as its reference?
+"""Audit ports of language models: find out whether a port computes the same function as its reference, and why not.
 
-Importing this package costs nothing: everything heavy is loaded on first use, so that
-`parity_audit.core` also imports on a bare interpreter inside a backend's own environment.
+Importing this package loads only the version. Every public name is imported from its module on first use, so that
+`parity_audit.core` can also be imported on the bare interpreter of a backend's own environment.
 """
 
 from __future__ import annotations
@@ -107,7 +107,10 @@ if TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """Imported subpackages that are named like a function of the API (`audit`, `capture`) do not hide it."""
+    """The type of this package: it does not let a subpackage named like an API function (`audit`, `capture`) hide that function.
+
+    Importing the subpackage `parity_audit.audit` would otherwise set the attribute `audit` of this package to a module.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in __all__ and isinstance(value, ModuleType)):

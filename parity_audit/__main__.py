@@ -1,4 +1,4 @@
-"""`python -m parity_audit`."""
+"""The entry point of `python -m parity_audit`."""
 
 from parity_audit.cli.app import main
 

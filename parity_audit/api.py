@@ -1,6 +1,6 @@
-"""The stages as a list of calls. The command line and notebooks both start here.
+"""The public functions. The command line and notebooks both call them. The stages of an audit are:
 
-resolve → pre-flight → capture → compare → localise → identify → repair → verify → report
+resolve → pre-flight → capture → compare → localise → identify → repair → verify → report.
 """
 
 from __future__ import annotations
@@ -94,31 +94,31 @@ def audit(
     timeout: float = TIMEOUT,
     progress: Progress = SILENT,
 ) -> Report:
-    """Run the same tokens through every backend, say which agree, why the others do not, and what repairs them.
+    """Run the same tokens through every backend; report which agree, why the others do not, and what repairs them.
 
     Args:
         model: hub id, alias or local path.
-        candidates: one or several BACKEND strings; every candidate that can run here when None.
-        reference: the backend that is believed.
-        miniature: "mini", "small" or "full" for seeded weights with the architecture's real constants.
-        dtype: float32, bfloat16 or float16, or that dtype of torch.
-        prompt: texts of your own, run beside the probes; `prompts` is a file of texts, chat messages or token ids, `chat` puts
-            those that are text through the checkpoint's chat template.
-        hooks: also edit every hook, and compare with the same edit in the reference.
-        target: max-abs logit difference that a repaired candidate should reach.
-        install: allow creating environments.
-        match_reference: where the reference departs from the spec, patch candidates to do what it does. Otherwise a
-            right reference is proposed, and candidates are patched against that.
-        limits: measure the smallest errors that this run could have seen; without them a verdict comes sooner.
-        quick: one short probe, causes but no repair, no detection limits: the time of a load and a short run per side.
-        disk: bytes that captures may take on disk; what is left out to keep within them is listed in the report.
-        baseline: report.json of an earlier audit; the exit code is 1 where a figure left its band, 3 where the question changed.
-        captures: a folder of finished captures; those with the key of one that this audit needs are not taken again.
+        candidates: one or several BACKEND strings; when None, those of TransformerLens and vLLM that can run here.
+        reference: the backend with which every candidate is compared.
+        miniature: "mini", "small" or "full": seeded random weights of that size, with the architecture's real constants.
+        dtype: "float32", "bfloat16" or "float16", or the dtype of torch.
+        prompt: your own texts, run in addition to the probes. `prompts` is a file of texts, chat messages or token ids.
+            `chat` puts those that are text through the checkpoint's chat template.
+        hooks: also edit the value at every hook, and compare the effect with that of the same edit in the reference.
+        target: the max-abs logit difference that a patched candidate should reach.
+        install: whether environments of backends may be created.
+        match_reference: if the reference departs from the spec, patch candidates to do the same as the reference.
+            Otherwise the report proposes a correct reference, and candidates are patched against that.
+        limits: measure the smallest errors that this run could have detected; without this, the verdict comes sooner.
+        quick: one short probe, causes but no repair and no detection limits: takes one load and one short run per side.
+        disk: bytes that captures may take on disk; the report lists what is left out to stay within this bound.
+        baseline: report.json of an earlier audit; exit code 1: a verdict changed or a figure left its band, 3: other question.
+        captures: a folder of finished captures; one that has the key of a capture that this audit needs is used for it.
         timeout: seconds that a worker may take for one request.
 
     Raises:
         UsageError: the question is malformed.
-        NotJudged: the reference could not be captured, so nothing can be said about anybody.
+        NotJudged: the reference could not be captured, so no candidate can be judged.
     """
     if out is not None:
         set_aside(out)
@@ -144,16 +144,16 @@ def audit(
 
 
 def audit_live(model: Any, name: str, **question: Any) -> Report:
-    """Audit a model that this process has loaded: as the only candidate, run where it is, and left as it was.
+    """Audit a model that this process has loaded, as the only candidate. It runs in this process and is not changed.
 
     Args:
         model: what transformers, TransformerLens or nnsight returned (also compiled, or with adapters), or any `nn.Module`
             with `sites=FILE`, its site map.
-        name: hub id, alias or local path of what it is a port of; the reference has its weights, or those of `weights=DIR`.
-        question: as of `audit`, without candidates; dtype and device are those of the model.
+        name: hub id, alias or local path of the original model; the reference loads its weights, or those in `weights=DIR`.
+        question: the arguments of `audit` except candidates; dtype and device default to those of `model`.
 
     Raises:
-        UsageError, NotJudged: as `audit`; or `model` is no model.
+        UsageError, NotJudged: as for `audit`; UsageError also if `model` is not a model.
     """
     sites = question.pop("sites", None)
     about = facts_of(model)
@@ -183,12 +183,12 @@ def capture(
     timeout: float = TIMEOUT,
     progress: Progress = SILENT,
 ) -> Path:
-    """Capture one backend into `out`; with `judge`, its true-float64 run into `out/judge` as well.
+    """Capture one backend into `out`; with `judge`, also its run in true float64 into `out/judge`.
 
-    A capture that is there already is replaced whole, its `judge` with it, or left as it is when this one fails.
+    An earlier capture in `out` is replaced completely, including its `judge`; if this capture fails, it stays unchanged.
 
     Raises:
-        UsageError: the question is malformed, or `out` holds files that are no capture's.
+        UsageError: the question is malformed, or `out` contains files that do not belong to a capture.
         NotJudged: the backend failed.
     """
     check_options(dtype=dtype, device=device, seed=seed, timeout=timeout)
@@ -252,30 +252,30 @@ def logprobs(
     timeout: float = TIMEOUT,
     progress: Progress = SILENT,
 ) -> LogprobReport:
-    """Do the log-probabilities of an engine agree with a trainer's, on tokens that the engine draws?
+    """Compare the log-probabilities of an engine with those of a trainer, on tokens that the engine samples.
 
     Args:
         engine: the BACKEND that samples and scores prompts (`vllm` or `sglang`; `vllm` when None).
-        engine_url: the address of a server that runs already, vLLM's or SGLang's, which is asked instead.
+        engine_url: the address of a running vLLM or SGLang server, which is used in place of a new engine.
         trainer: the BACKEND that scores by teacher forcing, natively and in true float64 (`hf`).
         sampling: temperature, truncation, number and length of the completions.
-        prompts: a .txt or .jsonl file; built prompts when None.
-        rollouts: a .jsonl or .parquet file of a training framework, judged instead of an engine.
-        memory_bytes: bound of the logits that the trainer's side holds at a time.
-        presets: frameworks whose own metric names are wanted; all when None.
+        prompts: a .txt or .jsonl file; prompts of randomly drawn token ids when None.
+        rollouts: a .jsonl or .parquet file of a training framework, which is judged in place of an engine.
+        memory_bytes: the most bytes of logits that the trainer keeps in memory at a time.
+        presets: frameworks under whose own names the metrics are also reported; all when None.
         timeout: seconds that a worker may take for one request.
         chat: put prompts that are text through the checkpoint's chat template.
-        exports: further files: xlsx, parquet, svg, png.
-        engine_mode: "eager" or "compiled" (vLLM's inductor, no other engine has one); compared with the other on the same tokens.
-        prefix_cache: on or off; compared with the other on the same tokens, and proved by the engine's counter.
-        attribute: flip every switch of both sides on the same tokens, and say what share of the squared error each explains.
-        target: what a proposed set of switches should reach: a share (0.8), or "rmse=0.001" in nats. Given, it asks for
-            the attribution too.
-        explain: where a leg of the engine departs, audit its layers on the sequences that disagree most.
+        exports: formats of additional files: xlsx, parquet, svg, png.
+        engine_mode: "eager" or "compiled" (vLLM's inductor only); it is compared with the opposite mode on the same tokens.
+        prefix_cache: on or off; compared with the opposite on the same tokens, and confirmed by the engine's counter.
+        attribute: change each switch of both sides on the same tokens; report the share of the squared error it explains.
+        target: the goal of a proposed set of switches: a share (0.8), or "rmse=0.001" in nats. If it is given, the
+            attribution runs even without `attribute`.
+        explain: if a leg of the engine departs, audit its layers on the sequences that disagree most.
 
     Raises:
         UsageError: the question is malformed.
-        NotJudged: a leg failed, or there are too few tokens.
+        NotJudged: a leg could not be run, or there are too few tokens.
     """
     question: dict[str, Any] = {
         "synthetic": miniature, "seed": seed, "weights": weights, "dtype": dtype, "device": device,
@@ -325,14 +325,14 @@ def invariance(
     timeout: float = TIMEOUT,
     progress: Progress = SILENT,
 ) -> InvarianceReport:
-    """Does an engine's answer depend on its batch, its cache, its chunks or its threads, and by how much?
+    """Measure how much an engine's answer depends on its batch, its cache, its prefill chunks and its threads.
 
     Args:
-        candidates: one or several BACKEND strings; every candidate that can run here when None.
+        candidates: one or several BACKEND strings; when None, those of TransformerLens and vLLM that can run here.
         reference: the backend whose run in true float64 measures the noise floor (`hf`).
-        quick: batches of up to 9, few completions, no second process.
-        max_batch: sequences of the largest batch.
-        completions: greedy completions under changing load, `new_tokens` tokens each.
+        quick: batches of up to 9 sequences, few completions, no second process.
+        max_batch: the number of sequences in the largest batch.
+        completions: the number of greedy completions under changing load, of `new_tokens` tokens each.
 
     Raises:
         UsageError: the question is malformed.
@@ -348,7 +348,7 @@ def invariance(
 
 
 def check_divergence(target: str) -> Checked:
-    """What a user's own divergence function (`FILE:FUNCTION`) computes. Raises UsageError or NotJudged."""
+    """Return what a user's own divergence function (`FILE:FUNCTION`) computes. Raises UsageError or NotJudged."""
     return check_own_divergence(target)
 
 
@@ -362,33 +362,33 @@ def _candidates(wanted: Sequence[BackendLike] | None, device: str, install: bool
         hint = "run `parity-audit doctor`, or name one with --candidate"
         raise UsageError("no candidate can run here", code="no-candidate", hint=hint)
     for ref in refs:
-        recipe_for(ref, device)  # a malformed version is refused before anything is run
+        recipe_for(ref, device)  # raises for a malformed version before anything is run
     return refs
 
 
 def specs() -> tuple[Spec, ...]:
-    """Every shipped spec."""
+    """Return every shipped spec."""
     return list_specs()
 
 
 def envs() -> list[tuple[str, str, int]]:
-    """(key, backend, bytes) of every environment on disk."""
+    """Return (key, backend, bytes) of every environment on disk."""
     return list_envs()
 
 
 def tested_releases() -> list[tuple[str, list[str]]]:
-    """Releases with a tested recipe, by backend."""
+    """Return (backend, releases that have a tested recipe) for each backend."""
     return [(name, entry["known"]) for name, entry in table()["backends"].items()]
 
 
 def create_env(backend: BackendLike, *, device: str = "cpu", progress: Progress = SILENT) -> str:
-    """Make the environment of a backend; returns its interpreter. Raises EnvFailed."""
+    """Create the environment of a backend and return the path of its interpreter. Raises EnvFailed."""
     return python_for(_ref(backend), device=device, progress=progress).python
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One line of `doctor`."""
+    """One line of `doctor`: whether the thing called `name` works here."""
 
     name: str
     ok: bool
@@ -396,5 +396,5 @@ class Check:
 
 
 def doctor() -> list[Check]:
-    """What can run here, and why not."""
+    """Return what can run on this machine, and for the rest the reason why it cannot."""
     return [Check(name=name, ok=ok, why=why) for name, ok, why in health()]

@@ -1,1 +1,1 @@
-"""One audit from start to exit code: the reference's side, each candidate in turn, the report."""
+"""Run one audit: capture the reference and its judge, judge every candidate in turn, and build the report and the exit code."""

@@ -1,4 +1,8 @@
-"""An audit held against an earlier one: whether it asked the same question, and whether any figure left its band."""
+"""Compare an audit with an earlier one (the baseline).
+
+The comparison says whether both audits asked the same question (see `signature`), which verdicts changed, and which
+numbers moved by more than a factor of `BAND`.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,20 @@ from parity_audit.core.errors import EXIT_MISMATCH, EXIT_NOT_JUDGED, EXIT_OK
 from parity_audit.core.report import Baseline, BaselineFigure, Candidate, Report, Verdict
 
 BAND = 4.0
-"""How far a figure may move, up or down, before it is no longer the same rounding: the limit that parity itself has. Another
-processor or number of threads moves a noise ratio by less than this; a figure that suddenly improves by more says that
-something else is compared than before."""
+"""The largest factor by which a figure may grow or shrink between two audits: the limit that parity itself has.
+
+Another processor or another number of threads changes a noise ratio by less than this factor. A figure that improves by
+more is reported as well, because it suggests that something else is compared than before.
+"""
 FIGURES = ("max_abs", "rmse", "rel", "noise_ratio")
 RANK = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH, Verdict.INCONCLUSIVE, Verdict.ERROR)
 
 
 def signature(report: Report) -> dict[str, Any]:
-    """What has to be equal for two audits to be comparable: model, weights, dtype, device, and every token of every probe.
+    """Return what must be equal for two audits to be comparable.
 
-    Releases are not in it: a new release is what a baseline is for.
+    That is the model, the weights, the reference's backend, dtype, device and settings, and every token of every probe.
+    Releases of packages are left out, because comparing a new release with an old one is the purpose of a baseline.
     """
     probes = {f"probe {probe.get('name')}": (probe.get("shape"), probe.get("tokens")) for probe in report.probes}
     side = report.reference
@@ -35,7 +42,11 @@ def signature(report: Report) -> dict[str, Any]:
 
 
 def held_against(report: Report, earlier: Report) -> Report:
-    """The report with its comparison to an earlier one; exit code 1 where a figure left its band, 3 where the question changed."""
+    """Return the report with its comparison to an earlier report, and with the exit code that follows.
+
+    The exit code becomes 3 if the two audits asked different questions. It becomes 1 if it was 0 and a verdict changed, a
+    candidate is missing from one of the audits, or a figure left its band.
+    """
     changed = changed_question(signature(earlier), signature(report))
     figures = () if changed else tuple(_figures(report.candidates, earlier.candidates))
     departures = () if changed else tuple(_departures(report.candidates, earlier.candidates, figures))
@@ -49,7 +60,10 @@ def held_against(report: Report, earlier: Report) -> Report:
 
 
 def changed_question(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, ...]:
-    """Names of what differs; a probe whose tokens were not recorded cannot be shown to be the same."""
+    """Return the names of the entries in which two signatures differ.
+
+    A probe whose tokens were not recorded counts as different, because nothing shows that it is the same probe.
+    """
     unknown = {
         name for side in (before, now) for name, value in side.items() if name.startswith("probe") and value[1] is None
     }
@@ -58,7 +72,7 @@ def changed_question(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, 
 
 
 def name_of(candidate: Candidate) -> str:
-    """A candidate without its release, which may differ from that of the baseline."""
+    """Return the candidate's backend and settings as one name, without its release, which may differ from the baseline's."""
     settings = ",".join(f"{key}={value}" for key, value in sorted(candidate.settings.items()))
     return f"{candidate.backend},{settings}" if settings else candidate.backend
 
@@ -66,13 +80,18 @@ def name_of(candidate: Candidate) -> str:
 def _pairs(
     now: Sequence[Candidate], before: Sequence[Candidate]
 ) -> Iterator[tuple[str, Candidate | None, Candidate | None]]:
-    """Every candidate of either audit; of several releases of one backend the n-th belongs to the n-th."""
+    """Yield the name of every candidate, and the candidate in each audit (None where an audit does not have it).
+
+    Releases are not part of the name. If an audit has several candidates of one name, the n-th of them is compared with the
+    n-th of the other audit.
+    """
     ours, theirs = _numbered(now), _numbered(before)
     for name in dict.fromkeys([*theirs, *ours]):
         yield name, ours.get(name), theirs.get(name)
 
 
 def _numbered(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
+    """Return the candidates by name; the second candidate of a name is called "name #2", and so on."""
     named: dict[str, Candidate] = {}
     for one in candidates:
         name, count = name_of(one), sum(name_of(one) == key.partition(" #")[0] for key in named)
@@ -91,7 +110,11 @@ def _figures(now: Sequence[Candidate], before: Sequence[Candidate]) -> Iterator[
 
 
 def _figure(name: str, figure: str, before: float, now: float) -> BaselineFigure:
-    """Zero stays zero; a figure that was zero, or became zero, has no ratio and is out of its band."""
+    """Compare one figure of both audits.
+
+    Equal values are within the band, zeros included. If only one of the two values is zero, there is no ratio, and the
+    figure is outside its band.
+    """
     if before == now:
         return BaselineFigure(candidate=name, figure=figure, before=before, now=now, ratio=1.0, within=True)
     if before <= 0.0 or now <= 0.0:
@@ -104,7 +127,7 @@ def _figure(name: str, figure: str, before: float, now: float) -> BaselineFigure
 def _departures(
     now: Sequence[Candidate], before: Sequence[Candidate], figures: Sequence[BaselineFigure]
 ) -> Iterator[str]:
-    """In words: verdicts that changed, candidates that are missing, figures out of their band."""
+    """Yield one line of text for every verdict that changed, every missing candidate and every figure outside its band."""
     for name, ours, theirs in _pairs(now, before):
         if ours is None:
             yield f"{name}: was judged in the baseline, and not in this audit"

@@ -1,4 +1,4 @@
-"""One candidate from its first capture to its verified patch."""
+"""Audit one candidate: judge its capture, diagnose a mismatch, repair it, and verify the patch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,12 @@ def audit_candidate(
     session: Session, capture: Capture, reference: Reference, *, target: float, repair: bool, hooks: bool, out: Path,
     rights: RightReferences | None,
 ) -> Candidate:  # fmt: skip
-    """One candidate's result, with its hooks, and tensors that are wrong in the same way together: see `_audited`."""
+    """Return the complete result of one candidate.
+
+    `_audited` judges, diagnoses and repairs. This function adds the check of the candidate's hooks (and, if `hooks`, the
+    check that editing them has the right effect), measures how far the candidate's own runs differ from each other, and
+    merges findings about tensors that are wrong in the same way.
+    """
     reference = reference.following(capture, out / "choices", make_room=session.release)
     named = read_by_name(session, capture, reference, out / "hooks-by-name")
     allowed = _allowance(session, capture, reference)
@@ -81,7 +86,11 @@ def audit_candidate(
 
 
 def _allowance(session: Session, capture: Capture, reference: Reference) -> Allowance | None:
-    """What the processing of the weights may change: the one that the backend names, or that its tensors show."""
+    """Return which sites the processing of the candidate's weights may change; None if the weights are not processed.
+
+    The processing is taken from the backend's own description. If the description names none, the tensors are checked for
+    norm weights that were folded into the next projections.
+    """
     plan = session.plan
     said, knobs = session.description().processing, knob_values(plan.spec, plan.config)
     if said:
@@ -93,7 +102,11 @@ def _allowance(session: Session, capture: Capture, reference: Reference) -> Allo
 def _own_variation(
     session: Session, capture: Capture, reference: Reference, allowed: Allowance | None, out: Path
 ) -> tuple[Variation, OwnVariation | None, tuple[NotTested, ...]]:
-    """Measured where a floor is: not without a judge, and not in the coordinates of processed weights."""
+    """Measure how far the candidate's own runs of the same tokens differ, in multiples of the noise floor.
+
+    Nothing is measured without a judge, because there is no noise floor then, nor for processed weights, because the
+    candidate's activations are in other coordinates than the floor.
+    """
     if reference.judge is None or allowed is not None:
         return Variation(), None, ()
     yardstick = Yardstick(reference=reference.floor, judge=reference.judge, dtype=reference.dtype)
@@ -104,10 +117,10 @@ def _audited(
     session: Session, capture: Capture, reference: Reference, comparison: Comparison, allowed: Allowance | None, *,
     seek_causes: bool, target: float, repair: bool, out: Path, rights: RightReferences | None,
 ) -> Candidate:  # fmt: skip
-    """Judge a comparison and, on a mismatch, where `seek_causes`, diagnose, repair and verify.
+    """Judge a comparison and, if it is a mismatch and `seek_causes` is set, diagnose, repair and verify.
 
-    Where the reference departs from the spec, repairs are judged against one of `rights`; without them the candidate is
-    patched to do what the given reference does.
+    If the reference departs from the spec, repairs are judged against a reference of `rights` that follows the spec. If
+    `rights` is None, the candidate is patched to do what the given reference does.
 
     Raises:
         NotJudged: a backend failed; what it captured before stays on disk.
@@ -136,7 +149,7 @@ def _audited(
             )
             return dataclasses.replace(result, not_tested=(*result.not_tested, *gaps))
         if changed is not None:
-            session.release()  # what it remembers is gone when it is loaded afresh for the diagnosis
+            session.release()  # the model keeps state between runs; the diagnosis loads it afresh, without that state
         with centred(reference, _centred_sites(allowed), out / "centred") as moved:
             case = Audited(
                 session=session, reference=moved, target=target, capture=capture, comparison=comparison, out=out
@@ -165,7 +178,7 @@ def _centred_sites(allowed: Allowance | None) -> frozenset[str]:
 
 
 def _repaired(result: Candidate, case: Audited, state: State) -> Candidate:
-    """A diagnosed candidate with what patches repair, and the proof of the rest."""
+    """Patch a diagnosed candidate, and prove on the reference the findings that no patch has confirmed."""
     session = case.session
     try:
         peel(case, state)
@@ -181,12 +194,15 @@ def _repaired(result: Candidate, case: Audited, state: State) -> Candidate:
 
 
 def _with_change(result: Candidate, changed: Finding) -> Candidate:
-    """A result whose first cause is that a model does not say the same thing twice."""
+    """Return the result with the finding that repeated runs of the candidate differ, which also becomes its reason."""
     return dataclasses.replace(result, findings=(*result.findings, changed), why=changed.message)
 
 
 def _broken_off(result: Candidate, stage: str, error: Exception, session: Session) -> Candidate:
-    """A verdict stands although a later stage failed; what failed is in the report, its traceback in the log."""
+    """Return the result with a note that `stage` failed, and write the traceback to the candidate's log.
+
+    The verdict on the outputs is kept: a failure of a later stage does not change it.
+    """
     with session.log.open("a") as log:
         traceback.print_exception(error, file=log)
     why = f"broke off with {type(error).__name__}: {error} (see {session.log})"
@@ -196,7 +212,10 @@ def _broken_off(result: Candidate, stage: str, error: Exception, session: Sessio
 def _with_proof(
     result: Candidate, session: Session, capture: Capture, reference: Reference, state: State, out: Path
 ) -> Candidate:
-    """The diagnosis proved on the reference, where no patch has proved it, or where the reference is wrong."""
+    """Return the result with a proof: the reference is given the candidate's values and compared with the candidate again.
+
+    This is done only if no patch brought the candidate to parity, or if the reference is the side that departs from the spec.
+    """
     verified, patched = state.verified, result.patched.verdict if result.patched else None
     open_findings = left_to_prove(result)
     if reference.judge is None or not wants_proof(open_findings, patched):
@@ -218,7 +237,7 @@ def _with_proof(
 
 
 def _who(reference: Reference) -> str:
-    """Whom a proof gives the candidate's constants to."""
+    """Return, in words, which program is given the candidate's constants in a proof: the reference or the judge."""
     return "the reference" if reference.judging is reference.session else f"the judge ({reference.judging.label})"
 
 

@@ -1,4 +1,4 @@
-"""The candidates of an audit, one after the other."""
+"""Judge the candidates of an audit, one after another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from parity_audit.core.report import Candidate
 def judge_all(
     sides: Sequence[Side], truth: Reference, context: AuditContext, rights: RightReferences
 ) -> tuple[list[Candidate], list[Capture]]:
-    """Every candidate in turn; one that fails, in whatever way, is reported, and the others go on."""
+    """Judge every candidate in turn, and return their results and the captures of the reference and the candidates.
+
+    If a candidate fails with any exception, its failure becomes its result, and the next candidate is judged.
+    """
     results: list[Candidate] = []
     captures = [truth.capture]
     question = question_of(truth, context)
@@ -66,33 +69,33 @@ def _judge_one(
                 rights=None if context.match_reference else rights,
             )  # fmt: skip
         result = with_text(with_finite_numbers(result), context.plan.checkpoint)
-        with contextlib.suppress(OSError):  # without room for it, the capture stays
+        with contextlib.suppress(OSError):  # if the disk has no room for the result, the capture stays as it is
             keep_result(result, taken, question)
         return result
     except Exception as error:
         known = explained(error, str(_logged(error, workspace, side)))
         if known.code == CHANGED:
             for owner in (truth, rights):
-                owner.release()  # what they have loaded since may be what the candidate wrote
+                owner.release()  # they may have loaded the checkpoint after the candidate had changed its files
         return failed_candidate(side.ref, known, context.plan.dtype, context.plan.device)
     finally:
         side.release()
         if context.scratch is not None or not truth.replays:
-            workspace.scratch(side.role)  # what only this candidate's diagnosis asked for
-            truth.replays.clear()  # they lay there
+            workspace.scratch(side.role)  # deletes the runs that only this candidate's diagnosis needed
+            truth.replays.clear()  # the replays' files were in that folder
         if context.scratch is not None:
             _without_tensors_of_failed(captures[1:])
 
 
 def _without_tensors_of_failed(captures: Sequence[Capture]) -> None:
-    """Under a bound the next candidate needs the room that one without a result left taken."""
+    """Delete the captures for which no result was stored: with a bound on disk space the next candidate needs their room."""
     for capture in captures:
         if not (capture.folder / SPENT).exists():
             shutil.rmtree(capture.folder, ignore_errors=True)
 
 
 def _logged(error: Exception, workspace: Workspace, side: Side) -> Path:
-    """The side's log, with the traceback of what went wrong in this process."""
+    """Append the traceback of `error` to the side's log, and return the path of the log."""
     log = workspace.log(f"{side.role}-{side.ref}")
     with contextlib.suppress(OSError), log.open("a") as stream:
         traceback.print_exception(error, file=stream)

@@ -1,4 +1,8 @@
-"""A reference in the coordinates of a candidate whose weights are centred, so that causes can be sought there."""
+"""Bring a reference into the coordinates of a candidate with centred weights, so that such a candidate can be diagnosed.
+
+A candidate whose weights were centred (TransformerLens's center_writing_weights and center_unembed) computes activations
+without their mean over the last axis. They can be compared only with a reference whose mean was subtracted at the same sites.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,16 @@ from parity_audit.capture.store import Capture
 
 @contextmanager
 def centred(reference: Reference, sites: frozenset[str], folder: Path) -> Iterator[Reference]:
-    """The reference with the mean taken from these sites: of what was captured, and of what is captured until this ends.
+    """Yield the reference with the mean over the last axis subtracted at these sites.
+
+    The mean is subtracted from the captures that exist, and from every capture that is taken while the context is open.
 
     Args:
-        sites: names without their blocks; none of them changes nothing.
-        folder: where the captures without means go.
+        sites: site names without their block; an empty set changes nothing.
+        folder: where the captures without means are written.
 
     Raises:
-        NotJudged: the bound on scratch space leaves no room for them.
+        NotJudged: the bound on scratch space leaves no room for these captures.
     """
     sessions = (reference.session, reference.judging)
     for session in sessions:

@@ -1,4 +1,4 @@
-"""What every stage of one audit shares."""
+"""The resolved question, the workspace and the options, which every stage of one audit shares."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from parity_audit.core.types import BackendRef
 
 @dataclass(frozen=True, kw_only=True)
 class AuditContext:
-    """The question, resolved; the place to work; and what the user allows.
+    """The resolved question, the place to work, and what the user allows.
 
-    `timeout`: seconds for each request to a worker; `limits`: measure the smallest errors that the run can see; `scratch`: the
-    bound of `--disk`; `quick`: the verdict and its causes on few tokens, without repair, limits, and runs that hold the
-    reference against itself.
+    `timeout` is in seconds, for each request to a worker. `limits`: measure the smallest errors that the run can detect.
+    `scratch` is the bound on disk space that `--disk` sets. `quick`: only the verdict and its causes, on few tokens, without
+    repair, without detection limits, and without the runs that check the reference against itself.
     """
 
     plan: AuditPlan
@@ -38,12 +38,13 @@ class AuditContext:
     scratch: Scratch | None = None
 
     def session(self, ref: BackendRef, role: str) -> Session:
-        """A session for one side; nothing is started yet, but its environment is there."""
+        """Return a session for one side. Its environment exists or is made here, but no process is started yet."""
         if self.tf32:
             ref = dataclasses.replace(ref, settings={**ref.settings, "tf32": True})
         plan = side_plan(self.plan, ref, install=self.install, progress=self.progress)
         decodes = role not in ("reference", "judge")
-        # Engines load by name, and a folder of that name in the working directory would come first. A port is the user's.
+        # Engines load a model by name, and would load a folder of that name in the working directory instead. So they run in
+        # an empty directory. The user's own port runs in the user's directory.
         home = None if ref.target else self.workspace.home()
         return Session(
             plan=plan, log=self.workspace.log(f"{role}-{ref}"), decodes=decodes, timeout=self.timeout,
@@ -51,7 +52,7 @@ class AuditContext:
         )  # fmt: skip
 
     def right_references(self) -> RightReferences:
-        """What takes the place of a reference that departs from the spec; nothing is run yet."""
+        """Return the object that makes replacements for a reference that departs from the spec; nothing is run yet."""
         keep = self.workspace.keeps_loaded(self.plan.checkpoint)
         return RightReferences(
             make=lambda ref: self.session(ref, "reference"), folder=self.workspace.captures, keep=keep

@@ -1,4 +1,4 @@
-"""Reports hold finite numbers only: one infinite number in the evidence of one candidate must not cost the whole report."""
+"""Replace numbers that are not finite: a report holds finite numbers only, and one infinite number must not make it invalid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parity_audit.core.report import Candidate
 
 
 def with_finite_numbers(candidate: Candidate) -> Candidate:
-    """The candidate with infinities at the largest number that reports know and NaN as null, and a warning that says so."""
+    """Return the candidate with infinite numbers replaced by +-`LARGEST` and NaN by None, and a warning with their count."""
     counted: list[float] = []
     replaced: Candidate = _finite(candidate, counted)
     if not counted:
@@ -21,6 +21,7 @@ def with_finite_numbers(candidate: Candidate) -> Candidate:
 
 
 def _finite(value: Any, counted: list[float]) -> Any:
+    """Return the value with every number inside it made finite, and append each replaced number to `counted`."""
     if isinstance(value, float) and not math.isfinite(value):
         counted.append(value)
         return None if math.isnan(value) else math.copysign(LARGEST, value)

@@ -1,4 +1,4 @@
-"""What is known of a candidate before anything is searched for: its comparison, tokens, weights, settings and limits."""
+"""The part of a candidate's result that needs no further run: its comparison, tokens, weights, settings and detection limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ def first_look(
     session: Session, capture: Capture, comparison: Comparison, verdict: Verdict, why: str, reference: Reference,
     allowed: Allowance | None,
 ) -> Candidate:  # fmt: skip
-    """The verdict on the outputs, with everything that can be said without another run."""
+    """Return the candidate's result with its verdict and everything that can be reported without running it again.
+
+    A finding about the weights, the dtype, the ranks of a sharded engine or the returned values turns the verdict into a
+    mismatch, whatever the comparison of the outputs says.
+    """
     plan, about = session.plan, session.description()
     said_of_tokens, warnings, gaps = token_findings(reference.session.description(), about, special_tokens(plan.config))
     why = f"{why}; {said_of_tokens}" if said_of_tokens else why
@@ -73,7 +77,7 @@ def first_look(
 
 
 def sharded(session: Session, capture: Capture, reference: Reference) -> Sharded:
-    """What is asked of a side that ran on several ranks."""
+    """Return the data that the sharding checks need about a side that ran on several ranks."""
     plan = session.plan
     stored, n_layers = CheckpointTensors(Path(plan.checkpoint.path)), dims(plan.spec, plan.config)["n_layers"]
     own = {at: roles(plan.spec, plan.config, at) for at in (None, *range(n_layers))}
@@ -86,13 +90,13 @@ def sharded(session: Session, capture: Capture, reference: Reference) -> Sharded
 
 
 def _not_decoded(reference: Reference) -> list[NotTested]:
-    """That nothing was decoded from a cache, where no probe of the run asks for that."""
+    """Return a gap in the report ("not tested") if no probe of the run is decoded from the KV cache, else nothing."""
     decoded = any(probe.decode_from is not None for probe in reference.probes)
     return [] if decoded else [NotTested(what="decoding from the cache", why="no probe of this run decodes")]
 
 
 def with_limits(result: Candidate, comparison: Comparison, reference: Reference) -> Candidate:
-    """The smallest errors that this comparison could have seen."""
+    """Return the result with the smallest errors that this comparison could have detected."""
     if reference.sensitivity is None:
         return result
     limits, gaps = detection_limits(reference.sensitivity, comparison)
@@ -105,7 +109,11 @@ def with_limits(result: Candidate, comparison: Comparison, reference: Reference)
 def _weights(
     reference: Reference, capture: Capture, dtype: str, allowed: Allowance | None
 ) -> tuple[list[Finding], list[NotTested]]:
-    """Tensor by tensor, where they are supposed to be the checkpoint's."""
+    """Compare the candidate's tensors with the checkpoint's, and return the findings and the tensors that were not compared.
+
+    If the candidate's weights are processed, its tensors are compared with what the processing should give. If that is not
+    known, they are not compared.
+    """
     stored, held = reference.capture.manifest.weights, capture.manifest.weights
     if allowed is None:
         weights, unseen = weight_findings(stored, held, dtype)

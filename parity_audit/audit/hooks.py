@@ -1,4 +1,4 @@
-"""A candidate's hooks beside its verdict: outputs may agree while a hook shows, or takes, something else."""
+"""Check a candidate's hooks: the outputs may agree while a hook shows another tensor, or an edit at a hook has no effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ AGREE = (Verdict.PARITY, Verdict.EXACT)
 
 
 def read_by_name(session: Session, capture: Capture, reference: Reference, out: Path) -> NamedHooks:
-    """Every hook of the candidate as it is now; what prevents it is a gap, because the outputs are judged all the same."""
+    """Read every hook of the candidate, as it is now, under its own name.
+
+    If the hooks cannot be read, the reason is reported as a gap, because the outputs are judged in any case.
+    """
     if session.plan.backend_key not in WITH_HOOKS:
         return NamedHooks(hooks=(), says={}, not_tested=())
     if reference.judge is None or session.description().processing:
@@ -43,12 +46,16 @@ def read_by_name(session: Session, capture: Capture, reference: Reference, out: 
 
 
 def not_read(why: str) -> NamedHooks:
-    """No hook, and why."""
+    """Return a result without hooks, with the reason why they were not read."""
     return NamedHooks(hooks=(), says={}, not_tested=(NotTested(what=WHAT, why=why),))
 
 
 def only_hooks(comparison: Comparison, named: NamedHooks) -> bool:
-    """Whether everything that a comparison holds against a port is what its hooks show, and its outputs agree."""
+    """Return whether the hooks explain all differences of a comparison.
+
+    This is so if something differs, every site that differs is shown by a hook that is known to be wrong, the outputs and
+    the residual stream agree, and all numbers are finite.
+    """
     wrong = {delta.site for delta in comparison.deciding if share_of_limit(delta) > 1.0}
     wrong |= {place.partition("/")[2] for place in comparison.mask_mismatch}
     outputs = any(site.endswith(OUTPUTS) for site in wrong)
@@ -56,8 +63,11 @@ def only_hooks(comparison: Comparison, named: NamedHooks) -> bool:
 
 
 def with_names(result: Candidate, named: NamedHooks, *, agree: bool) -> Candidate:
-    """The result with every hook's delta and a finding for each that shows something else: a port whose hooks do so is no
-    port of what it says it is, although its outputs agree."""
+    """Return the result with the difference at every hook, and a finding for every hook that shows another tensor.
+
+    Such a finding turns parity of the outputs (`agree`) into a mismatch: a port whose hooks show other tensors than their
+    names say is not a correct port, even if its outputs agree.
+    """
     wrong = findings(named, outputs_agree=agree)
     result = dataclasses.replace(
         result, hooks=tuple(item.delta for item in named.hooks), findings=(*result.findings, *wrong),
@@ -73,8 +83,11 @@ def with_edits(
     result: Candidate, named: NamedHooks, session: Session, capture: Capture, reference: Reference, out: Path, *,
     agree: bool,
 ) -> Candidate:  # fmt: skip
-    """The result with every hook edited: of the port as shipped where its outputs agree, of the patched one where a patch
-    mends it, and else of the port as it is, where only an edit without any effect can be told."""
+    """Return the result with the effect of editing each hook, compared with the same edit in the reference.
+
+    If a patch brought the port to parity, the patched port is edited, otherwise the port as shipped. If the outputs of the
+    edited port do not agree with the reference, only an edit without any effect can be recognised.
+    """
     if reference.judge is None or session.description().processing:
         return _gap(result, "they need a float64 judge and weights that are not processed")
     if result.verdict not in (*AGREE, Verdict.MISMATCH):

@@ -1,7 +1,7 @@
-"""Results of candidates whose turn is over, for an audit that is interrupted later and begins again.
+"""Store the results of candidates that were judged, so that an interrupted audit need not judge them again.
 
-A result takes the place of its capture's tensors, which nobody asks for any more; the manifest stays, because a report names its
-versions. What an audit that judged everything leaves is deleted with its captures.
+A result replaces the tensors of its capture, which are no longer needed. The manifest stays, because a report names the
+versions in it. When an audit has judged every candidate, its results are deleted with its captures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from parity_audit.core.whole_file import write_whole
 
 
 def question_of(truth: Reference, context: AuditContext) -> str:
-    """A name for everything beside its own capture that decides a candidate's result: this program, too."""
+    """Return a hash of everything, except the candidate's own capture, that a candidate's result depends on.
+
+    That is the captures of the reference and its judge, the options, the probes, and the source files of this package.
+    """
     sides = [capture.folder.name for capture in (truth.capture, truth.judge, truth.definition) if capture is not None]
     asked = [
         context.target, context.repair, context.hooks, context.match_reference, context.limits, context.quick,
@@ -39,9 +42,9 @@ def keep_result(result: Candidate, capture: Capture, question: str) -> None:
 
 
 def kept_result(folder: Path, question: str) -> tuple[Candidate, Capture] | None:
-    """The result in a capture's folder, and what is left of the capture.
+    """Return the result stored in a capture's folder, and the capture without its tensors.
 
-    One that was found for another question, or cannot be read, is none.
+    Return None if there is no result, if it was found for another question, or if it cannot be read.
     """
     if not (folder / SPENT).exists():
         return None
@@ -55,7 +58,7 @@ def kept_result(folder: Path, question: str) -> tuple[Candidate, Capture] | None
 
 
 def _program() -> list[list[object]]:
-    """The files of this package, by size and time of change: a result is that of the program which found it."""
+    """Return name, size and time of change of every source file: a result is valid only for the program that found it."""
     root = Path(__file__).parents[1]
     found = sorted(root.rglob("*.py"))
     return [[str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns] for path in found]

@@ -1,4 +1,4 @@
-"""From results to the Report: errors as candidates, the exit code, the environment."""
+"""Parts of the report that follow from the results: candidates that failed, the exit code, the sides, the backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNJUDGED = (Verdict.ERROR, Verdict.INCONCLUSIVE)
 
 
 def failed_candidate(ref: BackendRef, error: ParityError, dtype: str, device: str) -> Candidate:
-    """A candidate that could not be judged; the error says what died and what to do."""
+    """Return the result of a candidate that could not be judged; the error says what failed and what to do."""
     return Candidate(
         backend=ref.name, package=ref.name, version=ref.version or "", settings=ref.settings, dtype=dtype, device=device,
         verdict=Verdict.ERROR, why=error.message, error=error.to_json(),
@@ -23,10 +23,13 @@ def failed_candidate(ref: BackendRef, error: ParityError, dtype: str, device: st
 
 
 def exit_code_of(candidates: Sequence[Candidate], *, accept_patched: bool) -> int:
-    """0 when every candidate is at parity, 3 when one could not be judged, else 1.
+    """Return 0 if every candidate is at parity, 3 if a candidate could not be judged, and 1 otherwise.
 
-    Could-not-judge wins over mismatch: a gate that reads 1 as "known bad" must not hide a dead backend. A release
-    that is known not to run the architecture says nothing about the others; alone, it leaves nothing judged.
+    With `accept_patched` a candidate that a patch, or a reference that follows the spec, brings to parity counts as parity.
+
+    A candidate that could not be judged takes precedence over a mismatch: a continuous-integration job that accepts 1 as a
+    known mismatch must still fail when a backend does not run. A release that is known not to run the architecture is left
+    out; if nothing else is left, nothing was judged, and the code is 3.
     """
     able = [candidate for candidate in candidates if (candidate.error or {}).get("code") != CannotRun.default_code]
     if not able or any(candidate.verdict in UNJUDGED for candidate in able):
@@ -38,13 +41,13 @@ def exit_code_of(candidates: Sequence[Candidate], *, accept_patched: bool) -> in
 
 
 def _remedied(item: Candidate) -> bool:
-    """Whether a patch, or a right reference in place of a wrong one, was seen to bring parity."""
+    """Return whether a run showed parity with a patch, or with a reference that follows the spec instead of the given one."""
     seen = [part.verdict for part in (item.patched, item.right_reference) if part is not None]
     return any(verdict in GOOD for verdict in seen)
 
 
 def side_of(capture: Capture, self_check: Sequence[str] = ()) -> Side:
-    """The reference or the judge as it ran."""
+    """Return the description of the reference or the judge, from its capture, for the report."""
     manifest = capture.manifest
     about = manifest.description
     return Side(
@@ -59,7 +62,7 @@ def side_of(capture: Capture, self_check: Sequence[str] = ()) -> Side:
 
 
 def backend_facts(captures: Sequence[Capture]) -> dict[str, Any]:
-    """Versions and numerics of every backend that ran: a report holds for these."""
+    """Return versions and numerical settings of every backend that ran; the report is valid for these."""
     return {
         capture.manifest.backend: {**about.versions, **about.numerics}
         for capture in captures

@@ -1,4 +1,4 @@
-"""A port of one's own, looked at without running it: its file, its function, its interpreter, its site map."""
+"""Check the user's own port without running it: its file, its function and settings, and its interpreter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from parity_audit.core.types import BackendRef
 
 HARNESS = ("env", "python", "sites", "tf32")
 GIVEN = 3
-"""`load(model_path, dtype, device)`."""
+"""The number of arguments that every port is called with: `load(model_path, dtype, device)`."""
 
 
 def check_port(ref: BackendRef) -> None:
-    """Refuse what can be seen from here.
+    """Refuse a port whose mistakes can be seen without running it.
 
     Raises:
-        UsageError: the interpreter is not there, the file is not Python, or it has no such function or setting.
+        UsageError: the interpreter does not exist, the file is not Python, or it has no such function or setting.
     """
     file, _, name = str(ref.target).rpartition(":")
     elsewhere = "env" in ref.settings or "python" in ref.settings
@@ -30,7 +30,7 @@ def check_port(ref: BackendRef) -> None:
         tree = ast.parse(Path(file).read_bytes(), file)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if elsewhere and isinstance(error, SyntaxError):
-            return  # another Python may know a grammar that this one does not
+            return  # the port runs in another Python, which may accept a syntax that this one does not
         line = getattr(error, "lineno", None)
         raise UsageError(f"the port is no Python: {error}", code="port-file", where=f"{file}:{line or 1}") from error
     bound = _bound(tree)
@@ -51,7 +51,7 @@ def _check_interpreter(python: str, ref: BackendRef) -> None:
 
 
 def _check_settings(ref: BackendRef, function: ast.FunctionDef) -> None:
-    """Settings that go to the function by name."""
+    """Refuse settings that the port's function does not take as arguments."""
     taken = function.args
     names = [item.arg for item in (*taken.posonlyargs, *taken.args)[GIVEN:]] + [item.arg for item in taken.kwonlyargs]
     for key in ref.settings:
@@ -63,7 +63,7 @@ def _check_settings(ref: BackendRef, function: ast.FunctionDef) -> None:
 
 
 def _bound(tree: ast.Module) -> dict[str, ast.stmt]:
-    """Names that statements at the top of the file bind."""
+    """Return the names that top-level statements of the file bind, each with its statement."""
     found: dict[str, ast.stmt] = {}
     for item in tree.body:
         if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -79,7 +79,7 @@ def _bound(tree: ast.Module) -> dict[str, ast.stmt]:
 
 
 def _is_dynamic(tree: ast.Module) -> bool:
-    """Whether names may come about in a way that is not seen here: below `if` or `try`, from `*`, by `globals()`."""
+    """Return whether the file may define names that `_bound` cannot see: below `if` or `try`, from `*`, by `globals()`."""
     hidden = ("globals", "exec", "setattr", "__getattr__", "vars")
     blocks = (ast.If, ast.Try, ast.With, ast.For, ast.While)
     return any(

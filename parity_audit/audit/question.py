@@ -1,4 +1,4 @@
-"""The question of an audit, checked before anything runs: every option, and every BACKEND against the config."""
+"""Check the question of an audit before anything runs: every option, and the settings of every BACKEND against the config."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ DEVICES = ("cpu", "cuda")
 KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 APIS = ("bridge", "hooked")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Device maps that transformers works out by itself."""
+"""Device maps that transformers computes by itself."""
 HARNESS = ("attn_implementation", "tf32", "tp", BATCH_INVARIANT, *PLACES)
 LARGEST_SEED = (1 << 63) - 1
 FEWEST_SECONDS = 1.0
 
 
 def check_options(*, dtype: str, device: str, seed: int, timeout: float, target: float = 0.0) -> None:
-    """Refuse what no run could use.
+    """Refuse option values that no run can use.
 
     Raises:
-        UsageError: the option is named.
+        UsageError: an option is invalid; the message names it.
     """
     require_choice(dtype, DTYPES, what="a dtype of an audit", code="unknown-dtype")
     require_choice(device, DEVICES, what="a device of an audit", code="unknown-device")
@@ -49,10 +49,10 @@ def check_options(*, dtype: str, device: str, seed: int, timeout: float, target:
 
 
 def check_weights_option(weights: Path | None, synthetic: str | None) -> None:
-    """`--weights` is a directory with a config.json, and real weights are not seeded ones.
+    """Check that `--weights` is a directory with a config.json, and that synthetic weights are not asked for as well.
 
     Raises:
-        UsageError: it is not, or both were asked for.
+        UsageError: it is not such a directory, or both kinds of weights were asked for.
     """
     if weights is None:
         return
@@ -65,10 +65,10 @@ def check_weights_option(weights: Path | None, synthetic: str | None) -> None:
 
 
 def check_backends(refs: Sequence[BackendRef], config: Mapping[str, Any]) -> None:
-    """The settings of every side, against what its backend and this model have.
+    """Check the settings of every side against the settings that its backend and this model have.
 
     Raises:
-        UsageError: a setting that cannot be, or a port that is not there.
+        UsageError: a setting is unknown or has an invalid value, or a port's file or function does not exist.
     """
     for ref in refs:
         if ref.name == LIVE:
@@ -80,7 +80,7 @@ def check_backends(refs: Sequence[BackendRef], config: Mapping[str, Any]) -> Non
         elif ref.name == "spec":
             _check_spec(ref)
         elif ref.name == "transformer_lens" and "api" in ref.settings:
-            backend_key(ref, recipe_for(ref).version)  # a release that has no such api is refused
+            backend_key(ref, recipe_for(ref).version)  # raises if this release does not have the api
             require_choice(
                 ref.settings["api"], APIS, what="an api of TransformerLens", code="backend-setting", found=str(ref)
             )
@@ -90,7 +90,7 @@ def check_backends(refs: Sequence[BackendRef], config: Mapping[str, Any]) -> Non
 
 @contextlib.contextmanager
 def nothing_left(workspace: Workspace) -> Iterator[None]:
-    """A malformed question that is seen late leaves nothing behind either."""
+    """Delete the workspace if the block raises a UsageError, so that a malformed question leaves no files behind."""
     try:
         yield
     except UsageError:
@@ -99,7 +99,7 @@ def nothing_left(workspace: Workspace) -> Iterator[None]:
 
 
 def _check_hf(ref: BackendRef, config: Mapping[str, Any]) -> None:
-    """The attention kernel by name (`org/kernel` is one of the hub's), other settings as keys of the config."""
+    """Check the name of the attention kernel (`org/kernel` is a kernel of the hub), and other settings as keys of the config."""
     kernel = ref.settings.get("attn_implementation", KERNELS[0])
     if not (isinstance(kernel, str) and "/" in kernel):
         require_choice(
@@ -117,7 +117,7 @@ def _check_hf(ref: BackendRef, config: Mapping[str, Any]) -> None:
 
 
 def _check_places(ref: BackendRef) -> None:
-    """A device map is a word or a mapping of modules to places, and what belongs to it is not given without it."""
+    """Check the device map: a name, a device, or a mapping of modules to devices. Settings that need one require it."""
     chosen, given = ref.settings.get(DEVICE_MAP), [key for key in PLACES if key in ref.settings]
     if given and chosen is None:
         raise UsageError(
@@ -141,7 +141,7 @@ def _is_device(text: str) -> bool:
 
 
 def _check_spec(ref: BackendRef) -> None:
-    """Settings of the backend `spec` are knobs of its formulas."""
+    """Check that every setting of the backend `spec` is a knob of its formulas."""
     knobs = [row.name for row in ROWS]
     for key in ref.settings:
         if key not in (*knobs, "tf32", BATCH_INVARIANT):
@@ -152,7 +152,7 @@ def _check_spec(ref: BackendRef) -> None:
 
 
 def _config_keys(config: Mapping[str, Any]) -> set[str]:
-    """Every key of this kind of config in the installed transformers; empty where it does not know the kind."""
+    """Return every key of this `model_type`'s config in the installed transformers; empty if it does not know the type."""
     import transformers
 
     try:

@@ -1,9 +1,10 @@
-"""The believed side and its judge.
+"""The reference, which candidates are compared with, and its judge.
 
-The judge is the reference in true float64. A program that cannot run so is judged by the architecture's definition in
-transformers, which can. Then the reference itself is measured first: where it computes the definition's function, its
-own rounding is the noise floor. Where it does not, its error must not pass for rounding: the floor is that of the
-definition, and candidates are measured by their distance to the reference (see `compare.deltas.compare`).
+The judge is the reference run in true float64. If the reference's program cannot run in float64, the judge is the
+architecture's definition in transformers, which can. The reference itself is then measured first. If it computes the same
+function as the definition, its own rounding is the noise floor. If it does not, its error must not count as rounding: the
+floor is then the definition's rounding, and candidates are measured by their distance to the reference (see
+`compare.deltas.compare`).
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from parity_audit.diagnose.replay import Replays
 from parity_audit.diagnose.routing import follow
 
 JUDGES = "hf"
-"""The backend that judges a program which cannot run in true float64."""
+"""The backend that judges a reference which cannot run in true float64."""
 FLOAT64_BACKENDS = (JUDGES, "spec")
-"""The backends that can."""
+"""The backends that can run in true float64."""
 OTHER_EXPERTS = "the candidate sends tokens to other experts where their scores differ by less than rounding"
 FOLLOWED = f"{OTHER_EXPERTS}; the reference and its judge were run with the same choice there"
 OWN_NOT_FOLLOWED = (
@@ -43,13 +44,16 @@ NOT_FOLLOWED = f"{OTHER_EXPERTS}, which counts as an error here: the reference c
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A session to ask, its capture, the judge's, and what small errors would do.
+    """The reference's session and capture, the judge's capture, and the effect of small errors on the outputs.
 
-    `judging` is the session that runs in float64: the reference's own where it can. `definition` is that session's
-    native run, set only where the reference does not compute what the definition computes. `held` are captures of the
-    judging session, to be dropped with the reference's. `followed` says which choices of experts both runs took over from a
-    candidate, or why they could not; `plain` is the reference before that. `replays` are what the judge made of runs of either
-    side, for all candidates of one audit.
+    `judging` is the session that runs in float64; it is `session` itself if that can. `judge` is its capture, None if no
+    judge could be run. `definition` is the native run of `judging`; it is set only if the reference does not compute the
+    same function as the definition. `sensitivity` is the measured effect of small errors, from which detection limits
+    follow. `held` are captures of the judging session, which are deleted together with the reference's.
+
+    `followed` says for which tokens the reference and its judge were run with the experts that a candidate chose, or why
+    that was not possible; `plain` is the reference before that. `replays` are the judge's replays of runs of either side,
+    shared by all candidates of one audit.
     """
 
     session: Session
@@ -68,11 +72,15 @@ class Reference:
 
     @property
     def floor(self) -> Capture:
-        """The run whose distance to the judge is rounding."""
+        """Return the run whose distance to the judge is rounding alone: the definition if it is set, else the reference."""
         return self.definition or self.capture
 
     def compared(self, capture: Capture, allowed: Allowance | None = None) -> Comparison:
-        """A candidate's capture against this reference, in the coordinates that processed weights leave."""
+        """Compare a candidate's capture with this reference.
+
+        If the candidate's weights are processed, `allowed` says at which sites the mean is subtracted from both sides first,
+        and which sites are not compared.
+        """
 
         def seen(side: Capture) -> TensorSource:
             return side if allowed is None else Allowed(side, allowed)
@@ -86,10 +94,14 @@ class Reference:
         )  # fmt: skip
 
     def following(self, capture: Capture, out: Path, *, make_room: Callable[[], None]) -> Reference:
-        """The reference with the experts that a candidate chose where rounding decides; itself where nothing was to be followed.
+        """Return the reference, run with the experts that the candidate chose where rounding decides the choice.
+
+        If two experts' router scores differ by less than rounding, two correct programs may choose different experts. The
+        outputs can then be compared only after the reference has taken the candidate's choice. If no choice differs in this
+        way, the reference itself is returned. If the runs fail, it is returned with a note in `followed`.
 
         Args:
-            make_room: called before a model that was too large to stay in memory is loaded again.
+            make_room: called before the reference is loaded again, if it was too large to stay in memory.
         """
         if self.judge is None or not self.can_follow:
             return self
@@ -113,11 +125,11 @@ class Reference:
 
     @property
     def can_follow(self) -> bool:
-        """Whether the reference itself can be run with the choices of another: only the program that judges can."""
+        """Return whether the reference can be run with a candidate's choice of experts: only the judging program can."""
         return self.judging is self.session
 
     def release(self) -> None:
-        """Let both models go."""
+        """Release both models from memory."""
         self.session.release()
         self.judging.release()
 
@@ -125,13 +137,16 @@ class Reference:
 def take_reference(
     session: Session, judging: Session, probes: tuple[Probe, ...], *, folder: Path, keep: bool
 ) -> Reference:
-    """The reference's capture and its judge's; `judging` is `session` itself where that can run in float64.
+    """Capture the reference and its judge.
 
     Args:
+        session: the reference.
+        judging: the session that runs in float64; it is `session` itself if that can.
         keep: whether both models may be in memory at once.
 
     Raises:
-        NotJudged: the reference could not be captured. A judge that cannot be had is a note.
+        NotJudged: the reference could not be captured, or it is its own judge and its float64 run failed. If another
+            program is the judge and fails, the reference has no judge, and its notes say why.
     """
     capture = reusable_capture(session, probes, folder, with_weights=True)
     dtype = session.plan.dtype
@@ -159,7 +174,10 @@ def take_reference(
 def _with_own_choices(
     session: Session, pair: Pair[Capture], probes: tuple[Probe, ...], folder: Path
 ) -> tuple[Capture, tuple[str, ...]]:
-    """The judge with the experts that the reference itself chose where rounding decides, or as it was and why."""
+    """Return the judge's capture, run with the experts that the reference chose where rounding decides the choice.
+
+    If these runs fail, the judge's capture is returned as it was, with a note that says why.
+    """
     try:
         found = follow(session, pair, pair.floor, probes, folder.with_name("choices-of-reference"))
     except NotJudged as error:
@@ -170,7 +188,7 @@ def _with_own_choices(
 def _check(
     session: Session, judging: Session, capture: Capture, definition: Capture, judge: Capture, dtype: str
 ) -> tuple[bool, tuple[str, ...]]:
-    """Whether the reference departs from the definition, and what to say about its judge."""
+    """Return whether the reference departs from the definition, and the notes about its judge for the report."""
     verdict, why = judge_comparison(compare(capture, definition, judge, dtype=dtype))
     departs = verdict not in (Verdict.PARITY, Verdict.EXACT)
     about = judging.description()

@@ -22,7 +22,7 @@ QUICK = (
     ),
     NotTested(what="detection limits", why="--quick does not measure the smallest errors that a run can see"),
 )
-"""What `--quick` leaves out of every audit, beside probes and repair."""
+"""What `--quick` leaves out of every audit, in addition to probes and repair."""
 ON_GPU = "nothing was run on a GPU"
 
 
@@ -30,7 +30,7 @@ def report_of(
     context: AuditContext, truth: Reference, notes: Sequence[str], results: Sequence[Candidate],
     captures: Sequence[Capture], code: int, seconds: float,
 ) -> Report:  # fmt: skip
-    """The Report of an audit whose reference could be had."""
+    """Return the report of an audit whose reference could be captured."""
     plan = context.plan
     gaps = () if plan.device != "cpu" else (NotTested(what="device", why=ON_GPU),)
     if context.quick:
@@ -52,12 +52,12 @@ def _seconds(truth: Reference, total: float) -> dict[str, float]:
 
 
 def environment_of(captures: Sequence[Capture]) -> dict[str, object]:
-    """This machine, and every backend that ran on it."""
+    """Return the facts about this machine and about every backend that ran on it."""
     return {**this_machine(), "backends": backend_facts(captures)}
 
 
 def probes_of(taken: Capture) -> tuple[dict[str, object], ...]:
-    """Name, shape, purpose and a hash of the tokens of every probe of a capture."""
+    """Return name, shape, purpose and a hash of the tokens of every probe of a capture."""
     return tuple(
         {
             "name": probe.name,
@@ -71,6 +71,6 @@ def probes_of(taken: Capture) -> tuple[dict[str, object], ...]:
 
 
 def tokens_hash(probe: Probe) -> str:
-    """16 hex digits that differ where a token, a mask bit or a step of decoding does."""
+    """Return a hash of 16 hex digits of a probe's tokens, its mask and the steps in which it is decoded."""
     told = json.dumps([probe.token_ids, probe.mask, probe.decode_from, *([probe.at_once] if probe.at_once > 1 else [])])
     return hashlib.sha256(told.encode()).hexdigest()[:16]

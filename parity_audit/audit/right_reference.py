@@ -1,11 +1,14 @@
-"""A reference that departs from the spec is replaced by a right one; nobody is patched to follow it.
+"""Replace a reference that departs from the spec, so that no candidate is patched to repeat the reference's error.
 
-What takes its place, in this order: the definition in transformers that judged it anyway; the same program with the load
-settings that the spec knows for the wrong constants; the same program without the settings that were given to it; and
-where no setting does it, the loaded reference with its live values edited.
+The replacement ("right reference") is the first of these that is possible:
 
-The replacement runs every probe natively and in float64 as the given reference did, so that candidates are judged and
-patched against it like against any other. It is made once for all candidates.
+1. the definition in transformers, if it is the judge of the given reference;
+2. the same program with the load settings that the spec names for the wrong constants;
+3. the same program without the settings that the user gave it;
+4. the loaded reference with its live values edited.
+
+The replacement runs every probe natively and in float64, as the given reference did, so candidates are judged and patched
+against it in the same way. Each replacement is made once for all candidates.
 """
 
 from __future__ import annotations
@@ -46,19 +49,22 @@ UNCONFIRMED = "nothing has confirmed it: no candidate, patched or not, agrees wi
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """What makes a reference follow the spec: another BACKEND, or edits of the loaded one."""
+    """How to make a reference follow the spec: another BACKEND string, or edits of the loaded model."""
 
     ref: BackendRef
     edits: tuple[Edit, ...] = ()
 
 
 def wrong(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings in which the reference departs from the spec."""
+    """Return the findings about a constant in which the reference departs from the spec."""
     return [item for item in findings if item.kind not in NO_PATCH_KINDS and item.departs_from_spec in WRONG_SIDES]
 
 
 def remedy(plan: SidePlan, release: str, causes: Sequence[Finding], *, judged_by_definition: bool) -> Remedy | None:
-    """What to take in place of a reference that is wrong in these constants; None where nothing is known."""
+    """Return the replacement of a reference whose constants in `causes` are wrong; None if none is known.
+
+    See the module docstring for the order in which replacements are tried.
+    """
     if judged_by_definition:
         return Remedy(ref=BackendRef(name=JUDGES))
     found = [_spec_s_value(cause, plan, release) for cause in causes]
@@ -75,7 +81,7 @@ def remedy(plan: SidePlan, release: str, causes: Sequence[Finding], *, judged_by
 
 
 def _spec_s_value(cause: Finding, plan: SidePlan, release: str) -> tuple[Edit, ...]:
-    """The edits that give the reference the spec's value where it has another; none where it has no setting for that."""
+    """Return the edits that give the reference the spec's value of this constant; empty if it has no setting for it."""
     known = knob_values(plan.spec, plan.config).get(cause.knob)
     value = cause.spec_value if known is None else known.value
     found = edits(plan.spec, plan.backend_key, cause.knob, value, plan.config, release, {}, cause.reference_value) or ()
@@ -84,7 +90,10 @@ def _spec_s_value(cause: Finding, plan: SidePlan, release: str) -> tuple[Edit, .
 
 
 def compare_with(given: Reference, causes: Sequence[Finding]) -> list[str]:
-    """The command that replaces a reference whose self-check shows that it departs, as a line of that self-check."""
+    """Return a line for the self-check that names the BACKEND to compare with instead of a reference that departs.
+
+    Return nothing if the reference does not depart, or if the replacement is not another BACKEND string.
+    """
     plan, release = given.session.plan, given.session.description().release
     found = remedy(plan, release, causes, judged_by_definition=given.definition is not None) if causes else None
     return [] if found is None or found.edits else [f"compare with `-r {found.ref}`, which should follow the spec"]
@@ -92,9 +101,10 @@ def compare_with(given: Reference, causes: Sequence[Finding]) -> list[str]:
 
 @dataclass
 class RightReferences:
-    """Replacements of the given reference, each made once; candidates come to it with their findings.
+    """Make and keep replacements of the given reference; each is run once and shared by the candidates that need it.
 
-    `make` opens a session for a BACKEND string. `keep` says whether more than one model may be in memory.
+    `make` opens a session for a BACKEND string. `keep` says whether more than one model may be in memory. `taken` holds the
+    replacements that were run.
     """
 
     make: Callable[[BackendRef], Session]
@@ -105,7 +115,11 @@ class RightReferences:
     def instead_of(
         self, given: Reference, causes: Sequence[Finding], *, run: bool
     ) -> tuple[RightReference, Reference | None] | NotTested:
-        """What to take in place of `given`, and its captures where it was to be run and could be."""
+        """Return the proposed replacement of `given`, and the replacement itself if it was run.
+
+        It is run only if `run` is set; without a run, or if the run failed, the second value is None and the proposal says
+        why. If no replacement is known, a `NotTested` entry is returned instead.
+        """
         plan, release = given.session.plan, given.session.description().release
         found = remedy(plan, release, causes, judged_by_definition=given.definition is not None)
         knobs = tuple(dict.fromkeys(cause.knob for cause in causes))
@@ -146,11 +160,11 @@ class RightReferences:
 
     @property
     def held(self) -> list[Capture]:
-        """Captures of every replacement that was run."""
+        """Return the captures of every replacement that was run."""
         return [capture for right in self.taken.values() for capture in (right.capture, *right.held)]
 
     def release(self) -> None:
-        """Let their models go."""
+        """Release the models of all replacements from memory."""
         for right in self.taken.values():
             right.release()
 
@@ -165,9 +179,10 @@ def judged_for_the_rest(
     *,
     run: bool,
 ) -> tuple[Candidate, Reference]:
-    """The candidate with its comparison against a right reference, and the reference that patches are judged against.
+    """Return the candidate's result compared with a right reference, and the reference that patches are judged against.
 
-    `session` is the candidate's; it makes room where only one model may be in memory.
+    If the findings do not show that the reference is wrong, or if no replacement could be run, that is the given reference.
+    `session` is the candidate's; its model is released first if only one model may be in memory.
     """
     causes = wrong(result.findings)
     if not causes or given.judge is None:
@@ -187,7 +202,11 @@ def judged_for_the_rest(
 
 
 def left_to_prove(result: Candidate) -> tuple[Finding, ...]:
-    """The findings that hold against the reference that patches were judged against: a replacement is right already."""
+    """Return the findings that still have to be proved against the reference that patches were judged against.
+
+    If the given reference was replaced, findings in which only that reference departs from the spec are left out: the
+    replacement has the right value already.
+    """
     right = result.right_reference
     if right is None or right.verdict is None:
         return result.findings
@@ -195,7 +214,10 @@ def left_to_prove(result: Candidate) -> tuple[Finding, ...]:
 
 
 def confirmed(result: Candidate) -> Candidate:
-    """The candidate once patches were tried: one that agrees with the replacement has confirmed it."""
+    """Return the result after patches were tried, with the replacement of the reference confirmed if it is.
+
+    The replacement is confirmed if the candidate, as shipped or patched, agrees with it up to rounding.
+    """
     right, patched = result.right_reference, result.patched
     if right is None or right.verdict is None:
         return result

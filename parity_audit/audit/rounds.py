@@ -1,8 +1,8 @@
-"""Faults one after another: patch what can be patched, look again, and go on although a fault cannot be patched.
+"""Find several faults of one candidate: patch those that can be patched, diagnose the patched model again, and repeat.
 
-A cause that no setting of the candidate repairs stays in every later run. It does not end the search: localisation
-replays every component on the candidate's own input, so the other components are still told right from wrong, and from
-then on every diagnosis is thorough (long probes and decoded tokens are looked at although other probes show causes).
+A fault that no setting of the candidate repairs stays in every later run. It does not end the search: localisation
+replays every component on the candidate's own input, so it still shows which of the other components are wrong. From then
+on every diagnosis is thorough: it examines long probes and decoded tokens even if other probes show causes already.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from parity_audit.repair.verify import (
 from parity_audit.specs.view import dims, roles
 
 MAX_ROUNDS = 5
-"""Each round is a patched run or a thorough diagnosis; stacks of three faults, one unpatchable, need four."""
+"""The largest number of rounds: three faults, one of them unpatchable, need four.
+
+A round is a patched run, if there is a new patch, and a diagnosis of the latest run.
+"""
 GOOD = (Verdict.PARITY, Verdict.EXACT)
 IDLE = "its setting has the right value already: what this port computes does not come from there"
 STUCK = "its setting was changed and read back, and not one output moved: this port's code does not use it"
@@ -47,7 +50,11 @@ USED = (
 
 @dataclass
 class State:
-    """What is known of a candidate as its faults are peeled off."""
+    """What is known about a candidate while its faults are found and patched, one round after another.
+
+    `rewritten` are the second values of patched knobs whose right value did not repair them. `stuck` are the patched knobs
+    that could not be repaired, each with the reason. `verified` is the last patched run.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
@@ -59,14 +66,14 @@ class State:
 
     @property
     def lasting(self) -> bool:
-        """Whether a cause stays in the candidate, so that a run free of it cannot be had."""
+        """Return whether a cause cannot be patched, so that it is present in every run of the candidate."""
         patched = {proposal.knob for proposal in self.proposals} - self.stuck.keys()
         own = (item for item in self.findings if self.match_reference or item.departs_from_spec != "reference")
         return any(item.knob not in patched for item in own)
 
     @property
     def useless(self) -> dict[str, str]:
-        """The patched knobs whose patches change nothing, or not what they are for, each with the reason."""
+        """Return the patched knobs whose patch changes no setting or does not remove the error, each with the reason."""
         if self.verified is None:
             return {}
         idle = {patch.knob: IDLE for patch in self.verified.patches if changes_nothing(patch)}
@@ -74,14 +81,14 @@ class State:
 
     @property
     def took(self) -> frozenset[str]:
-        """The knobs that a patch in force has set right."""
+        """Return the knobs that the patches now in force have repaired."""
         known = self.verified.knobs if self.verified else set()
         return frozenset(known - self.useless.keys())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """One candidate under repair: whom to ask, what it is judged against, and its run as shipped."""
+    """One candidate under repair: its session, the reference it is judged against, and its run as shipped."""
 
     session: Session
     reference: Reference
@@ -92,7 +99,10 @@ class Audited:
 
     @property
     def bench(self) -> Bench:
-        """What patched runs are judged against: all that the run as shipped was, before its choices of experts were followed."""
+        """Return what patched runs are judged against: the reference before it took over the candidate's choice of experts.
+
+        A patched candidate may choose other experts than the candidate as shipped, so its own choices are followed anew.
+        """
         reference = self.reference.plain or self.reference
         return Bench(
             reference=reference.capture, judge=reference.judge, definition=reference.definition,
@@ -101,14 +111,14 @@ class Audited:
         )  # fmt: skip
 
     def against(self, reference: Reference) -> Audited:
-        """The same run, judged against another reference."""
+        """Return the same run, compared with another reference."""
         if reference is self.reference:
             return self
         return replace(self, reference=reference, comparison=reference.compared(self.capture))
 
 
 def diagnosed(case: Audited, capture: Capture, comparison: Comparison, name: str, *, thorough: bool) -> Diagnosis:
-    """A diagnosis of one run of the candidate, as shipped or patched."""
+    """Diagnose one run of the candidate, as shipped or patched."""
     reference = case.reference
     return diagnose(
         Case(
@@ -121,8 +131,9 @@ def diagnosed(case: Audited, capture: Capture, comparison: Comparison, name: str
 
 
 def peel(case: Audited, state: State) -> None:
-    """Patch what is known and look again at what is left, until parity, or until a thorough look shows nothing new."""
-    if judge_comparison(case.comparison)[0] in GOOD:  # the reference was the wrong side, and has been replaced
+    """Patch the known causes and diagnose the rest, until parity or until a thorough diagnosis finds nothing new."""
+    # The reference was wrong, and the candidate agrees with its replacement.
+    if judge_comparison(case.comparison)[0] in GOOD:
         return
     new, thorough = list(state.findings), False
     for number in range(1, MAX_ROUNDS + 1):
@@ -138,7 +149,10 @@ def peel(case: Audited, state: State) -> None:
 
 
 def _patched(case: Audited, state: State, new: Sequence[Finding], name: str) -> bool:
-    """Whether these findings called for patches that the model has a place for; then they are in force and were run."""
+    """Propose patches for new findings, and apply and run them together with the earlier ones.
+
+    Return False, without a run, if no patch is known for these findings or the model has no place for any of them.
+    """
     version = case.session.description().release
     proposals, gaps = propose(
         new, case.session.plan, version, known=state.findings, rewritten=state.rewritten,
@@ -156,7 +170,10 @@ def _patched(case: Audited, state: State, new: Sequence[Finding], name: str) -> 
 
 
 def _looked_again(case: Audited, state: State, name: str, *, thorough: bool) -> list[Finding]:
-    """What this look says that was not known, and the known causes whose settings want another value."""
+    """Diagnose the latest run, and return the findings to patch next.
+
+    These are the findings that were not known, and the known ones whose patch is to write another value.
+    """
     seen = state.verified
     capture, comparison = (seen.capture, seen.comparison) if seen else (case.capture, case.comparison)
     left = diagnosed(case, capture, comparison, name, thorough=thorough)
@@ -170,27 +187,32 @@ def _looked_again(case: Audited, state: State, name: str, *, thorough: bool) -> 
 
 
 def own_causes(found: Sequence[Finding], known: Sequence[Finding], plan: SidePlan) -> list[Finding]:
-    """The findings without those that follow from tensors that are known to be wrong."""
+    """Return the findings without those that only follow from tensors that are known to be wrong."""
     return without_consequences(found, known, tensors_of_roles(plan))
 
 
 def tensors_of_roles(plan: SidePlan) -> dict[tuple[str, int | None], str]:
-    """The checkpoint's tensor of every role in every layer; None stands for what is outside the blocks."""
+    """Return the name of the checkpoint's tensor for every (role, layer); layer None stands for tensors outside the blocks."""
     places = (None, *range(dims(plan.spec, plan.config)["n_layers"]))
     return {(role, at): tap.path for at in places for role, tap in roles(plan.spec, plan.config, at).items()}
 
 
 def _known(found: Finding, known: Finding) -> bool:
-    """Whether an earlier round said it: the same knob in the same layers, or the same of some of them."""
+    """Return whether an earlier round has reported a finding already.
+
+    It has if both name the same knob and value, in layers of which one finding contains the other's. If both have the same
+    extent (such as "from position 20 on"), the same knob in the same layers is enough, whatever the value.
+    """
     if found.evidence.get("extent") != known.evidence.get("extent"):
         return says_the_same(found, known)
     return found.knob == known.knob and (found.layers == known.layers or says_the_same(found, known))
 
 
 def _rewritten(case: Audited, state: State, again: Sequence[Finding]) -> set[str]:
-    """The patched knobs that still show, given another value where what was written and what was fitted tell one.
+    """Give patched knobs that a diagnosis still finds wrong another value, and return the knobs that were given one.
 
-    A knob is given another value once; one that shows after that, or without a number to go by, is stuck.
+    The new value follows from the value that was written and the value that was fitted afterwards (see `repair.rewrite`). A
+    knob is given another value once. If it is wrong again, or if there are no numbers to compute a value from, it is stuck.
     """
     patches = {} if state.verified is None else {patch.knob: patch for patch in state.verified.patches}
     changed: set[str] = set()
@@ -208,7 +230,7 @@ def _rewritten(case: Audited, state: State, again: Sequence[Finding]) -> set[str
 
 
 def _why_stuck(case: Audited, state: State, knob: str) -> str:
-    """Whether a setting that was changed was used at all: its outputs with and without the change are compared."""
+    """Return why a patch did not work: whether the changed setting moves the outputs at all, or the code does not use it."""
     assert state.verified is not None
     moved = moves_outputs(case.session, state.proposals, knob, state.verified.capture, case.out / f"unused-{knob}")
     return USED if moved else STUCK
@@ -220,13 +242,13 @@ def _replaced(old: list[Proposal], new: list[Proposal]) -> list[Proposal]:
 
 
 def _still_true(findings: list[Finding], left: tuple[Finding, ...]) -> list[Finding]:
-    """An unexplained remainder of an earlier round is settled by what this round says about it."""
+    """Return the findings without the unexplained ones at sites where the latest diagnosis finds nothing unexplained."""
     remains = {finding.site for finding in left if finding.kind == "unexplained"}
     return [finding for finding in findings if finding.kind != "unexplained" or finding.site in remains]
 
 
 def _shrink(case: Audited, state: State) -> None:
-    """Keep the patches that are needed, and only the findings that a needed patch confirms."""
+    """Drop the patches that parity does not need, their findings, and all unexplained findings."""
     kept = needed(case.session, state.proposals, case.bench, case.out)
     if len(kept) < len(state.proposals):
         dropped = {proposal.knob for proposal in state.proposals} - {proposal.knob for proposal in kept}
@@ -239,7 +261,7 @@ def _shrink(case: Audited, state: State) -> None:
 
 
 def with_repair(result: Candidate, state: State) -> Candidate:
-    """The result with what peeling found: findings, the patches that took, and why others did not."""
+    """Return the result with the findings of all rounds, the patches that worked, and the reasons why others did not."""
     verified = state.verified
     if verified is None:
         return replace(result, findings=tuple(state.findings), not_tested=(*result.not_tested, *state.gaps))

@@ -1,4 +1,4 @@
-"""One audit, stage by stage: pre-flight → capture → compare → localise → identify → repair → verify → report."""
+"""Run one audit, stage by stage: pre-flight → capture → compare → localise → identify → repair → verify → report."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ def run_audit(
     context: AuditContext, reference: BackendRef, candidates: Sequence[BackendRef], *, accept_patched: bool,
     baseline: Report | None = None,
 ) -> Report:  # fmt: skip
-    """Judge every candidate against the reference, and write the report; with a `baseline`, held against that.
+    """Judge every candidate against the reference, write the report, and return it.
+
+    If an earlier report is given as `baseline`, the new one is compared with it.
 
     Raises:
-        NotJudged: the reference could not be captured, so nothing can be said about anybody.
+        NotJudged: the reference could not be captured, so no candidate can be judged.
     """
     started, workspace = time.perf_counter(), context.workspace
     sides = [Side(ref=ref, role=f"candidate-{number}", make=context.session) for number, ref in enumerate(candidates)]
@@ -70,7 +72,7 @@ def run_audit(
 
 
 def captured_alone(context: AuditContext, reference: BackendRef, out: Path) -> list[str]:
-    """The captures of a reference and its judge, moved to `out`; the names of their folders there.
+    """Capture a reference and its judge, move the captures to `out`, and return the names of their folders there.
 
     Raises:
         NotJudged: the reference could not be captured.
@@ -89,7 +91,7 @@ def captured_alone(context: AuditContext, reference: BackendRef, out: Path) -> l
 
 
 def _believed(context: AuditContext, reference: BackendRef) -> tuple[Session, Session]:
-    """The session of the reference, and the one that judges: the same where it can run in float64."""
+    """Return the session of the reference and the session of its judge: the same one if the reference can run in float64."""
     session = context.session(reference, "reference")
     if session.plan.backend_key in FLOAT64_BACKENDS:
         return session, session
@@ -97,7 +99,10 @@ def _believed(context: AuditContext, reference: BackendRef) -> tuple[Session, Se
 
 
 def _written(report: Report, folder: Path) -> Report:
-    """The report, with the place of its file; or with the reason why it has none, for it is printed in any case."""
+    """Write the report, and return it with the path of its file.
+
+    If it cannot be written, it is returned with the reason, because it is printed in any case.
+    """
     try:
         path = write_report(report, folder)
     except NotJudged as error:
@@ -106,18 +111,21 @@ def _written(report: Report, folder: Path) -> Report:
 
 
 def _take_reference(session: Session, judging: Session, context: AuditContext) -> Reference:
-    """The reference, its judge, and its fingerprints. Raises NotJudged when it cannot be had."""
+    """Capture the reference, the fingerprints of its weights, and its judge. Raises NotJudged if that fails."""
     workspace, plan = context.workspace, context.plan
     keep = workspace.keeps_loaded(plan.checkpoint)
     return take_reference(session, judging, plan.probes, folder=workspace.captures, keep=keep)
 
 
 def _self_check(session: Session, truth: Reference, context: AuditContext) -> list[str]:
-    """What the reference says of itself; a check that cannot be made is said, and takes nobody's result away."""
+    """Check the reference against its spec and against itself, and return one line per departure.
+
+    If the check fails with an exception, the line says so; the candidates are judged in any case.
+    """
     try:
         out = context.workspace.scratch("self-check")
         departing = departures(truth.capture, session.plan)
-        judge = None if context.quick else truth.judge  # without one nothing is run again
+        judge = None if context.quick else truth.judge  # without a judge the check needs no further run
         notes = reference_notes(session, truth.capture, judge, out, departing)
         return [*notes, *compare_with(truth, departing)]
     except Exception as error:
@@ -125,7 +133,11 @@ def _self_check(session: Session, truth: Reference, context: AuditContext) -> li
 
 
 def _with_sensitivity(truth: Reference, context: AuditContext) -> Reference:
-    """Measured while the judge is loaded, before any candidate is; a reference without a judge has none."""
+    """Return the reference with the measured effect of small errors, for detection limits.
+
+    It is measured while the judge is loaded and before any candidate is. Without a judge, with `--quick` or without
+    `limits` it is not measured.
+    """
     if truth.judge is None or context.quick or not context.limits:
         return truth
     context.progress.update("limits", "the smallest errors that this run can see")

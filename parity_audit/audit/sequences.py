@@ -1,4 +1,4 @@
-"""The layer audit of given token sequences: down from log-probabilities that disagree to the component that departs."""
+"""Audit the layers on given token sequences, to find the component that makes two sides' log-probabilities disagree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PURPOSE = "a sampled sequence on which engine and trainer disagree most"
 
 
 def probes_of(completions: Sequence[Completion]) -> tuple[Probe, ...]:
-    """One probe per sequence, whole; the first one again, decoded from its prompt on."""
+    """Return one probe per completion, run as a whole, and one more that decodes the first completion after its prompt."""
     whole = [_probe(f"worst-{number}", completion) for number, completion in enumerate(completions, 1)]
     first = dataclasses.replace(whole[0], name="worst-1-decoded", decode_from=len(completions[0].prompt_ids))
     return (*whole, first)
@@ -30,7 +30,7 @@ def _probe(name: str, completion: Completion) -> Probe:
 def layer_findings(
     context: AuditContext, trainer: BackendRef, engine: BackendRef, completions: Sequence[Completion]
 ) -> tuple[LogprobFinding, ...]:
-    """What the layer audit of these sequences finds in the engine; its own report is written to the context's folder."""
+    """Return what the layer audit of these sequences finds in the engine; its own report goes into the context's folder."""
     plan = dataclasses.replace(context.plan, probes=probes_of(completions))
     report = run_audit(dataclasses.replace(context, plan=plan), trainer, [engine], accept_patched=False)
     return tuple(_found(report))

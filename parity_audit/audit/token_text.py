@@ -1,4 +1,4 @@
-"""The worst tokens of a candidate as text, by the tokenizer of the checkpoint."""
+"""Decode the worst tokens of a candidate to text, with the checkpoint's tokenizer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from parity_audit.core.report import Candidate, TokenLogits
 from parity_audit.core.types import Checkpoint
 
 TOKENIZER = "tokenizer.json"
-"""The one form that is read without importing transformers, which takes seconds."""
+"""The only tokenizer file that is used, because it can be read without importing transformers, which takes seconds."""
 
 
 def with_text(candidate: Candidate, checkpoint: Checkpoint) -> Candidate:
-    """The candidate with its worst tokens in text; unchanged where there is no such tokenizer."""
+    """Return the candidate with its worst tokens as text; unchanged if the checkpoint has no `TOKENIZER` file."""
     decode = _decoder(Path(checkpoint.path) / TOKENIZER) if candidate.worst_tokens else None
     if decode is None:
         return candidate
@@ -28,13 +28,13 @@ def _told(one: TokenLogits, decode: Callable[[int], str]) -> TokenLogits:
 
 
 def _decoder(path: Path) -> Callable[[int], str] | None:
-    """Token id to text, special tokens by their names; None without a file that can be read."""
+    """Return a function from token id to text, which shows special tokens by name; None if the file cannot be read."""
     if not path.is_file():
         return None
     try:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception:  # the library is not there, or raises its own bare Exception for a file that is no tokenizer
+    except Exception:  # the library is missing, or raises a bare Exception for a file that is not a tokenizer
         return None
     return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))

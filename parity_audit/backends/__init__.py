@@ -1,1 +1,5 @@
-"""What runs inside a worker: one small Protocol, one file per backend, no model names. Nobody imports this from the parent."""
+"""Code that runs inside a worker: one small Protocol and one file per backend, without model names.
+
+The rest of the package does not import it. The one exception is `parity_audit.workers.live`: the worker of a live model is the
+process that holds the model.
+"""

@@ -1,4 +1,4 @@
-"""Adapters of PEFT that add to the weight of a layer: what the layer computes with is the sum."""
+"""PEFT adapters that add to the weight of a layer: the layer computes with the sum of its weight and the adapters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ WEIGHT = "weight"
 
 
 def effective(root: Any, path: str, value: Any) -> Any:
-    """A module's weight with the adapters that are switched on; None where they do more to it than add.
+    """Return a module's weight plus its active adapters, or None if an active adapter does more than add to the weight.
+
+    A value that is not a weight is returned unchanged. So is the weight of a module that has no adapters, or whose adapters are
+    disabled or already merged into it.
 
     Args:
-        path: of the weight, from `root`; anything else is returned as it is.
+        root: the model.
+        path: path of `value`, from `root`.
+        value: the tensor that the module holds at `path`.
     """
     module, _, name = path.rpartition(".")
     if name != WEIGHT or not isinstance(value, Tensor):
@@ -26,7 +31,7 @@ def effective(root: Any, path: str, value: Any) -> Any:
     active = [adapter for adapter in holder.active_adapters if adapter in getattr(holder, "scaling", {})]
     other = (getattr(holder, "lora_variant", {}), getattr(holder, "use_dora", {}))
     if any(adapter_of.get(adapter) for adapter_of in other for adapter in active):
-        return None  # DoRA and its like
+        return None  # for example DoRA, which also rescales the weight
     for adapter in active:
         value = value + holder.get_delta_weight(adapter)
     return value

@@ -1,18 +1,19 @@
-"""See and replace what goes on at the attention core, whatever kernel computes it.
+"""Record and replace the query, key, scores, pattern and output of attention, whatever kernel computes them.
 
-Rotated queries and keys, scores and pattern are locals of the model's code. A `TorchFunctionMode` sees the
-calls that consume them, inside the attention modules only:
+Rotated queries and keys, scores and pattern are local variables of the model's code, so module hooks do not see them. While an
+attention module runs, a `TorchFunctionMode` sees the calls that consume them and interprets these calls as follows:
 
-- the first product of two 4-D tensors is query @ key^T (eager attention), as is `baddbmm` of `[batch*head ...]` in front of it;
-- the next product of two 4-D tensors behind the softmax makes the output of each head;
-- softmax takes the scores and returns the pattern; where a column of sinks is joined to the scores first, the
-  scores are what it is joined to, and the pattern is without it;
-- `scaled_dot_product_attention` takes query and key, and hides scores and pattern.
+- The first product of two 4-D tensors is query @ key^T (eager attention). A `baddbmm` of `[batch*head ...]` tensors before
+  any such product is query @ key^T too.
+- The first product of two 4-D tensors after the softmax makes the output of each head.
+- Softmax takes the scores and returns the pattern. If a column of sinks is concatenated to the scores before the softmax, the
+  scores are recorded without that column, and so is the pattern.
+- `scaled_dot_product_attention` takes query and key. Scores and pattern are not visible then.
 
-So what is recorded rests on how the port computes, and a port may compute the same function by another route: an
-operand that does not have the axes of its site is recorded as not visible, and what is recorded carries the assumption
-(`SiteTap.assumes`). Nothing is computed differently for being watched: the original function is called with the original
-arguments unless a replay replaces them.
+The recording therefore relies on how the port computes, and a port may compute the same function in another way. An operand
+that does not have the axes of its site is recorded as not visible, and each recorded site carries the assumption
+(`SiteTap.assumes`). Recording changes no number: the original function is called with the original arguments, unless a
+replay replaces them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CAT = {torch.cat, torch.concat}
 
 
 class _Watch(TorchFunctionMode):
-    """Hands the arguments of attention calls to the recorder while an attention module runs."""
+    """Hands the arguments and results of attention calls to the recorder while an attention module runs."""
 
     def __init__(self, recorder: Recorder, taps: dict[str, dict[str, SiteTap]]) -> None:
         super().__init__()
@@ -84,13 +85,13 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _are_by_head(self, values: Sequence[Any]) -> bool:
-        """Whether these are two tensors `[batch*head ...]` of this run."""
+        """Whether these are two 3-D tensors whose first axis can be `batch*head`, with the batch of this run."""
         batch = self.recorder.request.probe.shape[0]
         are_3d = len(values) == 2 and all(isinstance(value, Tensor) and value.ndim == 3 for value in values)
         return are_3d and values[0].shape[0] % batch == 0
 
     def _product_by_head(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What is added, and query @ key^T of `[batch*head q d]` and `[batch*head d k]`."""
+        """Return the result of `baddbmm`: the added tensor plus query @ key^T of `[batch*head q d]` and `[batch*head d k]`."""
         added, query, key, *rest = args
         batch = self.recorder.request.probe.shape[0]
         query, key = self.query_key(
@@ -101,7 +102,7 @@ class _Watch(TorchFunctionMode):
         return func(added, query, rearrange(key, "batch head k d -> (batch head) d k"), *rest, **kwargs)
 
     def query_key(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Record (and replace) rotated query `[b head q d]` and key `[b head|kv_head k d]`."""
+        """Record the rotated query `[b head q d]` and key `[b head|kv_head k d]`, and return them or their replacements."""
         self.keys_seen = True
         assert self.inside is not None
         if self._fits("query", query):
@@ -122,12 +123,15 @@ class _Watch(TorchFunctionMode):
         return key if replaced is None else replaced[:, held]
 
     def _fits(self, take: str, value: Tensor) -> bool:
-        """Whether a tensor has the axes of the site that is asked for, `[batch head pos ...]`, with all tokens of this run."""
+        """Whether the request asks for this site and the tensor has its axes, `[batch head pos ...]`, with all tokens of the run.
+
+        If the site is asked for and the tensor does not fit, the site is recorded as not visible.
+        """
         assert self.inside is not None
         if take not in self.inside:
             return False
         batch, length = self.recorder.request.probe.shape
-        # Keys of earlier steps come before this step's.
+        # In cached decoding the keys of earlier steps come before the keys of this step.
         is_cached = take == "key" and value.ndim == 4 and value.shape[0] == batch and value.shape[2] > length
         if is_cached or self._has_all_tokens(value):
             return True
@@ -143,7 +147,7 @@ class _Watch(TorchFunctionMode):
         return value.ndim == 4 and (value.shape[0], value.shape[2]) == (batch, length)
 
     def scores(self, scores: Tensor) -> Tensor:
-        """Record (and replace) masked scores `[b head q k]`."""
+        """Record the masked scores `[b head q k]`, and return them or their replacement."""
         self.scores_seen = True
         if self.inside is None or not self._fits("scores", scores):
             return scores
@@ -155,7 +159,8 @@ class _Watch(TorchFunctionMode):
         assert self.inside is not None
         scores = args[0] if self.scores_seen else self.scores(args[0])
         pattern = func(scores, *args[1:], **kwargs)
-        if not self.keys_seen and self._has_all_tokens(pattern):  # the next product is with the values
+        # The scores came from an unknown product, so the next product of 4-D tensors is pattern @ value, not query @ key^T.
+        if not self.keys_seen and self._has_all_tokens(pattern):
             self.keys_seen = True
             self._hidden("query", "key", why="the attention makes its scores by a product that is not followed")
         self.pattern_seen = self.keys_seen
@@ -167,7 +172,7 @@ class _Watch(TorchFunctionMode):
         return pattern
 
     def _output(self, output: Tensor) -> Tensor:
-        """Record (and replace) what each head makes, `[b head q d]`."""
+        """Record the output of each head, `[b head q d]`, and return it or its replacement."""
         self.pattern_seen = False
         if not self._fits("output", output):
             return output
@@ -183,8 +188,11 @@ class _Watch(TorchFunctionMode):
 
 
 def _heads_held(key: Tensor, kv_heads: int) -> list[int] | None:
-    """Which of the model's own heads each head of repeated keys `[b head k d]` holds: neighbours hold the same one, or, in a port
-    that repeats the whole list of heads or shares them unevenly, those do that are equal. None where they are not so many heads."""
+    """Return, for each head of repeated keys `[b head k d]`, the index of the model's own key head that it holds.
+
+    Usually neighbouring heads hold the same key head. A port may instead repeat the whole list of key heads or share them
+    unevenly; then heads with equal numbers hold the same key head. Returns None if there are not `kv_heads` different heads.
+    """
     count = key.shape[1]
     consecutive = [head * kv_heads // count for head in range(count)]
     if count == kv_heads or (count % kv_heads == 0 and _equal(key[:, :: count // kv_heads][:, consecutive], key)):
@@ -207,7 +215,7 @@ def _are_4d(values: Any) -> bool:
 
 
 def _joins_sinks(args: Any) -> bool:
-    """Whether scores `[b head q k]` and one more column are joined."""
+    """Whether these are the arguments of a concatenation of scores `[b head q k]` with one more column `[b head q 1]`."""
     parts: Sequence[Any] = args[0] if args else ()
     if not _are_4d(parts):
         return False
@@ -215,13 +223,16 @@ def _joins_sinks(args: Any) -> bool:
 
 
 def _finite_rows(replaced: Tensor, scores: Tensor) -> Tensor:
-    """-inf back to the mask value of this model's dtype: a row that is masked whole must stay finite."""
+    """Return the replaced scores with every -inf set to the smallest number of the scores' dtype.
+
+    The softmax of a row in which every key is masked must stay finite.
+    """
     return torch.where(replaced.isneginf(), torch.finfo(scores.dtype).min, replaced)
 
 
 @contextmanager
 def watched(root: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Serve every `attention:` tap of the request."""
+    """Record every `attention:` tap of the request while the context is open."""
     taps: dict[str, dict[str, SiteTap]] = {}
     for tap in recorder.request.taps:
         if tap.take.startswith(ATTENTION):

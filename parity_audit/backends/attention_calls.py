@@ -1,7 +1,8 @@
-"""The matrix products and the softmax of attention, as a model's own code calls them, each at other sizes.
+"""Run the matrix products and the softmax of attention, as the model's own code calls them, again at other sizes.
 
-Decoding asks for one query at a time, chunked prefill for some, a batch for several sequences, and kernels that split the
-keys reduce them in parts. Followed is the last query, which sees every key, in the first sequence.
+The sizes are those that inference produces: a decode step computes one query at a time, chunked prefill computes some
+queries, a batch computes several sequences, and kernels that split the keys add up partial results. At each size the same row
+of the result is returned: the last query, which sees every key, of the first sequence.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SCORES, PATTERN, VALUES, FUSED = (
 
 @dataclass(frozen=True)
 class Call:
-    """A function of torch and the 4-D tensors `[1 head query ...]` that it was given."""
+    """A torch function and the arguments of one call of it; the first is a 4-D tensor `[1 head query ...]`."""
 
     func: Any
     args: tuple[Any, ...]
@@ -35,7 +36,7 @@ class Call:
 
 
 class AttentionCalls(TorchFunctionMode):
-    """Keeps the first call of each kind that has 4-D tensors; attention comes with them, and nothing else of a decoder."""
+    """Keeps the first call of each kind that takes 4-D tensors; in a decoder only attention calls do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,14 +62,17 @@ class AttentionCalls(TorchFunctionMode):
         return ""
 
     def not_tested(self) -> Iterator[NotTested]:
-        """Said when the model's attention goes through none of these functions."""
+        """Yield one entry if the model's attention calls none of these functions, else nothing."""
         if not self.calls:
             why = "its kernel takes the engine's own cache and cannot be called alone; the sites show its result"
             yield NotTested(what="attention as an operation of its own", why=why)
 
 
 def attention_cases(calls: dict[str, Call], request: OperationsRequest) -> Iterator[Case]:
-    """Each call by number of queries and of sequences; the product with the values also by parts of the keys."""
+    """Yield the cases of each recorded call: by number of queries and by number of sequences.
+
+    The product of pattern and values is also run by number of parts of the keys.
+    """
     for name, call in calls.items():
         first: Tensor = call.args[0]
         shape = "x".join(map(str, first.shape[1:]))
@@ -80,7 +84,7 @@ def attention_cases(calls: dict[str, Call], request: OperationsRequest) -> Itera
 
 
 def _last(value: Tensor) -> Tensor:
-    """The followed query: the last one of the first sequence, `[head ...]`."""
+    """Return the row that is compared between sizes: the last query of the first sequence, `[head ...]`."""
     return value[0, :, -1]
 
 
@@ -97,7 +101,11 @@ def _by_queries(call: Call) -> Callable[[int], Tensor]:
 
 
 def _masked(kwargs: dict[str, Any], query: Tensor, size: int, total: int) -> dict[str, Any]:
-    """The mask of the last `size` queries; a causal flag would count them from the first key."""
+    """Return the keyword arguments with a mask for the last `size` of `total` queries.
+
+    A causal flag is replaced by an explicit mask, because with fewer queries than keys the flag would align the first query
+    with the first key.
+    """
     mask = kwargs.get("attn_mask")
     if isinstance(mask, Tensor):
         return {**kwargs, "attn_mask": mask[..., mask.shape[-2] - size :, :]}

@@ -1,4 +1,4 @@
-"""The interface of a backend: seven members. Everything model-specific arrives as data (taps, reads, edits)."""
+"""The interface of a backend: seven methods. Everything specific to a model arrives as data (taps, reads, edits)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunReque
 
 
 class Tell(Protocol):
-    """What a long step says of itself; `done` of `total` where they are known."""
+    """Reports the progress of a long step: a text, and how many of how many items are `done`, if that is known."""
 
     def __call__(self, text: str, done: int | None = None, total: int | None = None) -> None: ...
 
@@ -34,20 +34,20 @@ CONFIG_TABLES = {
     "transformer_bridge": "parity_audit.backends.config_tables:BridgeConfigs",
     "vllm": "parity_audit.backends.config_tables:VllmConfigs",
 }
-"""What answers for the config of released models, where an engine has more than the config.json itself."""
+"""Classes that return an engine's own config of released models, for engines that derive more than the config.json says."""
 
 
 class Backend(Protocol):
     """A program that runs the model, seen from inside its worker."""
 
     def prepare(self, request: LoadRequest) -> None:
-        """Import what `load` will need, before there is room for the model. May not be called at all."""
+        """Import what `load` will need, before there is memory for the model itself. The parent need not call this."""
 
     def load(self, request: LoadRequest) -> None:
-        """Load the checkpoint; raises whatever the engine raises."""
+        """Load the checkpoint; errors of the engine are not caught."""
 
     def describe(self) -> Description:
-        """Versions and effective settings, read from live modules."""
+        """Return versions and effective settings, read from live modules."""
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
         """Fingerprint tensors of the live model, in the checkpoint's layout."""
@@ -59,18 +59,21 @@ class Backend(Protocol):
         """Run one probe with `request.inputs` replacing sites; raises NotImplementedError where impossible."""
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Bring the live model to exactly these edits and return what it holds now."""
+        """Undo earlier edits, make exactly these, and return the values that the live model holds before and after."""
 
 
 class Samples(Protocol):
-    """What a backend that generates text also has: the engine's side of `parity-audit logprobs`."""
+    """The additional method of a backend that generates text: the engine's side of `parity-audit logprobs`."""
 
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
         """Draw completions and return the log-probability of each drawn token."""
 
 
 class Scoring(Protocol):
-    """What a backend that scores given tokens also has: teacher forcing on the trainer's side, prefill on the engine's."""
+    """The additional method of a backend that scores given tokens.
+
+    The trainer's side scores by teacher forcing, the engine's side by prefill.
+    """
 
     def score(self, request: ScoreRequest, tell: Tell) -> ScoreReply:
-        """Log-probabilities of the tokens of given completions."""
+        """Return the log-probabilities of the tokens of given completions."""

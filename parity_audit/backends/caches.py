@@ -1,9 +1,11 @@
-"""What a model of transformers is given to go on from the tokens that it has seen: the cache that it made itself, or where that has
-no room for more, the one that `generate` prepares.
+"""The KV cache with which a transformers model continues after the tokens that it has seen.
 
-Releases 4.42 to 4.52 keep the keys and values of models with windowed layers (Gemma 2 and 3, Cohere 2, Llama 4) in a cache of a
-fixed length. `generate` makes it, long enough for the whole text; a plain call of the model makes none, or one that holds the
-tokens of that call alone. Its last place matters: up to 4.51 the cache loses its oldest key when that is filled.
+It is the cache that the model made itself. If that cache has no room for more tokens, it is one like `generate` prepares.
+
+transformers 4.42 to 4.52 keep the keys and values of models with windowed layers (Gemma 2 and 3, Cohere 2, Llama 4) in a cache
+of fixed length. `generate` makes this cache long enough for the whole text. A plain call of the model makes no cache, or one
+that holds only the tokens of that call. The length has to match that of `generate`: up to 4.51 the cache loses its oldest key
+when its last place is filled.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from parity_audit.backends.decoding import StepInputs
 from parity_audit.backends.loading import text_config
 
 HYBRID = "hybrid"
-"""Keys and values of windowed layers as far as the window reaches, those of the others whole."""
+"""Value of `cache_implementation`: windowed layers keep the keys and values of their window, other layers keep all of them."""
 
 
 class Continued:
-    """The cache of one text or batch, from step to step. It is made before any hook is set: the model may be run for it."""
+    """Holds the KV cache of one text or batch from step to step.
+
+    Make this object before any hook is set, because its constructor may run the model.
+    """
 
     def __init__(self, model: nn.Module, device: str) -> None:
         self.model, self.device = model, device
@@ -31,7 +36,7 @@ class Continued:
         self.done = 0
 
     def given(self, inputs: StepInputs) -> dict[str, Any]:
-        """What the next step takes beside its tokens."""
+        """Return the arguments of the next step's call other than its tokens: cache, masks and positions."""
         rows, new = inputs.tokens.shape
         start, self.done = self.done, self.done + new
         if self.fixed is None:
@@ -41,14 +46,15 @@ class Continued:
             config: Any = text_config(self.model.config)
             self.cache = self.fixed(config, rows, inputs.length + _spare(), device=self.device, dtype=dtype)
         at = torch.arange(start, self.done, device=self.device)
-        mask = torch.ones(rows, self.done, dtype=torch.long, device=self.device)  # which a plain call may do without
+        # A plain call does not always need a mask; a call with a prepared cache does.
+        mask = torch.ones(rows, self.done, dtype=torch.long, device=self.device)
         return {"attention_mask": mask} | inputs.padding | {"past_key_values": self.cache, "cache_position": at}
 
     def keep(self, returned: Any) -> None:
-        """Take the cache that a step returned beside its logits.
+        """Store the cache that a step returned together with its logits.
 
         Raises:
-            NotImplementedError: it returned none.
+            NotImplementedError: the step returned no cache.
         """
         self.cache = getattr(returned, "past_key_values", None)
         if self.cache is None:
@@ -56,7 +62,10 @@ class Continued:
 
 
 def _fixed(model: nn.Module, device: str) -> Any | None:
-    """The class of the fixed cache that the model needs; None where it makes one that grows, which is told by a run of one token."""
+    """Return the class of the fixed-length cache that the model needs, None if the model makes a growing cache itself.
+
+    A run of one token decides: a cache made for that call with room for one token only is of fixed length.
+    """
     from transformers import cache_utils
 
     kind = getattr(text_config(model.config), "cache_implementation", None)
@@ -72,7 +81,10 @@ def _fixed(model: nn.Module, device: str) -> Any | None:
 
 
 def _spare() -> int:
-    """Places that `generate` leaves empty: older releases have one for the token that it chooses last, which is not run."""
+    """Return how many places of the cache `generate` leaves empty.
+
+    It is 1 in older releases, which reserve a place for the last chosen token although that token is never run, else 0.
+    """
     from transformers import GenerationMixin
 
     return 0 if "max_length - 1" in inspect.getsource(GenerationMixin.generate) else 1

@@ -1,4 +1,4 @@
-"""An engine's own config for released models: its table of names, or what it reads out of a config.json. No weights."""
+"""Read an engine's own config of released models, from its table of names or from a config.json, without weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ NO_CONFIG = "no config of this name is bundled"
 
 
 class HookedTransformerTable:
-    """HookedTransformerConfig of every official name; configs that the table itself asks the hub for are the bundled ones."""
+    """HookedTransformerConfig of every official name.
+
+    When the table asks the hub for a config.json, it gets the one in the request instead.
+    """
 
     def configs(self, request: ConfigsRequest) -> ConfigsReply:
-        """Run the release's own `get_pretrained_model_config` for every name of its list."""
+        """Return what the release's own `get_pretrained_model_config` returns for every name in its list."""
         from transformer_lens import loading_from_pretrained as tables
         from transformers import AutoConfig
 
         class Bundled:
-            """Stands in for the hub."""
+            """Replaces `AutoConfig`, so that configs come from the request and not from the hub."""
 
             @staticmethod
             def from_pretrained(name: str, **_: Any) -> Any:
@@ -41,10 +44,10 @@ class HookedTransformerTable:
 
 
 class BridgeConfigs:
-    """The config that TransformerBridge derives for a model; the modules that it runs are those of transformers."""
+    """The config that TransformerBridge derives for a model; the modules that it runs belong to transformers."""
 
     def configs(self, request: ConfigsRequest) -> ConfigsReply:
-        """Build what `boot_transformers` builds before it loads anything: the config, changed by the architecture's adapter."""
+        """Return the configs that `boot_transformers` builds before it loads weights, as the architecture's adapter changes them."""
         import torch
         from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
         from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_config_from_hf
@@ -60,10 +63,10 @@ class BridgeConfigs:
 
 
 class ParsedConfigs:
-    """What transformers makes of a config.json."""
+    """The config that transformers reads from a config.json."""
 
     def configs(self, request: ConfigsRequest) -> ConfigsReply:
-        """Read each config and write it down again."""
+        """Parse each config with the class of its model type, and return all of its fields."""
         from transformers import AutoConfig
 
         return _reply(
@@ -72,10 +75,10 @@ class ParsedConfigs:
 
 
 class VllmConfigs:
-    """What vLLM makes of a config.json."""
+    """The config that vLLM reads from a config.json."""
 
     def configs(self, request: ConfigsRequest) -> ConfigsReply:
-        """Read each config through vLLM's own loader."""
+        """Read each config with vLLM's own loader, and return all of its fields."""
         from vllm.transformers_utils.config import get_config
 
         def loaded(name: str) -> dict[str, Any]:
@@ -89,13 +92,13 @@ class VllmConfigs:
 
 
 def _parsed(auto: Any, config: dict[str, Any]) -> Any:
-    """A config.json as the class of its model type, which keeps and changes a copy of what it is given."""
+    """Return a config.json as an object of its model type's class, made from a copy because the class changes its input."""
     rest = copy.deepcopy({key: value for key, value in config.items() if key != "model_type"})
     return auto.for_model(config["model_type"], **rest)
 
 
 def _reply(package: str, names: Iterable[str], ask: Callable[[str], dict[str, Any]]) -> ConfigsReply:
-    """The answer for each name; what raises is named with its reason."""
+    """Return the config of each name; a name whose config raises an error is listed in `without` with that error."""
     found: dict[str, dict[str, Any]] = {}
     without: dict[str, str] = {}
     for name in names:
@@ -107,7 +110,11 @@ def _reply(package: str, names: Iterable[str], ask: Callable[[str], dict[str, An
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it; dtypes and devices by their names."""
+    """Return a value in JSON types.
+
+    NaN and floats of absolute value 1e300 or more become text. Other objects become a float if they convert to one, else text,
+    such as the names of dtypes and devices.
+    """
     if isinstance(value, float) and not -1e300 < value < 1e300:
         return str(value)
     if isinstance(value, PLAIN):

@@ -1,7 +1,7 @@
-"""Cached decoding: the prompt at once or in chunks, then tokens from the cache, seen as if it were one run.
+"""Cached decoding: run the prompt at once or in chunks, then decode steps with the KV cache, and record it like one run.
 
-What a site shows in each step is joined along the positions, so that it can be compared with a whole run. Programs that
-hand over every cached key in every step are asked for those of the new tokens only.
+The tensors that a site shows in the steps are joined along the positions, so that they can be compared with a run of the whole
+text. If a program shows every cached key in every step, only the keys of the new tokens are kept.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ RAISE = dis.opmap["RAISE_VARARGS"]
 class StepInputs:
     """The tokens of one step, `[batch new]`.
 
-    Where rows are padded, `mask` `[batch so_far]` is 1 at real tokens, those of earlier steps included, and `positions`
-    `[batch new]` count these alone. Both are None where no row is: that is the path a user takes. `length`: tokens of a row when
-    the last step is done.
+    If rows are padded, `mask` `[batch so_far]` is 1 at real tokens, those of earlier steps included, and `positions`
+    `[batch new]` count real tokens only. Both are None if no row is padded, as in a user's plain call. `length` is the number
+    of tokens of a row after the last step.
     """
 
     tokens: Tensor
@@ -39,7 +39,7 @@ class StepInputs:
 
     @property
     def padding(self) -> dict[str, Tensor]:
-        """What models of transformers are told of the padding."""
+        """The arguments that describe the padding to a transformers model; empty if no row is padded."""
         given = {"attention_mask": self.mask, "position_ids": self.positions}
         return {name: tensor for name, tensor in given.items() if tensor is not None}
 
@@ -50,13 +50,13 @@ Step = Callable[[StepInputs], Any]
 
 @dataclass
 class StepRecorder(Recorder):
-    """Keeps what a site shows in each step, and writes the sites at the end."""
+    """Keeps the part of each site that each step shows, and writes the joined sites at the end."""
 
     parts: dict[str, list[Tensor]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
 
     def steps(self, device: str) -> Iterator[StepInputs]:
-        """What each step is given: the prompt, whole or in chunks, then one column at a time, or some at once first."""
+        """Yield the inputs of each step: the prompt, whole or in chunks, then `probe.at_once` tokens, then one token at a time."""
         whole = self.request
         stops = stops_of(whole)
         for start, stop in zip((0, *stops), stops, strict=False):
@@ -66,25 +66,29 @@ class StepRecorder(Recorder):
         self.request = whole
 
     def keep(self, site: str, canonical: Tensor) -> None:
-        """The part of a site `[batch pos ...]` that belongs to this step's tokens."""
+        """Keep the part of a site `[batch pos ...]` that belongs to this step's tokens; only the first tensor of a step counts.
+
+        Raises:
+            ValueError: the tensor has fewer than three axes.
+        """
         if canonical.ndim < 3:
             raise ValueError(f"{site} of a step is {list(canonical.shape)}, not [batch, pos, ...]")
         if site not in self.seen:
             self.seen.add(site)
             parts, new = self.parts.setdefault(site, []), self.request.probe.shape[1]
             so_far = new + sum(part.shape[1] for part in parts)
-            stop = min(canonical.shape[1], so_far)  # behind that a cache of a fixed length is empty
+            stop = min(canonical.shape[1], so_far)  # a cache of fixed length has empty places after this
             parts.append(canonical[:, stop - new : stop].detach().to("cpu", torch.float32, copy=True))
 
     def reply(self) -> RunReply:
-        """The joined sites, written."""
+        """Write the joined sites and return the reply of the run."""
         for site, parts in self.parts.items():
             self.write(site, torch.cat(parts, dim=1))
         return super().reply()
 
 
 def inputs_of(probe: Probe, device: str, start: int = 0, stop: int | None = None) -> StepInputs:
-    """What a step over the columns from `start` up to `stop` is given; by default a whole run."""
+    """Return the inputs of a step over the positions from `start` to `stop` (exclusive), by default of a whole run."""
     tokens, length = positions.tokens(probe.columns(start, stop), device), probe.shape[1]
     if positions.mask(probe, device) is None:
         return StepInputs(tokens=tokens, length=length)
@@ -94,7 +98,7 @@ def inputs_of(probe: Probe, device: str, start: int = 0, stop: int | None = None
 
 
 def stops_of(request: RunRequest) -> list[int]:
-    """Where each step ends, in positions."""
+    """Return the position (exclusive) at which each step ends."""
     length = request.probe.shape[1]
     prompt = request.probe.decode_from if request.cached and request.probe.decode_from is not None else length
     chunks = range(request.chunk, prompt, request.chunk) if request.chunk else ()
@@ -102,7 +106,10 @@ def stops_of(request: RunRequest) -> list[int]:
 
 
 def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> RunReply:
-    """Run a probe in steps. A program that cannot go on from its cache says why, and the probe is not tested."""
+    """Run a probe in steps on a model with module hooks.
+
+    If the program cannot continue from its cache, the reply says why and the probe counts as not tested.
+    """
 
     def watching(recorder: Recorder, inputs: StepInputs) -> Any:
         with hooked(root, recorder), watched(root, recorder):
@@ -112,9 +119,15 @@ def decode(request: RunRequest, root: nn.Module, step: Step, device: str) -> Run
 
 
 def stepped(request: RunRequest, run: Callable[[Recorder, StepInputs], Any], device: str) -> RunReply:
-    """Run a probe in steps with a program that shows each step to the recorder by means of its own, as `decode` does.
+    """Run a probe in steps, like `decode`, with a program that shows each step to the recorder in its own way.
 
-    A program without a cache says so (see `says_no_cache`); any other error is one of its decoding.
+    An error becomes a reply without sites. Unless the program said that it has no cache (see `says_no_cache`), the error counts
+    as an error of its cached decoding, in `RunReply.raised`. Running out of memory is raised as it is.
+
+    Args:
+        request: the run, with the probe.
+        run: runs one step, shows its sites to the recorder, and returns what the model returned.
+        device: where the tokens go.
     """
     recorder = StepRecorder(request)
     try:
@@ -131,9 +144,10 @@ def stepped(request: RunRequest, run: Callable[[Recorder, StepInputs], Any], dev
 
 
 def says_no_cache(error: Exception) -> bool:
-    """Whether a program said that it has no cache: a `raise NotImplementedError` in its own code.
+    """Whether a program said that it has no cache, by a `raise NotImplementedError` statement in its own code.
 
-    torch raises NotImplementedError too, for a kernel that it lacks in a dtype or on a device: from a call, not from a `raise`.
+    torch raises NotImplementedError too, if it lacks a kernel for a dtype or device. Such an error comes from a call into
+    torch's compiled code or from torch's own Python code, so the last frame is not at a `raise` of the program.
     """
     last = error.__traceback__
     if not isinstance(error, NotImplementedError) or last is None:
@@ -146,6 +160,6 @@ def says_no_cache(error: Exception) -> bool:
 
 
 def not_decoded(probe: Probe, why: str, raised: bool = False) -> RunReply:
-    """The reply of a program that did not decode the probe, which has no cache or `raised` an error."""
+    """Return the reply of a program that did not decode the probe, because it has no cache or because it `raised` an error."""
     gap = NotTested(what=f"cached decoding (probe {probe.name})", why=why)
     return RunReply(entries=(), not_tested=(gap,), raised=f"{gap.what}: {why}" if raised else "")

@@ -1,4 +1,4 @@
-"""Reversible edits of a live model: write, remember what was there, undo."""
+"""Reversible edits of a live model: write new values, keep the original ones, and put them back."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ Op = Callable[[Any, Edit], "list[tuple[str, Any]]"]
 
 
 def _set(root: Any, edit: Edit) -> list[tuple[str, Any]]:
-    """Concrete (path, new value) pairs of a `set` edit; a list value is dealt out over `[*]`."""
+    """Return concrete (path, new value) pairs of a `set` edit.
+
+    A list with as many elements as `[*]` has matches gives one element to each match. Any other value goes to every match.
+    """
     found = list(matches(root, edit.path))
     values = edit.value if isinstance(edit.value, list) and len(edit.value) == len(found) else [edit.value] * len(found)
     return [(path, _like(old, value)) for (path, old), value in zip(found, values, strict=False)]
 
 
 def _like(old: Any, value: Any) -> Any:
-    """Keep tensors tensors, of the same dtype, shape and place; a list is all their numbers."""
+    """Return `value` as a tensor with the shape, dtype and device of `old` if `old` is a tensor, else unchanged.
+
+    A list holds all numbers of the tensor; a single number fills it. A value that is a tensor already is returned unchanged.
+    """
     if not isinstance(old, Tensor) or isinstance(value, Tensor):
         return value
     if isinstance(value, list):
@@ -33,7 +39,7 @@ def _like(old: Any, value: Any) -> Any:
 
 
 def _rotary_tables(root: Any, edit: Edit) -> list[tuple[str, Any]]:
-    """New sin/cos tables for HookedTransformer-style modules that hold `rotary_sin`, `rotary_cos` `[n_ctx, d_rot]`."""
+    """Return new sin/cos tables for HookedTransformer-style modules that hold `rotary_sin`, `rotary_cos` `[n_ctx, d_rot]`."""
     found = list(matches(root, edit.path))
     tables = edit.value if isinstance(edit.value, list) else [edit.value] * len(found)
     changes: list[tuple[str, Any]] = []
@@ -51,7 +57,7 @@ def _rotary_tables(root: Any, edit: Edit) -> list[tuple[str, Any]]:
 
 
 def _causal_windows(root: Any, edit: Edit) -> list[tuple[str, Any]]:
-    """New boolean masks `[... n_ctx, n_ctx]`: causal, and at most `window` keys per query."""
+    """Return new boolean masks `[... n_ctx, n_ctx]`: causal, and with at most `window` keys per query unless it is None."""
     found = list(matches(root, edit.path))
     windows = edit.value if isinstance(edit.value, list) else [edit.value] * len(found)
     return [(path, _causal(old, window)) for (path, old), window in zip(found, windows, strict=False)]
@@ -63,14 +69,14 @@ def _causal(old: Tensor, window: float | None) -> Tensor:
 
 
 def _activation(root: Any, edit: Edit) -> list[tuple[str, Any]]:
-    """Activation modules by the name that transformers gives them."""
+    """Return the activation that transformers has under the edit's name, for every path that matches."""
     from transformers.activations import ACT2FN
 
     return [(path, ACT2FN[edit.value]) for path, _ in matches(root, edit.path)]
 
 
 def _add(root: Any, edit: Edit) -> list[tuple[str, Any]]:
-    """Tensors with a number added, in their own dtype."""
+    """Return each tensor with the edit's number added: computed in float64, returned in the tensor's own dtype."""
     return [(path, _moved(old, edit.value)) for path, old in matches(root, edit.path)]
 
 
@@ -94,7 +100,7 @@ class _Scaled:
 
 
 def _scale_output(root: Any, edit: Edit) -> list[tuple[str, Any]]:
-    """Modules that return what they returned, times a number."""
+    """Return replacements of the modules' `forward` that multiply its output by the edit's number."""
     return [(f"{path}.forward", _Scaled(module.forward, edit.value)) for path, module in matches(root, edit.path)]
 
 
@@ -116,11 +122,13 @@ class LiveEdits:
     ops: dict[str, Op] = field(default_factory=lambda: OPS)
 
     def bring_to(self, root: Any, edits: tuple[Edit, ...]) -> list[ReadBack]:
-        """Undo everything, then make these edits, and read the live values back.
+        """Undo all edits in force, make these edits, and return each edited path with its value before and after.
+
+        If an edit fails, all edits are undone before the error is raised.
 
         Raises:
-            NoSuchPath: the model does not have the path; everything is undone before it is raised.
-            ValueError: an operation this backend does not know (`load` needs a fresh load).
+            NoSuchPath: the model does not have the path.
+            ValueError: an operation that this backend does not know (`load` needs a fresh load).
         """
         self.undo(root)
         touched: list[str] = []
@@ -156,7 +164,7 @@ def _read_back(path: str, before: Any, after: Any) -> ReadBack:
 
 
 def preview(value: Any) -> Any:
-    """A live value as JSON: numbers and short tensors whole, long tensors by their shape."""
+    """Return a live value in JSON types: tensors of up to `PREVIEW` numbers as lists, longer tensors as text with their shape."""
     if isinstance(value, Tensor):
         return value.tolist() if value.numel() <= PREVIEW else f"tensor{list(value.shape)}"
     return value if isinstance(value, (int, float, str, bool, list, dict, type(None))) else repr(value)

@@ -1,4 +1,4 @@
-"""An inference server over HTTP: JSON there and back, and errors that say what the server did. Standard library only."""
+"""Exchange JSON with an inference server over HTTP, and turn its failures into errors. Uses the standard library only."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 from parity_audit.core.errors import BackendFailed
 
 SHOWN = 300
-"""Characters of a server's own message in an error."""
+"""Number of bytes of a server's own message that an error quotes."""
 
 
 class Endpoint:
-    """One server. `timeout`: seconds that one of its answers may take."""
+    """One server. `timeout` is the longest time in seconds that the server may stay silent during one request."""
 
     def __init__(self, url: str, timeout: float = 3600.0) -> None:
         self.url = url.rstrip("/")
         self.timeout = timeout
 
     def get(self, path: str) -> Any:
-        """What the server answers to a question. Raises as `post`."""
+        """Return the server's answer to a GET request. Raises the errors of `post`."""
         return self._answer(path, None)
 
     def find(self, path: str) -> Any:
-        """The same, and None where the server does not know that path. Raises as `post` otherwise."""
+        """Return the server's answer to a GET request, None if the server has no such path. Raises the other errors of `post`."""
         try:
             return self._answer(path, None)
         except NotServed:
             return None
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """What the server answers to a request.
+        """Return the server's answer to a POST request with a JSON body.
 
         Raises:
-            BackendFailed: nobody listens, the server refuses the request, or its answer is cut off or not JSON.
+            BackendFailed: no server answers, the server refuses the request, or its answer is cut off or not JSON.
         """
         return self._answer(path, json.dumps(body).encode())
 
@@ -69,18 +69,18 @@ class Endpoint:
 
 
 class Refused(BackendFailed):
-    """The server says no."""
+    """The server refused the request: it answered with an HTTP error status."""
 
 
 class NotServed(Refused):
-    """The server has no such path."""
+    """The server has no such path, or does not accept this method there (HTTP status 404 or 405)."""
 
 
 def rows(reply: Any, count: int, what: str) -> list[Any]:
-    """The answers to `count` prompts.
+    """Return a reply as a list with one answer per prompt; a reply that is not a list counts as one answer.
 
     Raises:
-        BackendFailed: there are fewer, or more.
+        BackendFailed: the number of answers is not `count`.
     """
     found = reply if isinstance(reply, list) else [reply]
     if len(found) != count:
@@ -89,10 +89,10 @@ def rows(reply: Any, count: int, what: str) -> list[Any]:
 
 
 def per_token(values: list[Any], count: int, what: str) -> list[Any]:
-    """One value per token.
+    """Return `values` unchanged if they are one value per token.
 
     Raises:
-        BackendFailed: there are fewer or more, or one is missing.
+        BackendFailed: the number of values is not `count`, or a value is None.
     """
     if len(values) != count or any(value is None for value in values):
         given = sum(value is not None for value in values)

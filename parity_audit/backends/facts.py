@@ -18,14 +18,14 @@ from parity_audit.core.types import EVERY
 
 
 def use_exact_float32(*, allow_tf32: bool) -> None:
-    """TF32 off unless asked for: it keeps 10 bits of mantissa and calls itself float32."""
+    """Switch TF32 off, or on if `allow_tf32`. TF32 keeps 10 bits of mantissa although its results have dtype float32."""
     torch.backends.cuda.matmul.allow_tf32 = allow_tf32
     torch.backends.cudnn.allow_tf32 = allow_tf32
     torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
 
 
 def numerics(dtype: torch.dtype) -> dict[str, Any]:
-    """What decides rounding on this machine."""
+    """Return the settings of torch and of the machine that decide how results are rounded."""
     return {
         "dtype": str(dtype).removeprefix("torch."),
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
@@ -40,7 +40,7 @@ def numerics(dtype: torch.dtype) -> dict[str, Any]:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[int]:
-    """Run with this number of threads, where one is asked for; gives the number that torch says it has."""
+    """Run with `count` threads, or with the present number if it is None; yields the number that torch reports."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
@@ -52,7 +52,7 @@ def threads(count: int | None) -> Iterator[int]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Installed versions of torch, Python and these packages."""
+    """Return the versions of Python, torch and those of these packages that are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     for package in packages:
         try:
@@ -63,7 +63,10 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def effective(root: nn.Module, reads: dict[str, str]) -> dict[str, Any]:
-    """Live value, or values for a `[*]` path, of each knob that this release holds where the spec says."""
+    """Return the live value of each knob, or the list of its values if its path has `[*]`.
+
+    `reads` maps knobs to paths, as the spec gives them. A knob whose path this release does not have is left out.
+    """
     found: dict[str, Any] = {}
     for knob, path in reads.items():
         try:

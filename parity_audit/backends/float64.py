@@ -1,12 +1,12 @@
-"""The judge: a model in *true* float64.
+"""The judge: run a model in *true* float64.
 
-`model.double()` is not that: transformers casts to float32 inside RMSNorm, softmax and rotary, which leaves
-the "float64" model off by more than a third of the float32 error. Here a `TorchFunctionMode` turns those
-casts into float64 ones. Values that the reference *defines* in float32 (`inv_freq`) stay those values.
+`model.double()` is not enough: transformers casts to float32 inside RMSNorm, softmax and rotary embedding, so that such a
+"float64" model still has more than a third of the float32 error. Here a `TorchFunctionMode` turns these casts into casts to
+float64. Values that the reference *defines* in float32 (`inv_freq`) are converted to float64 without being recomputed.
 
-Weights are promoted module by module while that module runs, and those of large products a block at a time,
-so memory stays that of the native model. The way there and back is exact: float64 holds every float32,
-float16 and bfloat16 number.
+The weights of a module are promoted to float64 only while the module runs, and those of large products one block at a time, so
+the model needs about as much memory as in its native dtype. Promotion is exact and so is its reversal, because float64 holds
+every float32, float16 and bfloat16 number.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ DOWNCASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 
 
 PLAIN = (nn.Linear, nn.Embedding)
-"""Modules that only call a function of which `_Promote` promotes the weight, or its result; one whose hook brings it casts it
-to the dtype that it has, and leaves it in that."""
+"""Modules whose forward only calls `F.linear` or `F.embedding`, where `_Promote` promotes the weight or the result.
+
+Their weights therefore stay in their own dtype. Modules whose weights are offloaded are an exception: the hook that brings a
+weight casts it to the dtype of the module's parameter, so that parameter has to be float64."""
 BLOCK_NUMBERS = 1 << 20
-"""Promoted at a time: 8 MiB, which stay in the cache until they are used."""
+"""Number of weights that are promoted at a time: 8 MiB in float64, which stay in the processor's cache until they are used."""
 GROUPED = {getattr(holder, name, None) for holder, name in ((torch, "_grouped_mm"), (F, "grouped_mm"))} - {None}
 TAKE_LOW = {F.embedding, F.linear, *GROUPED}
-"""Functions that take a weight in its own dtype here: what they make is float64 all the same."""
+"""Functions that get a weight in its own dtype. `_Promote` still makes their result float64."""
 
 
 FLOAT32_ALONE = "reorder_and_upcast_attn"
-"""Of attention modules of transformers' GPT-2: scores and softmax in float32 whatever the dtype of the model. That code refuses
-scores of any other dtype; without it the same function is computed."""
+"""Setting of attention modules of transformers' GPT-2: compute scores and softmax in float32, whatever the model's dtype.
+
+That code refuses scores of any other dtype, so the judge switches the setting off. The function computed is the same without."""
 
 
 class _Promote(TorchFunctionMode):
-    """Every cast to a lower float, and every low float `dtype=`, becomes float64."""
+    """Turns every cast to a lower float dtype, and every such `dtype` argument, into float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -61,7 +64,7 @@ class _Promote(TorchFunctionMode):
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`, with a low weight `[out, in]` promoted a block of outputs at a time."""
+    """Compute `F.linear` in float64, promoting a weight `[out, in]` of a lower dtype one block of outputs at a time."""
     if weight.dtype not in LOW:
         return F.linear(input, weight, bias)
     height = max(1, BLOCK_NUMBERS // weight.shape[1])
@@ -74,7 +77,10 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _grouped(rows: Tensor, weights: Tensor, *, offs: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
-    """`[row, in]` times `[group, in, out]`, rows up to `offs[g]` with group g's weight: the kernel has no float64."""
+    """Compute `[row, in]` times `[group, in, out]` in float64, because torch's kernel does not support it.
+
+    The rows from `offs[g - 1]` (0 for the first group) to `offs[g]` are multiplied by the weight of group g.
+    """
     out = rows.new_zeros(len(rows), weights.shape[-1], dtype=torch.float64)
     start = 0
     for group, stop in enumerate(offs.tolist()):
@@ -84,7 +90,10 @@ def _grouped(rows: Tensor, weights: Tensor, *, offs: Tensor, bias: Tensor | None
 
 
 def _whole(value: Any) -> Any:
-    """A float64 copy of a weight that stays in its dtype while its module runs, for functions that want all of it."""
+    """Return a float64 copy of a parameter of a lower dtype, and any other value unchanged.
+
+    It serves functions outside `TAKE_LOW` that use a weight which was left in its own dtype.
+    """
     return value.double() if isinstance(value, nn.Parameter) and value.dtype in LOW else value
 
 
@@ -94,7 +103,7 @@ def _raised(value: Any) -> Any:
 
 @contextmanager
 def promoted(root: nn.Module) -> Iterator[None]:
-    """Run `root` in true float64 inside this context; its weights are untouched afterwards."""
+    """Run `root` in true float64 inside this context; afterwards its weights are as before."""
     with ExitStack() as stack:
         for module in root.modules():
             if getattr(module, FLOAT32_ALONE, False):
@@ -109,8 +118,11 @@ def promoted(root: nn.Module) -> Iterator[None]:
 
 
 def _left_as_stored(module: nn.Module) -> tuple[str, ...]:
-    """The tensors of a module that stay in their dtype while it runs: the table of a subclass of `Embedding` is read as that of
-    an embedding, and a copy of all of it would be the largest tensor of a model."""
+    """Return the names of a module's tensors that keep their own dtype while it runs.
+
+    These are all parameters of a plain module (`PLAIN`), and the table of a subclass of `Embedding`: it is read by `F.embedding`
+    too, and a float64 copy of it would be the largest tensor of the model.
+    """
     if type(module) in PLAIN:
         return tuple(module._parameters)
     return ("weight",) if isinstance(module, nn.Embedding) else ()
@@ -118,8 +130,7 @@ def _left_as_stored(module: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def _promoted_while_running(module: nn.Module, left: Collection[str] = ()) -> Iterator[None]:
-    """Swap the module's own floating tensors, but those that are `left` as they are, for float64 copies between its first and
-    last line."""
+    """While the module's forward runs, replace its own float tensors by float64 copies, except for those named in `left`."""
     kept: list[tuple[dict[str, Any], str, Any]] = []
 
     def before(*_: Any) -> None:

@@ -1,11 +1,11 @@
-"""A process that has imported an engine and is copied by fork for every worker that the parent asks for.
+"""A process that imports an engine once and forks a copy of itself for every worker that the parent process asks for.
 
-The imports of transformers take longer than the audit of a small model does. A copy has them already and shares their memory. This
-fits engines that start no threads and open no GPU while they are imported, on Linux, for models on the CPU.
+Importing transformers takes longer than the audit of a small model. A forked copy has the imports already and shares their memory.
+This works for engines that start no threads and open no GPU while they are imported, on Linux, for models on the CPU.
 
 A request is one datagram on the control socket with four file descriptors: the two ends of the wire, the log, and the new worker's
 status socket, in which the parent has written one JSON line `{"key", "environ", "cwd"}`. The server answers on the status socket
-with two lines: the process number, and, when the process has ended, its exit status as `subprocess.Popen.returncode` counts it.
+with two lines: the process id and, when the process has ended, its exit status in the form of `subprocess.Popen.returncode`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from parity_audit.backends.importing import without_collection
 from parity_audit.core.wire import FORK_SERVER_FD_ENV, WIRE_FD_ENV
 
 LOOK_SECONDS = 1.0
-"""How often the server looks whether its parent is still there: another copy of the parent may hold the control socket open."""
+"""How often the server checks that its parent still exists.
+
+The end of the control socket does not show this, because another copy of the parent may hold the socket open."""
 STDOUT, STDERR = 1, 2
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def forked_worker(modules: Sequence[str]) -> str:
-    """Import `modules`, then serve the control socket. Returns only in the copies, each with its own environment, directory, log and
-    session, the backend key that it was asked for.
+    """Import `modules`, then serve the control socket; return, in each forked copy only, the backend key it was asked for.
 
-    A module that cannot be imported is left to the copies: their `load` says what is wrong with it.
+    Each copy has its own environment, working directory, log and session. If a module cannot be imported, the server ignores the
+    error and skips the modules after it; the `load` of a copy then reports the error.
     """
     control = socket.socket(fileno=int(os.environ.pop(FORK_SERVER_FD_ENV)))
     parent = os.getppid()
@@ -45,7 +47,7 @@ def forked_worker(modules: Sequence[str]) -> str:
     with without_collection(), contextlib.suppress(Exception):
         for module in modules:
             importlib.import_module(module)
-    sys.stdout.flush()  # or every copy prints it once more
+    sys.stdout.flush()  # otherwise every copy would print the buffered text again
     workers = _Workers()
     while os.getppid() == parent:
         workers.tell_ended()
@@ -68,7 +70,7 @@ def forked_worker(modules: Sequence[str]) -> str:
 
 
 def _forked() -> int | None:
-    """As `os.fork`; None where there is no room for another process. The others go on."""
+    """Return the result of `os.fork`, or None if the system cannot make another process; the server then continues."""
     try:
         return os.fork()
     except OSError:
@@ -76,7 +78,7 @@ def _forked() -> int | None:
 
 
 class _Workers:
-    """The copies that the parent has not let go of yet, by process number."""
+    """The forked workers whose status socket the parent has not closed yet, by process id."""
 
     def __init__(self) -> None:
         self._statuses: dict[int, socket.socket] = {}
@@ -87,16 +89,23 @@ class _Workers:
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
 
     def sockets(self) -> list[socket.socket]:
-        """What can be read from when a child has ended or the parent lets go of a worker, and the end that the signal writes to."""
+        """Return the server's own sockets.
+
+        The first becomes readable when a child has ended; the second is the end to which the signal handler writes. The status
+        sockets become readable when the parent closes its end, that is, when it releases the worker.
+        """
         return [self._ended, self._wake, *self._statuses.values()]
 
     def add(self, pid: int, status: socket.socket) -> None:
-        """Remember a new one and tell the parent its number."""
+        """Register a new worker and send its process id to the parent."""
         self._statuses[pid] = status
         _say(status, pid)
 
     def tell_ended(self) -> None:
-        """Tell the parent how workers have ended. They are not reaped yet: their numbers are nobody else's while it uses them."""
+        """Send the parent the exit status of workers that have ended since the last call.
+
+        The workers are not reaped yet, so that no other process gets their ids while the parent still uses them.
+        """
         for pid in self._statuses.keys() - self._told:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is not None:
@@ -104,7 +113,11 @@ class _Workers:
                 _say(self._statuses[pid], found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
 
     def let_go(self, ready: Sequence[socket.socket]) -> None:
-        """End the workers whose status socket the parent has closed, and what the ended ones have left behind."""
+        """Kill the workers whose status socket the parent has closed, and processes that ended workers have left behind.
+
+        Args:
+            ready: the sockets that are readable now.
+        """
         if self._ended in ready:
             self._ended.recv(1 << 12)
         gone = [pid for pid, status in self._statuses.items() if status in ready]
@@ -118,12 +131,12 @@ class _Workers:
 
 
 def _adopt_orphans() -> None:
-    """Processes whose parent ends become children of this one from now on."""
+    """Make descendants whose parent ends children of this process, from now on."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _children() -> list[int]:
-    """The processes whose parent this one is; none where the kernel does not list them."""
+    """Return the ids of this process's children; an empty list if the kernel does not list them."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:
@@ -131,7 +144,10 @@ def _children() -> list[int]:
 
 
 def _request(control: socket.socket) -> tuple[tuple[int, int], int, socket.socket, dict[str, Any]]:
-    """The wire, the log and the status socket of the next worker, and what it shall be. Without a parent this process ends."""
+    """Return the wire, log and status socket of the next worker, and the request for it.
+
+    Ends this process if the parent has closed the control socket or has not written a request.
+    """
     data, fds, _, _ = socket.recv_fds(control, 1, 4)
     if not data:
         os._exit(0)
@@ -144,7 +160,7 @@ def _request(control: socket.socket) -> tuple[tuple[int, int], int, socket.socke
 
 
 def _become_worker(wire: tuple[int, int], log: int, asked: Mapping[str, Any]) -> str:
-    """Make this copy what a process started for the purpose would be; the backend key that it shall serve."""
+    """Give this copy the session, log, environment and directory of a newly started worker; return its backend key."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -159,5 +175,5 @@ def _become_worker(wire: tuple[int, int], log: int, asked: Mapping[str, Any]) ->
 
 
 def _say(status: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # the parent has let go of it
+    with contextlib.suppress(OSError):  # the parent has closed its end
         status.sendall(f"{number}\n".encode())

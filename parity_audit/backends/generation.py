@@ -1,4 +1,4 @@
-"""Greedy decoding with a model's own cache: a batch of prompts of one length, one token at a time."""
+"""Greedy decoding with a model's own KV cache: a batch of prompts of equal length, one token at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from parity_audit.core.rollouts import Completion, SampleReply, SampleRequest
 
 
 def greedy(request: SampleRequest, step: Step, device: str) -> SampleReply:
-    """The likeliest next token, `max_new_tokens` times, for all prompts as one batch; nothing ends a completion early.
+    """Return greedy completions of all prompts, run as one batch.
+
+    Every completion has `max_new_tokens` tokens; an end-of-sequence token does not stop it.
 
     Raises:
-        NotImplementedError: prompts of several lengths, several samples, or a temperature.
+        NotImplementedError: prompts of different lengths, more than one sample per prompt, or a temperature other than 0.
         ValueError: the model returned no logits.
     """
     own = request.sampling

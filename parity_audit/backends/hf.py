@@ -1,4 +1,4 @@
-"""transformers models, 4.43 to current; also the judge (true float64) and the replays."""
+"""The backend for models of transformers, 4.43 to current. It also runs the judge (true float64) and the replays."""
 
 from __future__ import annotations
 
@@ -46,14 +46,18 @@ from parity_audit.core.wire import FLOAT64, PLACES, ApplyRequest, LoadRequest, R
 
 DEFAULT_ATTENTION = "eager"
 LOGITS_TO_KEEP = "logits_to_keep"
-"""Argument of models' forward since transformers 4.48: the positions whose logits are computed."""
+"""Argument of a model's forward since transformers 4.48 with the positions whose logits are computed."""
 SHOWN = 3
-"""Names of absent tensors in a message."""
+"""Largest number of missing tensors that an error message names."""
 
 
 class HfBackend:
-    """AutoModelForCausalLM. `attn_implementation` defaults to eager, `tp` and `device_map` say where the model runs; other
-    settings override config attributes."""
+    """A model that `AutoModelForCausalLM`, or the class for text from several modalities, loads.
+
+    The setting `attn_implementation` defaults to eager. `tp` is the number of processes over which the model is split, and the
+    settings in `PLACES`, such as `device_map`, say where its parts are placed. `tf32` allows TF32. Other settings override
+    attributes of the config.
+    """
 
     request: LoadRequest
     model: nn.Module
@@ -64,11 +68,11 @@ class HfBackend:
         self.edits = LiveEdits()
 
     def prepare(self, request: LoadRequest) -> None:
-        """Import what every model of transformers needs."""
+        """Import the module that every transformers model needs."""
         importlib.import_module("transformers.modeling_utils")
 
     def load(self, request: LoadRequest, **how: Any) -> None:
-        """Load by the name a user would type, without remote code; `how` are further arguments of the loader."""
+        """Load the model by the name that a user would type, without remote code; `how` are more arguments of `from_pretrained`."""
         if int(request.settings.get(RANKS, 1)) > 1:
             self.request, self.ranks = request, HfRanks(request, HfBackend)
             return
@@ -96,12 +100,16 @@ class HfBackend:
 
     @property
     def device(self) -> str:
-        """Where tokens go: of a model that is spread over devices, its own hooks take them on."""
+        """The device on which tokens are given to the model.
+
+        It is the device of the first parameter if a device map was asked for and the loaded model has none, because the whole model
+        is in one place. Otherwise it is the requested device; the hooks of a model that is spread over devices move the tensors on.
+        """
         whole = self.places is not None and self.places.asked and not placed(self.model)
         return str(next(self.model.parameters()).device) if whole else self.request.device
 
     def describe(self) -> Description:
-        """Versions, the attention implementation in force, and live knob values."""
+        """Return versions, the attention implementation in force, and live knob values."""
         if self.ranks is not None:
             return self.ranks.describe()
         config: Any = self.model.config
@@ -118,11 +126,11 @@ class HfBackend:
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of the live parameters."""
+        """Return fingerprints of the live parameters."""
         return self.ranks.weights(request) if self.ranks else fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One forward pass, natively or as the judge, or one per token where the cache is asked for."""
+        """Run one forward pass, in the model's dtype or as the judge, or cached decoding in steps if the request asks for it."""
         if self.ranks is not None:
             return self.ranks.run(request)
         if request.in_steps:
@@ -149,11 +157,11 @@ class HfBackend:
     replay = run
 
     def score(self, request: ScoreRequest, tell: Tell) -> ScoreReply:
-        """Log-probabilities of given tokens, natively or as the judge."""
+        """Return log-probabilities of given tokens, computed in the model's dtype or as the judge."""
         return hf_scores.score(self.model, request, self.device, tell)
 
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
-        """Greedy completions of one batch."""
+        """Return greedy completions of one batch."""
         return greedy(request, self._cached(), self.device)
 
     def _cached(self) -> Step:
@@ -167,22 +175,29 @@ class HfBackend:
         return step
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Live edits; `attn_implementation` is a load setting."""
+        """Make edits of the live model. `attn_implementation` is no such edit, because it is set when the model is loaded."""
         return self.ranks.apply(request) if self.ranks else self.edits.bring_to(self.model, request.edits)
 
 
 def _of_kept_positions(model: nn.Module, probe: Probe) -> dict[str, Tensor]:
-    """Asks for the logits of the positions that are kept alone, where the model can be asked: of a long text and a large
-    vocabulary all of them are gigabytes, twice that for the judge."""
+    """Return the argument that restricts the logits to the probe's kept positions, if the model's forward has this argument.
+
+    The logits of all positions of a long text with a large vocabulary take gigabytes, and twice that for the judge.
+    """
     if not probe.kept or LOGITS_TO_KEEP not in inspect.signature(model.forward).parameters:
         return {}
     return {LOGITS_TO_KEEP: torch.tensor(probe.kept)}  # on the CPU: it indexes tensors on any device
 
 
 def _require_complete(model: nn.Module, told: dict[str, Any], unread: Collection[str]) -> None:
-    """Parameters that the checkpoint does not hold, or not in their shape, were drawn at random by the loader.
+    """Refuse a model with parameters that the checkpoint lacks or holds in another shape: the loader drew them at random.
 
-    Those of other modalities than text do not matter, and those that the model does without (`unread`): nothing reaches them.
+    Parameters of modalities other than text do not matter, and neither do those in `unread`: the model does not use them.
+
+    Args:
+        model: the loaded model.
+        told: the loading info of `from_pretrained`, with `missing_keys` and `mismatched_keys`.
+        unread: names of parameters that this model never reads.
 
     Raises:
         BackendFailed: there are such parameters.

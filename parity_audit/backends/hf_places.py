@@ -1,4 +1,4 @@
-"""Where transformers puts the parts of a model: `device_map`, as accelerate carries it out."""
+"""The placement of a transformers model's parts on devices: `device_map`, which accelerate carries out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ CPU = "cpu"
 
 
 class Places:
-    """The loader's arguments for one model; `scratch` holds what is offloaded, as long as this object lives."""
+    """The loader's arguments that place one model.
+
+    If a device map is asked for without a folder, `scratch` is a temporary folder for the offloaded weights. It is deleted
+    together with this object.
+    """
 
     def __init__(self, request: LoadRequest) -> None:
         self.how = {key: request.settings[key] for key in PLACES if request.settings.get(key) is not None}
@@ -31,7 +35,8 @@ class Places:
         elif request.device == CPU and torch.cuda.is_available() and isinstance(self.how[DEVICE_MAP], str):
             import psutil  # accelerate needs it too
 
-            self.how[MAX_MEMORY] = {CPU: psutil.virtual_memory().available}  # no GPU was asked for
+            # The request is for the CPU, so accelerate must not use the GPU that it would find.
+            self.how[MAX_MEMORY] = {CPU: psutil.virtual_memory().available}
 
     @property
     def asked(self) -> bool:
@@ -40,11 +45,11 @@ class Places:
 
 
 def placed(model: Any) -> dict[str, dict[str, int]]:
-    """How many parts of the map lie on which device; nothing where all of the model is in one place."""
+    """Return the number of parts of the device map on each device; empty if the model has no device map."""
     chosen: Mapping[str, Any] = getattr(model, "hf_device_map", None) or {}
     return {PLACED: dict(Counter(str(place) for place in chosen.values()))} if chosen else {}
 
 
 def _device(key: str) -> int | str:
-    """GPUs are numbered, and the keys of JSON are text."""
+    """Return a key of `max_memory` as accelerate expects it: the numbers of GPUs as integers, which JSON has as text."""
     return int(key) if key.isdigit() else key

@@ -1,7 +1,7 @@
-"""A transformers model cut over several processes by its own tensor-parallel plan, shown as one process shows it.
+"""A transformers model split over several processes by its own tensor-parallel plan, with sites joined as if one process ran it.
 
-This process holds no model. Each rank is a process of its own that runs the ordinary backend on its part, and writes its
-part of each site; the parts are joined here.
+This process holds no model. Each rank is a separate process that runs the ordinary backend on its part of the model and writes
+its part of each site. This process joins the parts.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from parity_audit.core.types import Description, NotVisible, ReadBack, SiteTap, 
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 
 RANKS = "tp"
-"""The setting: over how many processes the model is cut."""
+"""The setting with the number of processes over which the model is split."""
 HEADS_AXIS = 1
-"""Of attention matrices `[batch, head, query, key]`."""
+"""Axis of the heads in attention matrices `[batch, head, query, key]`."""
 CUT_AXES = ("head", "kv_head")
 KEYS = ("k_proj", "qkv_proj", "query_key_value")
-"""How the names of layers end that make keys."""
+"""Ends of the names of the layers that compute keys."""
 ENDING = 10.0
-"""Seconds that a rank is given to end before it is killed."""
+"""Seconds to wait for a killed rank to end."""
 
 
 class HfRanks:
-    """The processes of one model."""
+    """The processes, one per rank, that together run one model."""
 
     def __init__(self, request: LoadRequest, make: Callable[[], Any]) -> None:
-        """Start a process per rank and load the model into them; `make` gives each its backend."""
+        """Start one process per rank and load the model into them; `make` makes the backend of each process."""
         self.request, self.count = request, int(request.settings[RANKS])
         context, port = get_context("spawn"), free_port()
         self.wires: list[Connection] = []
@@ -61,10 +61,10 @@ class HfRanks:
         self.ask("load", request)
 
     def ask(self, op: str, *args: Any) -> list[Any]:
-        """The answer of every rank, in order.
+        """Call the method `op` of every rank with `args`, and return the answers in order of rank.
 
         Raises:
-            BackendFailed: a rank raised, or ended.
+            BackendFailed: a rank raised an error, or its process ended.
         """
         for wire in self.wires:
             wire.send((op, args))
@@ -75,33 +75,36 @@ class HfRanks:
             except EOFError:
                 good, answer = False, "its process ended"
             if not good:
-                self.close()  # the others may wait for it for ever
+                self.close()  # the other ranks may wait forever for this one
                 raise BackendFailed(f"rank {rank}: {answer}")
             answers.append(answer)
         return answers
 
     def close(self) -> None:
-        """End every rank."""
+        """Kill the process of every rank."""
         for process in self.processes:
             process.kill()
             process.join(ENDING)
 
     def describe(self) -> Description:
-        """What the first rank says, of all parameters."""
+        """Return the first rank's description, with the number of ranks added to its settings.
+
+        Its parameter count is that of the whole model.
+        """
         first: Description = self.ask("describe")[0]
         return replace(first, settings={**first.settings, RANKS: self.count})
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of whole parameters, which transformers gathers."""
+        """Return fingerprints of whole parameters, gathered from all ranks."""
         yield from self.ask("weights", request)[0]
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Bring every rank to exactly these edits."""
+        """Bring every rank to exactly these edits; return each edited path once, as read on the first rank that has it."""
         answers: list[list[ReadBack]] = self.ask("apply", request)
         return list({item.path: item for answer in reversed(answers) for item in answer}.values())
 
     def run(self, request: RunRequest) -> RunReply:
-        """Run a probe on every rank and join what they show.
+        """Run a probe on every rank and join their parts of each site.
 
         Raises:
             NotImplementedError: float64 or replaced sites were asked for.
@@ -152,7 +155,10 @@ class HfRanks:
 
 
 def _share(recorder: Recorder, site: str, parts: Sequence[Tensor], cut: Cut) -> RankShare:
-    """How a site was joined, with each rank's own values where they should be the same and are not."""
+    """Return how a site was joined from the ranks' parts.
+
+    If every rank should hold the whole site but their values differ, each rank's values are written to files too.
+    """
     ranks, each = range(len(parts)), parts[0].shape[cut.axis] if cut.sizes else 0
     copies = cut.copies[0] if cut.copies else 1
     share = RankShare(
@@ -170,13 +176,13 @@ def _share(recorder: Recorder, site: str, parts: Sequence[Tensor], cut: Cut) -> 
 
 
 def _local(tap: SiteTap, ranks: int) -> SiteTap:
-    """A tap with the number of heads that one rank has."""
+    """Return a tap whose sizes have the number of heads of one rank."""
     sizes = {axis: max(1, size // ranks) if axis in CUT_AXES else size for axis, size in tap.sizes.items()}
     return replace(tap, sizes=sizes)
 
 
 def serve(wire: Connection, make: Callable[[], Any], rank: int, ranks: int, port: int) -> None:
-    """One rank, with a backend of its own: answers until the wire closes."""
+    """Run one rank with its own backend: answer requests until the wire closes, then end the process."""
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR=LOCALHOST, MASTER_PORT=str(port)
     )
@@ -194,10 +200,12 @@ def serve(wire: Connection, make: Callable[[], Any], rank: int, ranks: int, port
 
 
 def require_whole_heads(plan: Mapping[str, str], sizes: Mapping[str, int], ranks: int) -> None:
-    """Refuse a cut through key and value heads before it fails inside the model: transformers has no copies of them.
+    """Refuse a split that does not divide the key-value heads evenly, before it fails inside the model.
+
+    transformers cannot copy key-value heads to several ranks.
 
     Raises:
-        ValueError: the plan cuts keys over more ranks than their heads can be dealt out to.
+        ValueError: the plan splits the keys, and the number of key-value heads is not a multiple of the number of ranks.
     """
     heads = sizes["n_kv_heads"]
     if heads % ranks and any(name.endswith(KEYS) for name in plan):
@@ -208,13 +216,16 @@ def require_whole_heads(plan: Mapping[str, str], sizes: Mapping[str, int], ranks
 
 
 class Rank:
-    """The ordinary backend on one rank's part of a model."""
+    """Runs the ordinary backend on one rank's part of a model."""
 
     def __init__(self, backend: Any, rank: int, ranks: int) -> None:
         self.backend, self.rank, self.ranks = backend, rank, ranks
 
     def load(self, request: LoadRequest) -> None:
-        """Load this rank's part by the plan that transformers has for the model."""
+        """Load this rank's part by the tensor-parallel plan that transformers has for the model.
+
+        If the vocabulary is not a multiple of the number of ranks, every rank gets the whole head.
+        """
         from transformers.distributed import DistributedConfig  # type: ignore[attr-defined]
 
         settings = {key: value for key, value in request.settings.items() if key != RANKS}
@@ -228,22 +239,22 @@ class Rank:
             head.weight = nn.Parameter(head.weight.full_tensor(), requires_grad=False)
 
     def describe(self) -> Description:
-        """What the backend says of itself."""
+        """Return the backend's description of itself."""
         about: Description = self.backend.describe()
         return about
 
     def run(self, request: RunRequest) -> RunReply:
-        """Run a probe, into a folder of this rank's own."""
+        """Run a probe and write its sites to this rank's own folder."""
         own = replace(request, out=str(Path(request.out) / f"rank-{self.rank}"))
         reply: RunReply = self.backend.run(own, lambda *_: None)
         return reply
 
     def weights(self, request: WeightsRequest) -> list[WeightPrint]:
-        """Fingerprints; every rank has to take part in gathering."""
+        """Return fingerprints of whole parameters. Every rank has to call this, because it gathers parts from all ranks."""
         return list(self.backend.weights(request))
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Edits of every rank, and of this one."""
+        """Make the edits for every rank and those for this rank only, and return the values before and after."""
         places = [(edit, *of_rank(edit.path)) for edit in request.edits]
         own = tuple(replace(edit, path=path) for edit, only, path in places if only in (None, self.rank))
         read_back: list[ReadBack] = self.backend.apply(replace(request, edits=own))

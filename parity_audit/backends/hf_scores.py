@@ -1,9 +1,9 @@
 """Teacher-forced log-probabilities of completions from a transformers model, as trainers compute them.
 
-The decoder runs once per batch of completions of similar length, padded on the right; the mask comes from the lengths
-and never from the ids, because the padding token may be the end-of-sequence token. The model's own head, with its
-soft-cap or scale, is then called on chunks of tokens: while it runs, the decoder hands out the hidden states that are
-already there.
+The decoder runs once per batch of completions of similar length, padded on the right. The padding mask is made from the
+lengths and never from the ids, because the padding token may be the end-of-sequence token. The model's own head, with its
+soft-cap or scale, is then called on chunks of tokens. For this, the whole model is called while its decoder is replaced
+by a function that returns the hidden states already computed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from parity_audit.core.wire import FLOAT64
 
 
 def score(model: Any, request: ScoreRequest, device: str, tell: Tell) -> ScoreReply:
-    """Score every completion; the order of the request is kept.
+    """Return the scores of every completion, in the order of the request.
+
+    If a batch runs out of memory, it is tried again with half as many tokens.
 
     Raises:
-        ValueError: a completion without tokens or without a prompt, or a memory budget that is too small.
+        ValueError: a completion without tokens or without a prompt, a memory budget that is too small, or a request for scores
+            from step-by-step decoding.
     """
     if request.decoded:
         raise ValueError(
@@ -62,10 +65,12 @@ def score(model: Any, request: ScoreRequest, device: str, tell: Tell) -> ScoreRe
 
 @contextmanager
 def varied(model: Any, variation: Variation) -> Iterator[None]:
-    """Run the model as the variation says while this is open; what concerns ids, keys and batches is the caller's.
+    """While the context is open, use the variation's attention and its dtypes of head, rotary tables and routers.
+
+    The variation's hidden tokens, its dtype of keys and values, and its batch size are applied by the caller.
 
     Raises:
-        ValueError: the model has no such step (rotary tables of a model without rotary embedding).
+        ValueError: the model has no such step (for example rotary tables in a model without rotary embedding).
     """
     with (
         head_in(model, variation.head_dtype), tables_in(model, variation.rope_dtype),
@@ -85,7 +90,10 @@ def _length(completion: Completion) -> int:
 
 
 def _next_batch(order: list[int], completions: tuple[Completion, ...], batch_tokens: int) -> list[int]:
-    """The next completions, shortest first, whose padded batch stays within the number of tokens; at least one."""
+    """Return the first completions of `order` whose padded batch has at most `batch_tokens` tokens, at least one.
+
+    `order` lists the numbers of completions, shortest first, so that the last one of a batch decides its width.
+    """
     batch: list[int] = []
     for number in order:
         if batch and (len(batch) + 1) * _length(completions[number]) > batch_tokens:
@@ -128,14 +136,21 @@ def _score_batch(model: Any, batch: list[Completion], request: ScoreRequest, dev
 
 
 def _decoder(model: Any) -> nn.Module:
-    """The model without its head; its last hidden state is after the final norm."""
+    """Return the model without its head; its last hidden state is the output of the final norm."""
     found: nn.Module = getattr(model, model.base_model_prefix)
     return found
 
 
 @contextmanager
 def _handing_out(decoder: Any, kind: Any) -> Iterator[Any]:
-    """While this is open the decoder returns given hidden states, as `kind`, so that the model's forward is its head alone."""
+    """While the context is open, make the decoder return given hidden states, so that a call of the model only runs its head.
+
+    Yields a function that takes the model and hidden states `[token d_model]` and returns logits `[token d_vocab]`.
+
+    Args:
+        decoder: the model without its head.
+        kind: class of the decoder's output.
+    """
     given: list[Tensor] = []
     own = decoder.forward
 

@@ -1,7 +1,7 @@
-"""Hooks as users of TransformerLens set them: by name, through the model's own `hooks(...)`.
+"""Set hooks as users of TransformerLens set them: by name, through the model's own `hooks(...)`.
 
-The library converts layouts for its own hooks, follows aliases, and computes some activations only where it knows that
-somebody looks; a plain module hook on the same object sees none of that.
+The library converts layouts for its own hooks, resolves aliases of hook names, and computes some activations only if it knows
+of a hook that uses them. A plain module hook on the same object gets none of this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ RESULT = "attn.hook_result"
 
 @contextmanager
 def named_hooks(model: Any, recorder: Recorder) -> Iterator[None]:
-    """A hook for every tap that names one. What the release refuses is not visible, in its own words."""
+    """Set a hook for every tap that names one, while the context is open.
+
+    If the release refuses a hook, the site is recorded as not visible, with the release's error message.
+    """
     wanted = [tap for tap in recorder.request.taps if tap.take == HOOK]
     with ExitStack() as stack:
         if any(tap.module.endswith(RESULT) for tap in wanted):
@@ -38,8 +41,11 @@ def named_hooks(model: Any, recorder: Recorder) -> Iterator[None]:
 
 
 def _seen(tap: SiteTap, recorder: Recorder, value: Tensor, hook: Any) -> Tensor | None:
-    """A value that begins with (batch, pos) and has as many axes as the site is canonical already: many releases
-    convert layouts for their own hooks. Else it has the layout of the module behind the hook."""
+    """Record the tensor of a hook and return its replacement, None if it is not replaced.
+
+    A tensor whose first axes are (batch, pos) and that has as many axes as the site is in the canonical layout already, because
+    many releases convert layouts for their own hooks. Any other tensor has the layout of the module behind the hook.
+    """
     batch_first = value.shape[:2] == recorder.request.probe.shape
     axes = len(tap.layout.partition(" -> ")[2].split())
     canonical = batch_first and value.ndim == axes
@@ -48,7 +54,10 @@ def _seen(tap: SiteTap, recorder: Recorder, value: Tensor, hook: Any) -> Tensor 
 
 @contextmanager
 def _results(model: Any) -> Iterator[None]:
-    """`use_attn_result` on, and as it was afterwards. A release that cannot switch it on has no such hook to show."""
+    """Switch `use_attn_result` on while the context is open, and restore it afterwards.
+
+    If the release cannot switch it on, nothing is changed; such a release does not have the hook either.
+    """
     before = bool(getattr(model.cfg, "use_attn_result", False))
     try:
         model.set_use_attn_result(True)

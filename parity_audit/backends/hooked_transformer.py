@@ -1,7 +1,7 @@
-"""TransformerLens 2.x and 3.x: HookedTransformer. Hook points are modules, so ordinary hooks see them.
+"""The backend for HookedTransformer of TransformerLens 2.x and 3.x. Hook points are modules, so ordinary hooks see them.
 
-Loaded without weight processing unless settings ask for it (`fold_ln=true`, `center_unembed=true` ...):
-what is audited is the function, and the processing is a separate question.
+The model is loaded without weight processing unless settings ask for it (`fold_ln=true`, `center_unembed=true` ...), because
+the audit is about the function that the port computes, and whether the processing preserves it is a separate question.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HARNESS_SETTINGS = ("api", "tf32", "name")
 
 
 class HookedTransformerBackend:
-    """HookedTransformer.from_pretrained_no_processing by the name a user would type."""
+    """A model that `HookedTransformer.from_pretrained_no_processing` loads by the name that a user would type."""
 
     request: LoadRequest
     model: Any
@@ -56,11 +56,11 @@ class HookedTransformerBackend:
         self.replaced: dict[str, Any] = {}
 
     def prepare(self, request: LoadRequest) -> None:
-        """Import the release."""
+        """Import TransformerLens."""
         importlib.import_module("transformer_lens")
 
     def load(self, request: LoadRequest) -> None:
-        """Load; for a synthetic checkpoint, sizes that the release hard-codes by name are replaced."""
+        """Load the model. For a synthetic checkpoint, sizes that the release hard-codes by model name are replaced."""
         import transformer_lens
 
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
@@ -70,7 +70,7 @@ class HookedTransformerBackend:
         weights = load_name(request.checkpoint)
         if weights != name:
             settings["hf_model"] = load_hf_model(weights, request.dtype, whole=False)
-            settings["tokenizer"] = own_tokenizer(weights)  # where it is None the release takes that of the name
+            settings["tokenizer"] = own_tokenizer(weights)  # if it is None, the release loads the tokenizer of `name`
         with real_sizes(request, self.replaced):
             self.model = transformer_lens.HookedTransformer.from_pretrained_no_processing(
                 name, device=request.device, dtype=getattr(torch, request.dtype), **settings
@@ -78,7 +78,7 @@ class HookedTransformerBackend:
         self.model.eval()
 
     def describe(self) -> Description:
-        """Versions, live knob values, and the port's own context limit."""
+        """Return versions, live knob values, and the port's own context limit."""
         model = self.model
         return Description(
             backend="transformer_lens", package="transformer-lens", version=importlib.metadata.version("transformer-lens"),
@@ -91,20 +91,20 @@ class HookedTransformerBackend:
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of the live parameters."""
+        """Return fingerprints of the live parameters."""
         return fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One forward pass over as many positions as the port takes, or one per token where the cache is asked for."""
+        """Run one forward pass over as many positions as the port accepts, or cached decoding in steps if that is requested."""
         if request.in_steps:
             return decode(request, self.model, self._cached(), self.request.device)
         return run_as_far_as_it_goes(request, self.model.cfg.n_ctx, self._whole)
 
     def _whole(self, request: RunRequest) -> RunReply:
-        """One forward pass.
+        """Run one forward pass.
 
-        Releases before 2.4 ignore `attention_mask` for token input and look for the tokenizer's pad id instead,
-        so padded rows carry both.
+        Releases before 2.4 ignore `attention_mask` for token input and look for the tokenizer's pad id instead, so padded rows
+        are given with both.
         """
         probe, recorder = request.probe, Recorder(request)
         tokens, mask = positions.tokens(probe, self.request.device), positions.mask(probe, self.request.device)
@@ -113,44 +113,47 @@ class HookedTransformerBackend:
         return recorder.reply()
 
     def _called(self, tokens: Tensor, mask: Tensor | None, **more: Any) -> Any:
-        """The logits of tokens `[batch pos]`, of which the mask of that shape says which are real; None where all are."""
+        """Return the logits of tokens `[batch pos]`; `mask` has the same shape and is 1 at real tokens, None if all are real."""
         if mask is None:
             return self.model(tokens, return_type="logits", **more)
         tokens = tokens.masked_fill(mask == 0, self.model.tokenizer.pad_token_id)
         side = "left" if bool(mask[:, -1].all()) else "right"
-        # Every release keeps in its cache what pad ids say; 2.8 does not keep a mask that it is given.
+        # Every release stores in its cache the mask that it derives from pad ids; 2.8 does not store a mask that is given.
         if "past_kv_cache" not in more:
             more["attention_mask"] = mask
         return self.model(tokens, return_type="logits", padding_side=side, **more)
 
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
-        """Greedy completions of one batch."""
+        """Return greedy completions of one batch."""
         return greedy(request, self._cached(), self.request.device)
 
     def _cached(self) -> Step:
-        """Goes on from a cache of the release's own kind."""
+        """Return a function that runs one step and continues from a KV cache of the release's own class."""
         model, cache = self.model, None
 
         def step(inputs: StepInputs) -> Any:
             nonlocal cache
             rows, new = inputs.tokens.shape
             cache = cache or _cache_class().init_cache(model.cfg, self.request.device, batch_size=rows)
-            mask = None if inputs.mask is None else inputs.mask[:, -new:]  # the cache keeps that of earlier steps
+            mask = None if inputs.mask is None else inputs.mask[:, -new:]  # the cache has the mask of earlier steps
             return self._called(inputs.tokens, mask, past_kv_cache=cache)
 
         return step
 
     def replay(self, request: RunRequest, tell: Tell) -> RunReply:
-        """Hook points take replacements like any module; true float64 is the transformers backend's."""
+        """Run one probe with sites replaced. Hook points take replacements like any module.
+
+        True float64 is not available here; only the transformers backend has it.
+        """
         return self.run(request, tell)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Live edits. `cfg` is shared by all blocks, but scales, masks and rotary tables are copies in each."""
+        """Make edits of the live model. All blocks share `cfg`, but each has its own copy of scales, masks and rotary tables."""
         return self.edits.bring_to(self.model, request.edits)
 
 
 def _cache_class() -> Any:
-    """The release's key-value cache: a class of 2.x that 3.x renamed."""
+    """Return the class of the release's KV cache, which 3.x renamed."""
     try:
         from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
     except ImportError:
@@ -161,9 +164,12 @@ def _cache_class() -> Any:
 
 
 def official_name(name: str) -> str:
-    """The name, where this release has it or an alias of it. Raises BackendFailed with the nearest names where it has none.
+    """Return the name unchanged if this release has a model of that name or alias.
 
-    HookedTransformer keeps a list of models and loads nothing else.
+    HookedTransformer has a list of models and loads no other model.
+
+    Raises:
+        BackendFailed: the release has no such model; the message has the nearest names.
     """
     from transformer_lens import loading_from_pretrained as tables
 
@@ -180,7 +186,10 @@ def official_name(name: str) -> str:
 
 
 def tokenization(model: Any, request: LoadRequest) -> dict[str, list[int]]:
-    """Ids as the port's own `to_tokens` makes them, BOS habits included; chats by its tokenizer's template."""
+    """Return the ids that the port's own `to_tokens` makes of each text, with the BOS token if the port adds one.
+
+    Chats are tokenized by the template of the port's tokenizer.
+    """
     if model.tokenizer is None:
         return {}
     made = {text: model.to_tokens(text)[0].tolist() for text in request.tokenize}
@@ -188,10 +197,12 @@ def tokenization(model: Any, request: LoadRequest) -> dict[str, list[int]]:
 
 
 def load_hf_model(path: str, dtype: str, *, whole: bool = True) -> nn.Module:
-    """A directory's model as transformers loads it.
+    """Return the model of a directory, or of a hub id, as transformers loads it.
 
     Args:
-        whole: with the head of a model of several modalities. HookedTransformer takes such a model without it.
+        path: the directory or hub id.
+        dtype: dtype of the weights.
+        whole: load a model of several modalities with its head. HookedTransformer takes such a model without its head.
     """
     from transformers import AutoConfig, AutoModel
 
@@ -204,11 +215,14 @@ def load_hf_model(path: str, dtype: str, *, whole: bool = True) -> nn.Module:
 
 @contextmanager
 def real_sizes(request: LoadRequest, replaced: dict[str, Any]) -> Iterator[None]:
-    """Sizes of a synthetic checkpoint, or of one under another's name, where the release's tables have others.
+    """While the context is open, replace sizes in the release's tables by those of the checkpoint, if they differ.
 
-    Constants are never touched.
+    This is done for a synthetic checkpoint and for one that is loaded under another model's name. Only sizes are replaced, never
+    constants. A size that a table leaves out or sets to None (no grouped heads) is not replaced.
 
-    A size that a table leaves out or sets to None (no grouped heads) is the release's own business.
+    Args:
+        request: the request to load, with the sizes of the checkpoint.
+        replaced: gets each replaced size with the values of release and checkpoint.
     """
     if request.checkpoint.synthetic is None and "name" not in request.settings:
         yield

@@ -1,4 +1,4 @@
-"""The setting `batch_invariant=true` of a backend: the batch-invariant kernels are in force for whatever it runs."""
+"""Apply the setting `batch_invariant=true` of a backend: everything it runs uses batch-invariant kernels."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from parity_audit.core.types import Description
 from parity_audit.core.wire import BATCH_INVARIANT, LoadRequest
 
 TORCH_BACKENDS = ("hf", "hooked_transformer", "transformer_bridge", "nnsight", "python", "spec")
-"""Backends whose model is run by torch in this process. Engines have kernels of their own, which torch's dispatcher does not see."""
+"""Backends whose model torch runs in this process. Engines have their own kernels, which torch's dispatcher cannot replace."""
 OWN_SWITCH = ("vllm",)
-"""Engines with a switch of their own, which their backend turns."""
+"""Engines that have their own switch for batch-invariant kernels; their backend sets it."""
 
 
 class InvariantMode:
-    """Kernels that stay replaced from one load to the next."""
+    """Replaces torch's kernels at a load, until the next load."""
 
     def __init__(self, backend_key: str) -> None:
         self.backend_key = backend_key
@@ -25,10 +25,12 @@ class InvariantMode:
         self.asked = False
 
     def taken_from(self, request: LoadRequest) -> LoadRequest:
-        """The request without the setting; the mode is in force afterwards as the setting says.
+        """Switch the mode on or off as the request's setting says, and return the request without that setting.
+
+        A backend with its own switch gets the request unchanged, and torch's kernels are not replaced.
 
         Raises:
-            BackendFailed: an engine, which the mode does not reach, or a value that is no yes or no.
+            BackendFailed: the backend is an engine whose kernels the mode cannot replace, or the value is neither true nor false.
         """
         settings = dict(request.settings)
         wanted = settings.pop(BATCH_INVARIANT, False)
@@ -45,15 +47,14 @@ class InvariantMode:
                 "own switch, where it has one for this device, is the engine's to set",
             )
         if wanted:
-            from parity_audit.batch_invariant.context import (
-                invariant,
-            )  # imports torch, which an engine may want to do itself
+            # Not at the top of the file: it imports torch, and an engine may have to do that itself.
+            from parity_audit.batch_invariant.context import invariant
 
             self.stack.enter_context(invariant())
         return replace(request, settings=settings) if self.asked else request
 
     def shown(self, about: Description) -> Description:
-        """What the backend says of itself, and whether the kernels are replaced now: read from the dispatcher's state."""
+        """Return the description with the setting's value in force, read from the dispatcher, if the request had the setting."""
         if not self.asked:
             return about
         from parity_audit.batch_invariant.context import is_open

@@ -1,7 +1,7 @@
-"""A model that the user's own process has loaded: run where it is, and left as it was.
+"""Audit a model that the user's own process has loaded, in that process, and leave it as it was.
 
-Hooks are set for one run and taken away again, edits are undone, training mode and TF32 are put back. Weights are never
-written; what an edit replaces is kept and put back as the same object.
+Hooks are removed after each run, edits are undone, and training mode and TF32 settings are restored. Weights are never
+overwritten in place: the object that an edit replaces is kept and put back.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ LENT: dict[str, Any] = {}
 
 
 class LiveModel(PythonPort):
-    """Runs a model of this process as a port that has just been loaded."""
+    """Runs a model that this process holds, as if it were a port that was just loaded."""
 
     def __init__(self) -> None:
         self._before: _State | None = None
 
     def load(self, request: LoadRequest) -> None:
-        """Take the model that was lent under this target; in its own dtype, on its own device."""
+        """Take the model that `LENT` has under the request's target, with its present dtype and device."""
         model = unwrapped(LENT[str(request.target)])
         self._before = _State(model)
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
@@ -45,7 +45,7 @@ class LiveModel(PythonPort):
 
 
 class _State:
-    """What an audit changes of a model and of the process, as it was."""
+    """The training mode of a model's modules and the process's TF32 settings before an audit changes them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.training = [(module, module.training) for module in model.modules()]
@@ -60,8 +60,11 @@ class _State:
 
 
 class RandomNumbers:
-    """What an audited model draws: its numbers go on from run to run, as they do in a process of its own, so that two runs of a
-    model that draws any differ; the generators of this process stay where they were."""
+    """The states of torch's random number generators for an audited model, separate from those of the user's process.
+
+    They continue from run to run, as in a separate process, so that two runs of a model that draws random numbers differ. The
+    generators of the user's process are unchanged after each run.
+    """
 
     def __init__(self) -> None:
         self.devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
@@ -69,7 +72,7 @@ class RandomNumbers:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Draw from these numbers within the block."""
+        """Use these generator states inside the block, and save them at its end."""
         with torch.random.fork_rng(devices=self.devices):
             torch.set_rng_state(self.cpu)
             for device, state in zip(self.devices, self.cuda, strict=True):

@@ -1,4 +1,4 @@
-"""The name a checkpoint is loaded by, and what its tokenizer makes of a text."""
+"""The name by which a checkpoint is loaded, checks of settings, and the token ids that its tokenizer makes of a text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from parity_audit.core.wire import LoadRequest
 
 
 def load_name(checkpoint: Checkpoint) -> str:
-    """The hub id where a hub cache gives these very weights for it (ours or the user's), else the directory."""
+    """Return the hub id if a hub cache, ours or the user's, gives exactly these weights for it, else the directory."""
     return checkpoint.repo_id if checkpoint.by_name else checkpoint.path
 
 
 def text_config(config: Any) -> Any:
-    """The part of a config of transformers that is about text; all of it in releases before 4.45, which do not tell them apart."""
+    """Return the text part of a transformers config, or all of it in releases before 4.45, which make no such distinction."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
@@ -38,13 +38,17 @@ def require_known(name: str) -> None:
 
 
 def require_settings(given: Iterable[str], known: Collection[str], of: str) -> None:
-    """Refuse settings that an engine does not have; it would do so after seconds, or with a list of two hundred names.
+    """Refuse settings that an engine does not have.
+
+    The engine itself would refuse them only after seconds, or with a list of two hundred names.
 
     Args:
-        of: what the settings are of, in words.
+        given: names of the settings in the request.
+        known: names of the settings that the engine has.
+        of: name of the engine or class that has the settings, for the message.
 
     Raises:
-        BackendFailed: an unknown setting, with the nearest that is known.
+        BackendFailed: a setting is unknown; the message has the most similar known name.
     """
     for name in given:
         if name not in known:
@@ -52,34 +56,34 @@ def require_settings(given: Iterable[str], known: Collection[str], of: str) -> N
 
 
 def unknown_setting(name: str, known: Iterable[str], of: str) -> BackendFailed:
-    """The error for a setting that is not one of `known`, with the nearest of them."""
+    """Return the error for a setting that is not in `known`, with the most similar known name."""
     hint = nearest(name, known)
     return BackendFailed(f"`{name}` is not a setting of {of}" + (f"; {hint}" if hint else ""), code=ENGINE_SETTING)
 
 
 def makes_cache(request: LoadRequest) -> bool:
-    """Whether whole runs of a model of transformers make a cache: where its settings say so."""
+    """Whether runs of the whole text make a KV cache in a transformers model: only if the setting `use_cache` is true."""
     return bool(request.settings.get("use_cache", False))
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that loads a model which makes text: some models of several modalities have one of their own."""
+    """Return the transformers class that loads a model which generates text; some multimodal models need their own class."""
     import transformers
 
     for name in ("AutoModelForCausalLM", "AutoModelForImageTextToText"):
         found = getattr(transformers, name, None)
         if found is not None and type(config) in found._model_mapping:
             return found
-    return transformers.AutoModelForCausalLM  # which says what it does not know
+    return transformers.AutoModelForCausalLM  # its `from_pretrained` raises an error that names the unknown config
 
 
 def own_tokenizer(name: str) -> Any:
-    """The tokenizer of a checkpoint by its hub id or directory; None where it has none, or this release cannot load it."""
+    """Return a checkpoint's tokenizer by hub id or directory, None if there is none or this release cannot load it."""
     return _tokenizer_or_error(name)[0]
 
 
 def tokenizer_error(checkpoint: Checkpoint) -> str:
-    """Why this release cannot load a checkpoint's tokenizer, in one line; empty where it can, or there is none."""
+    """Return in one line why this release cannot load a checkpoint's tokenizer; empty if it can, or if there is none."""
     error = _tokenizer_or_error(checkpoint.path)[1] if checkpoint.has_tokenizer else None
     return "" if error is None else f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
@@ -89,16 +93,16 @@ def _tokenizer_or_error(name: str) -> tuple[Any, Exception | None]:
 
     try:
         return AutoTokenizer.from_pretrained(name), None
-    # A package that a release asks for is an ImportError, a file of a newer release a bare Exception.
+    # A missing package raises ImportError, and a tokenizer file of a newer release raises a bare Exception.
     except Exception as error:
         return None, error
 
 
 def tokenization(request: LoadRequest, model: Any = None) -> dict[str, list[int]]:
-    """Token ids of each text, and of each chat (messages as JSON); empty where there is no tokenizer.
+    """Return the token ids of each text and of each chat (messages as JSON); empty if there is no tokenizer.
 
-    The tokenizer is the one that a port hangs on its model as `tokenizer`, else the checkpoint's own, read from its directory: the
-    process of a live model looks in another hub cache by the same name, or asks the network.
+    The tokenizer is the model's attribute `tokenizer` if a port set it, else the checkpoint's own. The latter is read from the
+    directory and not by name, because the process of a live model would look in another hub cache or ask the network.
     """
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
@@ -111,7 +115,7 @@ def tokenization(request: LoadRequest, model: Any = None) -> dict[str, list[int]
 
 
 def chat_tokens(tokenizer: Any, chats: tuple[str, ...]) -> dict[str, list[int]]:
-    """Token ids of each chat (messages as JSON) by the tokenizer's template; empty where it has none."""
+    """Return the token ids of each chat (messages as JSON) by the tokenizer's template; empty if it has no template."""
     if not getattr(tokenizer, "chat_template", None):
         return {}
     return {

@@ -1,7 +1,7 @@
-"""Ways to run each backend that change which code computes the outputs, and that a run does not take.
+"""Ways to run each backend that use other code to compute the outputs, and that a run does not cover.
 
-A verdict holds for the settings that were in force. What those leave out is said by name, from these tables and from
-the settings that the loaded backend reports, so that nobody reads it into the verdict.
+A verdict holds only for the settings that were in force. The modes that these settings exclude are listed in the report, from
+the tables below and the settings that the loaded backend reports, so that no reader takes the verdict to cover them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ IN_FORCE = "this run had {setting}={value}"
 
 @dataclass(frozen=True)
 class Mode:
-    """`what` is left out while `setting` has one of the values in `while_in`; without a setting always, and `why` says why.
+    """One way to run a backend, `what`, that a run does not cover while `setting` has one of the values in `while_in`.
 
-    A setting that a backend does not report has the value None.
+    Without a `setting`, no run covers it, for the reason `why`. A setting that a backend does not report has the value None.
     """
 
     what: str
@@ -106,7 +106,7 @@ MODES: Mapping[str, Sequence[Mode]] = {
 
 
 def not_run(kind: str, settings: Mapping[str, Any]) -> tuple[NotTested, ...]:
-    """What a backend of this kind leaves out with these settings."""
+    """Return the modes that a run of a backend of this kind does not cover with these settings, each with the reason."""
     return tuple(
         NotTested(what=mode.what, why=_why(mode, settings))
         for mode in MODES[kind]

@@ -1,11 +1,11 @@
-"""nnsight: the modules of transformers inside its tracing. Values are read, and edited, inside a trace, as its users write it.
+"""The backend for nnsight, which traces transformers modules. Values are read and edited inside a trace, as its users do.
 
-Every site gets an invoke of its own. An invoke without an input sees the whole batch, and none waits for another, so the sites
-may be listed in any order. A value is written to disk inside its block: kept until the end, all sites of a long probe would have
-to fit into memory at once.
+Every site gets its own invoke. An invoke without an input sees the whole batch, and no invoke waits for another, so the sites
+may be listed in any order. A value is written to disk inside its invoke, because all sites of a long probe together may not fit
+into memory.
 
-nnsight compiles the body of a trace from the source of its file. A worker is a zip file, whose sources `linecache` knows by
-their loader only, so this file is put there first.
+nnsight compiles the body of a trace from the source of the file that contains it. A worker is a zip file, and `linecache` can
+read the source of a module in it only through the module's loader. `load` therefore puts this file into `linecache` first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ HARNESS_SETTINGS = ("tf32",)
 
 
 class NnsightBackend:
-    """TransformersModel by the name a user would type. Settings go to it; `attn_implementation` defaults to eager, as of `hf`."""
+    """A `TransformersModel`, loaded by the name that a user would type.
+
+    Settings are passed to it. `attn_implementation` defaults to eager, as in the backend `hf`.
+    """
 
     request: LoadRequest
     traced: Any
@@ -55,11 +58,11 @@ class NnsightBackend:
         self.edits = LiveEdits()
 
     def prepare(self, request: LoadRequest) -> None:
-        """Import the release."""
+        """Import nnsight's module for transformers models."""
         importlib.import_module("nnsight.modeling.transformers")
 
     def load(self, request: LoadRequest) -> None:
-        """Wrap the model, loaded at once rather than in the first trace."""
+        """Load and wrap the model. It is loaded at once, although nnsight would by default wait for the first trace."""
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         linecache.getlines(__file__, globals())
         self.request = request
@@ -74,7 +77,7 @@ class NnsightBackend:
         self.model = text_model(self.traced._module.eval())
 
     def describe(self) -> Description:
-        """Versions, the attention implementation in force, and live knob values."""
+        """Return versions, the attention implementation in force, and live knob values."""
         config: Any = self.model.config
         settings = {**self.request.settings, "attn_implementation": config._attn_implementation}
         return Description(
@@ -88,11 +91,11 @@ class NnsightBackend:
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of the live parameters."""
+        """Return fingerprints of the live parameters."""
         return fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One trace, or one for each token where the cache is asked for."""
+        """Run the probe in one trace, or in one trace per step if cached decoding is requested."""
         if request.in_steps:
             step = _Cached(self)
             return stepped(request, step.watched, self.request.device)
@@ -112,13 +115,13 @@ class NnsightBackend:
     replay = run
 
     def trace(self, recorder: Recorder | None, use_cache: bool = False, **inputs: Any) -> Any:
-        """What the model returned in one trace, with an invoke for every site that the recorder asks for."""
+        """Run one trace with an invoke for every site that the recorder asks for; return what the model returned."""
         import nnsight
 
         traced, shows = self.traced, [] if recorder is None else [(recorder, *each) for each in self._present(recorder)]
         returned = None
         with traced.trace(use_cache=use_cache) as tracer:
-            with tracer.invoke(inputs):  # 0.5 loses keywords that it does not know, and hands on what is in a dict
+            with tracer.invoke(inputs):  # as a dict: nnsight 0.5 drops keyword arguments that it does not know
                 returned = nnsight.save(traced.output)
             for seen_by, tap, envoy in shows:
                 with tracer.invoke():
@@ -126,7 +129,7 @@ class NnsightBackend:
         return returned
 
     def _present(self, recorder: Recorder) -> Iterator[tuple[SiteTap, Any]]:
-        """Every tap whose module the model has, with nnsight's view of that module."""
+        """Yield every tap whose module the model has, with nnsight's envoy of that module."""
         for tap in recorder.request.taps:
             try:
                 get(self.model, tap.module)
@@ -137,20 +140,20 @@ class NnsightBackend:
             yield tap, self.traced.get(path) if path else self.traced
 
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
-        """Greedy completions of one batch."""
+        """Return greedy completions of one batch."""
         step: Step = _Cached(self)
         return greedy(request, step, self.request.device)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Live edits of the module inside; `attn_implementation` is a load setting."""
+        """Make edits of the wrapped model. `attn_implementation` is no such edit, because it is set when the model is loaded."""
         return self.edits.bring_to(self.model, request.edits)
 
 
 def _model_class() -> tuple[Any, dict[str, Any]]:
-    """What wraps a causal language model in this release, and what it has to be told.
+    """Return the class that wraps a causal language model in this release, and the arguments that the class needs.
 
     Raises:
-        BackendFailed: with the code `cannot-run`, a release before 0.5.
+        BackendFailed: with the code `cannot-run`, if the release is older than 0.5.
     """
     import nnsight
 
@@ -166,18 +169,18 @@ def _model_class() -> tuple[Any, dict[str, Any]]:
 
 
 class _Cached:
-    """Goes on from the cache of the model, one trace for each step."""
+    """Runs decoding steps with the model's own KV cache, one trace per step."""
 
     def __init__(self, backend: NnsightBackend) -> None:
         self.backend = backend
         self.continued = Continued(backend.model, backend.request.device)
 
     def __call__(self, inputs: StepInputs) -> Any:
-        """A step that nobody looks into."""
+        """Run a step without recording sites."""
         return self.watched(None, inputs)
 
     def watched(self, recorder: Recorder | None, inputs: StepInputs) -> Any:
-        """A step that is shown to the recorder."""
+        """Run a step and show its sites to the recorder, if there is one."""
         given = self.continued.given(inputs)
         returned = self.backend.trace(recorder, use_cache=True, input_ids=inputs.tokens, **given)
         self.continued.keep(returned)

@@ -1,10 +1,10 @@
-"""One site inside a trace of nnsight: read, written to disk, and edited where a replay replaces it.
+"""Read one site inside an nnsight trace, write it to disk, and replace it if a replay asks for it.
 
-Modules are reached by `.output` and `.inputs`. What goes on inside attention is reached by `.source`: the operations of the
-attention's own `forward`, by the names that nnsight gives them.
+The tensors of modules are read through `.output` and `.inputs`. Tensors inside attention are read through `.source`, which
+gives access to the operations in the attention's own `forward`, by the names that nnsight gives them:
 
-    query, key      what the call of `attention_interface` is given [b head p d_head], [b kv_head p d_head]
-    scores, pattern what the softmax is given and returns [b head q k], in `forward` itself or in the function that it calls
+    query, key      arguments of the call of `attention_interface`, [b head p d_head] and [b kv_head p d_head]
+    scores, pattern argument and result of the softmax, [b head q k], in `forward` itself or in the function that it calls.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from parity_audit.core.types import SiteTap
 
 INTERFACE, SOFTMAX = "attention_interface", "softmax"
 ARGUMENTS = {"query": 1, "key": 2}
-"""Places among the arguments of an attention function of transformers: (module, query, key, value, mask)."""
+"""Positions among the arguments of an attention function of transformers: (module, query, key, value, mask)."""
 SINKS = "sinks"
 NEVER_REACHED, NOT_PROVIDED = "the trace never reached it", "was not provided"
 
 
 def shown(tap: SiteTap, recorder: Recorder, envoy: Any) -> None:
-    """The site of one tap, inside an invoke. A module that does not run, or code without source, is a site not shown."""
+    """Record the site of one tap inside an invoke.
+
+    If its module does not run, or nnsight has no source of the code, the site is recorded as not visible.
+    """
     out_of_order, without_source = _errors()
     try:
         _take(tap, recorder, envoy)
     except out_of_order:
         recorder.misses(tap, NEVER_REACHED)
-    except ValueError as error:  # what 0.5 and 0.6 raise where another branch was taken
+    except ValueError as error:  # nnsight 0.5 and 0.6 raise this if the code took another branch
         if NOT_PROVIDED not in str(error):
             raise
         recorder.misses(tap, NEVER_REACHED)
@@ -39,13 +42,13 @@ def shown(tap: SiteTap, recorder: Recorder, envoy: Any) -> None:
 
 @cache
 def _errors() -> tuple[Any, Any]:
-    """What this release raises where a trace does not reach a module, and where code has no source."""
+    """Return the errors that this release raises if a trace does not reach a module, and if code has no source."""
     from nnsight.intervention import interleaver
 
     out_of_order = getattr(interleaver, "OutOfOrderError", None) or interleaver.Mediator.OutOfOrderError
     try:
         from nnsight.intervention.source import SourceNotAvailable
-    except ImportError:  # before 0.8, what Python itself raises
+    except ImportError:  # before nnsight 0.8, Python's own error for missing source
         return out_of_order, OSError
     return out_of_order, SourceNotAvailable
 
@@ -99,7 +102,11 @@ def _argument(tap: SiteTap, recorder: Recorder, call: Any, number: int) -> None:
 
 
 def _last(source: Any, name: str) -> Any:
-    """The last operation whose name ends in this one; None where there is none. A name that is bound and then called has two."""
+    """Return the last operation of a name, None if there is none.
+
+    nnsight names an operation by its function and a number. A function that is first bound to a name and then called has two
+    operations, of which the last is the call.
+    """
     names = source.names if hasattr(source, "names") else getattr(source, "accessor", source).line_numbers  # before 0.8
     found = [full for full in names if full.rpartition("_")[0].endswith(name)]
     return getattr(source, found[-1]) if found else None

@@ -1,7 +1,7 @@
-"""A worker changes no environment: it starts no program that installs packages.
+"""Prevent a worker from changing its environment: it must not start a program that installs packages.
 
-TransformerLens 4 runs `uv pip install torchvision` when it loads a model of images and text whose processor it cannot make. That
-brings another torch into the environment in which everything else is measured.
+TransformerLens 4 runs `uv pip install torchvision` when it loads a model of images and text whose processor it cannot make. This
+would replace torch in the environment in which everything else is measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHANGES = ("install", "uninstall", "add", "remove", "sync", "update", "upgrade")
 
 
 def refuse_installs() -> None:
-    """From now on, for as long as this process lives, starting such a program raises PermissionError."""
+    """From now on until this process ends, make every attempt to start such a program raise PermissionError."""
     sys.addaudithook(_refuse)
 
 

@@ -1,7 +1,7 @@
-"""Weights that accelerate keeps in main memory or on disk until their module runs: until then they are on the meta device.
+"""Read and change weights that accelerate keeps in main memory or on disk until their module runs.
 
-The module's own hook has their values. They are read and changed there, because what is written to the module itself is lost
-when its hook brings the kept values.
+Until then the module's own tensors are on the meta device, and the module's hook has the values. The values are read and changed
+in the hook, because anything written to the module itself is overwritten when the hook brings the stored values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ HOOK = "_hf_hook"
 
 
 class _Kept(Mapping[str, Any]):
-    """The values that a hook keeps, some of them changed, read past the modes under which the model runs.
+    """The values that a hook stores, some of them changed, read with torch function modes off.
 
-    The judge's mode makes float64 of every float32, the bytes of a file among them.
+    Otherwise the judge's mode would turn every float32 dtype into float64, also where the bytes of a weight file are read.
     """
 
     def __init__(self, kept: Mapping[str, Any]) -> None:
@@ -39,27 +39,33 @@ class _Kept(Mapping[str, Any]):
 
 
 def readable_in_any_mode(root: nn.Module) -> None:
-    """Let every hook of a model read what it keeps whatever mode the model runs under."""
+    """Wrap the stored values of every hook of a model, so that it reads them correctly under any torch function mode."""
     for module in root.modules():
         for hook in _hooks(module):
             hook.weights_map = _Kept(hook.weights_map)
 
 
 def keeps(module: nn.Module) -> bool:
-    """Whether a hook brings the weights of a module while it runs."""
+    """Whether the weights of a module are offloaded, so that a hook brings them while the module runs."""
     return any(True for _ in _hooks(module))
 
 
 def is_away(value: Any) -> bool:
-    """Whether a tensor's numbers are not where the tensor is."""
+    """Whether a value is a tensor on the meta device, which has no numbers."""
     return isinstance(value, Tensor) and value.is_meta
 
 
 def brought(holder: Any, name: str, value: Any) -> Any:
-    """A module's attribute with its numbers, in main memory where it is kept elsewhere.
+    """Return a module's attribute; if it is offloaded, return a copy with its numbers in main memory.
+
+    Args:
+        holder: the module.
+        name: name of the attribute.
+        value: the attribute, which may be on the meta device.
 
     Raises:
-        BackendFailed: it is on the meta device, and no hook of the module has its numbers, or they cannot be read.
+        BackendFailed: it is on the meta device, and no hook of the module has its numbers, or they cannot be read or have
+            another shape.
     """
     if not is_away(value):
         return value
@@ -77,7 +83,7 @@ def brought(holder: Any, name: str, value: Any) -> Any:
 
 
 def put(holder: Any, name: str, value: Any) -> bool:
-    """Change what a hook keeps of an attribute; False where the attribute is not kept elsewhere.
+    """Change the value that a hook stores for an attribute; return False, without a change, if it is not offloaded.
 
     Raises:
         BackendFailed: it is on the meta device, and no hook of the module has its numbers.
@@ -102,7 +108,7 @@ def _hook_with(holder: Any, name: str) -> Any:
 
 
 def _hooks(holder: Any) -> Iterator[Any]:
-    """The hooks of a module that bring its weights; several hooks of one module are one with `hooks`."""
+    """Yield the hooks of a module that bring its weights. Several hooks of one module are stored in one hook's `hooks`."""
     hook = getattr(holder, HOOK, None)
     for each in (hook, *getattr(hook, "hooks", ())):
         if getattr(each, "offload", False) and getattr(each, "weights_map", None) is not None:

@@ -11,7 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """An operation at one size: `at(size)` is the followed row of its result."""
+    """An operation of a model and the sizes at which it is run.
+
+    `at(size)` runs it at one size and returns one row of the result, which is the same row at every size. `varied` names what the
+    size counts, such as rows or queries. For `name`, `kind`, `shape` and `like_it` see `core.operations.Operation`.
+    """
 
     name: str
     kind: str
@@ -23,7 +27,7 @@ class Case:
 
 
 class HeadCall(NamedTuple):
-    """The head of an engine that applies it outside the model: its name, the function, and its input `[token d_model]`."""
+    """The head of an engine that applies it outside the model: its name, its function, and its input `[token d_model]`."""
 
     name: str
     head: Callable[[Tensor], Tensor]

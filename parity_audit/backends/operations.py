@@ -1,8 +1,8 @@
-"""The operations of a loaded model, each run again on more or fewer rows of its own input.
+"""Run each operation of a loaded model again, on more or fewer rows of its own input.
 
-One run of one sequence records what every module with weights of its own is given, what the attention's matrix products and
-softmax are given, and the logits. Each operation is then run at every size, with one row followed: its last token's, which
-stands first. Kernels are chosen by the number of rows, so the bits of that row fall into classes of sizes.
+One run of one sequence records the input of every module that has its own weights, the inputs of the attention's matrix products
+and softmax, and the logits. Each operation is then run at every size, and the same row of the result is hashed: that of the last
+token, which is put first. Kernels are chosen by the number of rows, so sizes that use the same kernel give the same bits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from parity_audit.core.types import NotTested
 from parity_audit.core.wire import RunRequest
 
 NO_ROW_OPERATION = 1e-2
-"""A module whose result for a row moves by more than this share when other rows leave mixes its rows (attention as a whole):
-its number of rows is not a matter of kernels. bfloat16 rounds to 4e-3, float32 to 6e-8."""
+"""Largest relative change of a row's result between sizes for which a module counts as computing each row on its own.
+
+A module whose result for a row changes by more when other rows are left out mixes its rows, as attention as a whole does. The
+change is then not due to the choice of kernels. The rounding error of bfloat16 is 4e-3, that of float32 6e-8."""
 
 
 @dataclass
 class _Recorded:
-    """What modules were given at first, in the order of their first calls, and the last thing the model returned."""
+    """The arguments of each module's first call, in the order of these calls, and what the model returned last."""
 
     tokens: int
     calls: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
@@ -52,7 +54,10 @@ class _Recorded:
 
 
 def operations(backend: Any, request: OperationsRequest, tell: Tell) -> OperationsReply:
-    """Run every operation at every size. What cannot be run alone is left out, and said."""
+    """Run every operation at every size, and return the hashes of its results.
+
+    An operation that cannot be run alone is left out and listed as not tested, with its error.
+    """
     inner = getattr(backend, "inner", backend)
     model = inner.model
     recorded, attention = _recorded(inner, model, request, tell)
@@ -75,7 +80,7 @@ def operations(backend: Any, request: OperationsRequest, tell: Tell) -> Operatio
 
 
 def _recorded(backend: Any, model: Any, request: OperationsRequest, tell: Tell) -> tuple[_Recorded, AttentionCalls]:
-    """One ordinary run of the probe, watched."""
+    """Run the probe once and return the inputs of the modules and of the attention calls."""
     recorded, attention = _Recorded(tokens=request.probe.shape[1]), AttentionCalls()
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -100,7 +105,7 @@ def _returner(recorded: _Recorded) -> Callable[..., None]:
 
 
 def _modules(recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
-    """One case per class of module and shapes; the others of that kind run the same kernels."""
+    """Yield one case per module class and parameter shapes; other modules with the same class and shapes use the same kernels."""
     groups: dict[tuple[Any, ...], Case] = {}
     for name, (module, args, kwargs) in recorded.calls.items():
         shapes = tuple(tuple(one.shape) for one in module.parameters(recurse=False))
@@ -116,7 +121,7 @@ def _modules(recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
 
 
 def _at(call: Callable[..., Any], args: Any, kwargs: Any, tokens: int) -> Callable[[int], Tensor]:
-    """The first row of what `call` returns when it is given `size` rows."""
+    """Return a function of the size that calls `call` with `size` rows and returns the first row of the result."""
 
     def at(size: int) -> Tensor:
         def sized(value: Any) -> Any:
@@ -135,7 +140,10 @@ def _at(call: Callable[..., Any], args: Any, kwargs: Any, tokens: int) -> Callab
 
 
 def _head_call(backend: Any, model: Any, recorded: _Recorded) -> HeadCall | Tensor | None:
-    """The head of an engine that applies it outside the model, and its input; else the logits that the model returned."""
+    """Return the head of an engine that applies it outside the model, with its input, else the logits that the model returned.
+
+    Returns None if there is no head and the model returned no logits.
+    """
     if hasattr(backend, "head_call"):
         found: HeadCall = backend.head_call()
         return found
@@ -144,7 +152,7 @@ def _head_call(backend: Any, model: Any, recorded: _Recorded) -> HeadCall | Tens
 
 
 def _outputs(returned: HeadCall | Tensor | None, recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
-    """The head of an engine, and log-softmax of the logits."""
+    """Yield the cases of the outputs: the head, if the engine applies it outside the model, and log-softmax of the logits."""
     value = returned.hidden if isinstance(returned, HeadCall) else returned
     if value is None or rows_axis(value, recorded.tokens) is None:
         return
@@ -160,14 +168,17 @@ def _outputs(returned: HeadCall | Tensor | None, recorded: _Recorded, request: O
 
 
 def rows_axis(value: Tensor, rows: int) -> int | None:
-    """The axis of the tokens: of `[rows, ...]` the first, of `[1, rows, ...]` the second; None where it has neither."""
+    """Return the axis of the rows: 0 for `[rows, ...]`, 1 for `[1, rows, ...]`, None for any other shape."""
     if value.ndim >= 2 and value.shape[0] == rows and not (rows == 1 and value.ndim >= 3):
         return 0
     return 1 if value.ndim >= 3 and tuple(value.shape[:2]) == (1, rows) else None
 
 
 def resized(value: Tensor, size: int, tokens: int) -> Tensor:
-    """`size` rows of a tensor with `tokens`, the last one first and the others after it, over and over."""
+    """Return `size` rows of a tensor with `tokens` rows: the last row, then the others from the first on, repeated as needed.
+
+    A tensor without an axis of `tokens` rows is returned as a copy.
+    """
     axis = rows_axis(value, tokens)
     if axis is None:
         return value.clone()
@@ -190,7 +201,7 @@ def _measured(case: Case) -> Operation:
 
 
 def digest(value: Tensor) -> str:
-    """A hash of the bits of a contiguous tensor on the CPU."""
+    """Return a hash of the bits of a contiguous tensor on the CPU."""
     return hashlib.sha256(value.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 

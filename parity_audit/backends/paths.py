@@ -1,7 +1,7 @@
 """Dotted paths into live objects: `model.layers[*].self_attn.scaling`, `blocks[3].attn.W_Q`, `cfg.attn_scale`.
 
-`[3]` indexes, `[*]` means every element. A dictionary is entered with `[key]`. `k_norm?` is left out where an object has no
-such attribute, as blocks of one model may differ.
+`[3]` is an index, and `[*]` stands for every element. A dictionary is entered with `[key]`. A path with a step such as `k_norm?`
+has no match in an object without that attribute; blocks of one model may differ in this.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ def steps(path: str) -> list[str | int]:
 
 
 def matches(root: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every concrete path that `path` stands for, with its value."""
+    """Yield every concrete path that `path` stands for, with its value.
+
+    Raises:
+        NoSuchPath: the object does not have the path.
+    """
     yield from _walk(root, steps(path), "")
 
 
 def get(root: Any, path: str) -> Any:
-    """The value at a path without `[*]`."""
+    """Return the value at a path without `[*]`. Raises NoSuchPath if the object does not have the path."""
     return next(iter(matches(root, path)))[1]
 
 
@@ -71,7 +75,7 @@ def _walk(value: Any, rest: list[str | int], done: str) -> Iterator[tuple[str, A
 
 
 def _enter(value: Any, step: str | int, done: str) -> Any:
-    """What a step leads to, with its numbers where they are kept elsewhere."""
+    """Return the value that a step leads to; an offloaded weight is returned with its numbers."""
     found = _step(value, step, done)
     return offload.brought(value, step, found) if isinstance(step, str) else found
 

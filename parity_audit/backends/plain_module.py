@@ -1,4 +1,4 @@
-"""Any `nn.Module` that maps token ids to logits, seen through a user's site map."""
+"""The backend for any `nn.Module` that maps token ids to logits; a user's site map says where its sites are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PADDING = ("attention_mask", "position_ids")
 
 
 class PlainModule:
-    """Called as `model(token_ids [batch pos])`, with `attention_mask` and `position_ids` where its forward takes them."""
+    """A module, called as `model(token_ids [batch pos])`, with `attention_mask` and `position_ids` if its forward takes them."""
 
     request: LoadRequest
     model: nn.Module
@@ -35,7 +35,7 @@ class PlainModule:
         self.edits = LiveEdits()
 
     def describe(self) -> Description:
-        """Versions and live knob values."""
+        """Return versions and live knob values."""
         return Description(
             backend="python", package="torch", version=torch.__version__.partition("+")[0], versions=versions("torch"),
             settings=self.request.settings, not_run=not_run("module", self.request.settings),
@@ -45,11 +45,15 @@ class PlainModule:
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of the live parameters."""
+        """Return fingerprints of the live parameters."""
         return fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One forward pass. A padded batch is not run by a module that cannot be told of the padding."""
+        """Run one forward pass.
+
+        A padded probe is not run, and is reported as not tested, if the module's forward takes no `attention_mask`. Cached
+        decoding is never run, because a plain module has no known cache.
+        """
         if request.in_steps:
             return not_decoded(request.probe, "no cache is known of a plain module")
         recorder = Recorder(request)
@@ -72,12 +76,12 @@ class PlainModule:
     replay = run
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Live edits by the paths of the site map."""
+        """Make edits of the live model, at the paths that the site map gives."""
         return self.edits.bring_to(self.model, request.edits)
 
 
 def _accepted(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that are there and that the module's forward takes."""
+    """Return those of the arguments that are not None and that the module's forward takes."""
     parameters = inspect.signature(model.forward).parameters.values()
     anything = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     names = {parameter.name for parameter in parameters}

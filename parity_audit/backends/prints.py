@@ -17,20 +17,23 @@ from parity_audit.formulas.stored import laid_out
 
 
 def fingerprints(root: Any, request: WeightsRequest) -> Iterator[WeightPrint]:
-    """One fingerprint per tap; a path the model does not have is left out, and the parent reports the gap."""
+    """Yield one fingerprint per tap. A path that the model does not have is left out; the parent process reports it."""
     for tap in request.taps:
         try:
             value = effective(root, tap.path, get(root, tap.path))
         except LookupError:
             continue
         if hasattr(value, "full_tensor"):
-            value = value.full_tensor()  # of a parameter that is cut over ranks, every rank has a part
+            value = value.full_tensor()  # the parameter is split over ranks, so that each rank has only a part
         if isinstance(value, Tensor):
             yield fingerprint(tap.name, canonical(value, tap))
 
 
 def canonical(value: Tensor, tap: WeightTap) -> Tensor:
-    """The tensor as the checkpoint stores it, on the CPU: sliced, laid out, and, in float32, scaled and shifted back."""
+    """Return the tensor in the checkpoint's layout, on the CPU: sliced and rearranged, then scaled and shifted.
+
+    Scaling and shifting, if the tap asks for them, are done in float32.
+    """
     value = laid_out(value.detach().to("cpu"), tap)
     if tap.scale is not None or tap.shift is not None:
         value = value.to(torch.float32)

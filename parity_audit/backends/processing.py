@@ -1,4 +1,4 @@
-"""What was done to the weights of a TransformerLens model, read off the model itself."""
+"""Find out from a TransformerLens model itself which weight processing it has gone through."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Any
 import torch
 
 COMPATIBLE = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
-"""What `enable_compatibility_mode()` does unless it is told otherwise."""
+"""The weight processing that `enable_compatibility_mode()` does by default."""
 CENTRED = 1e-4
-"""A mean of this share of the mean size is rounding; weights that nobody centred are far from it."""
+"""Largest mean of centred weights, relative to their mean absolute value: it is rounding. Other weights have a far larger mean."""
 
 
 def of_hooked_transformer(model: Any) -> tuple[str, ...]:
-    """Norms without gains, and weights whose mean is gone."""
+    """Return the names of the processing steps that the weights show.
+
+    Norms without gains show `fold_ln`, and weights with zero mean show centering. Zero value biases in all blocks show
+    `fold_value_biases`, but only together with another step, because they may be zero without any processing.
+    """
     found = []
     if model.cfg.normalization_type in ("LNPre", "RMSPre"):
         found.append("fold_ln")
@@ -28,10 +32,11 @@ def of_hooked_transformer(model: Any) -> tuple[str, ...]:
 
 def _centred(weight: torch.Tensor, dim: int) -> bool:
     weight = weight.detach()
-    size = float(torch.linalg.vector_norm(weight, 1)) / weight.numel()  # an embedding is large: no copy of its size
+    # Unlike `abs()`, the norm makes no copy of the weight; an embedding is large.
+    size = float(torch.linalg.vector_norm(weight, 1)) / weight.numel()
     return float(weight.mean(dim).abs().mean()) <= CENTRED * size
 
 
 def of_bridge(model: Any) -> tuple[str, ...]:
-    """The compatibility mode's processing, where the mode is on."""
+    """Return the compatibility mode's default processing if a TransformerBridge has the mode on, else nothing."""
     return COMPATIBLE if getattr(model, "compatibility_mode", False) else ()

@@ -1,7 +1,7 @@
-"""A port of one's own: `python:FILE:FUNCTION`, a function that returns a loaded model.
+"""The backend for a user's own port, `python:FILE:FUNCTION`: a function that returns a loaded model.
 
-What it returns decides which backend's code runs it and which section of the spec describes it: a transformers
-model, a HookedTransformer, a TransformerBridge, or any other `nn.Module` with a site map.
+The class of the returned model decides which backend's code runs it and which section of the spec describes it. It may be a
+transformers model, a HookedTransformer, a TransformerBridge, or any other `nn.Module` with a site map.
 """
 
 from __future__ import annotations
@@ -36,21 +36,25 @@ KINDS = {
 
 
 class PortError(Exception):
-    """What is wrong with a port, in words for its author."""
+    """A port cannot be used; the message tells its author what is wrong."""
 
 
 class PythonPort:
-    """Runs what the user's function returned with the code of the backend that it is."""
+    """Runs the model that the user's function returned with the code of the backend for that kind of model."""
 
     inner: Any
     section: str
     modes_not_run: tuple[NotTested, ...] = ()
 
     def prepare(self, request: LoadRequest) -> None:
-        """Nothing: what the user's file imports is the user's, and happens once, in `load`."""
+        """Do nothing: the user's file makes its own imports, and it is imported once, in `load`."""
 
     def load(self, request: LoadRequest) -> None:
-        """Import the file, call the function, and see what came back."""
+        """Import the user's file, call the function, and take the model that it returns.
+
+        Raises:
+            PortError: the function is missing, cannot be called, or returns nothing that can be audited.
+        """
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         file, _, name = str(request.target).rpartition(":")
         replaced: dict[str, Any] = {}
@@ -63,7 +67,11 @@ class PythonPort:
         self.inner.replaced = replaced
 
     def take(self, model: Any, request: LoadRequest) -> None:
-        """Run this model with the code of the backend that it is. Raises PortError for what no section describes."""
+        """Prepare to run this model with the code of the backend for its kind.
+
+        Raises:
+            PortError: it is no model, or a plain module without a site map.
+        """
         self.section = kind_of(model)
         self.inner = _runner(self.section)
         own = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
@@ -77,28 +85,28 @@ class PythonPort:
         model.eval()
 
     def describe(self) -> Description:
-        """What the backend inside says, and which section of the spec it is."""
+        """Return the inner backend's description, with the section of the spec that describes the model."""
         about: Description = self.inner.describe()
         not_run = (*about.not_run, *self.modes_not_run)
         return dataclasses.replace(about, backend="python", section=self.section, not_run=not_run)
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of the live parameters."""
+        """Return fingerprints of the live parameters."""
         found: Iterator[WeightPrint] = self.inner.weights(request)
         return found
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One forward pass."""
+        """Run one probe."""
         reply: RunReply = self.inner.run(request, tell)
         return reply
 
     def replay(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One forward pass with sites replaced."""
+        """Run one probe with sites replaced."""
         reply: RunReply = self.inner.replay(request, tell)
         return reply
 
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
-        """Greedy completions. Raises NotImplementedError for a plain module, of which no cache is known."""
+        """Return greedy completions. Raises NotImplementedError for a plain module, which has no known cache."""
         ask = getattr(self.inner, "sample", None)
         if ask is None:
             raise NotImplementedError("no cache is known of a plain module, so it does not generate")
@@ -106,13 +114,16 @@ class PythonPort:
         return drawn
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Live edits, through the same knobs as the backend that the port is made of."""
+        """Make edits of the live model, with the inner backend's code."""
         edited: list[ReadBack] = self.inner.apply(request)
         return edited
 
 
 def dropping(model: Any) -> tuple[NotTested, ...]:
-    """That a model was handed over in training mode, with dropout that is active there; every run is in evaluation mode."""
+    """Return one untested item if the model is in training mode with active dropout, else nothing.
+
+    Every run of the audit is in evaluation mode, so the audit does not cover training mode.
+    """
     active = [
         module for module in model.modules() if isinstance(module, nn.Dropout) and module.training and module.p > 0.0
     ]
@@ -126,7 +137,11 @@ def dropping(model: Any) -> tuple[NotTested, ...]:
 
 
 def _function(file: Path, name: str) -> Callable[..., Any]:
-    """The user's function; modules beside its file can be imported."""
+    """Return the user's function. Its file can import modules from its own folder.
+
+    Raises:
+        PortError: the file has no such function.
+    """
     sys.path.insert(0, str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -144,7 +159,11 @@ def _function(file: Path, name: str) -> Callable[..., Any]:
 
 
 def _called(function: Callable[..., Any], request: LoadRequest) -> Any:
-    """What the function returns for this checkpoint, dtype and device; other settings go to it by name."""
+    """Return what the function returns for this checkpoint, dtype and device; other settings are passed by name.
+
+    Raises:
+        PortError: the function does not take these arguments.
+    """
     more = {key: value for key, value in request.settings.items() if key not in HARNESS_SETTINGS}
     given = (request.checkpoint.path, request.dtype, request.device)
     try:
@@ -158,7 +177,7 @@ def _called(function: Callable[..., Any], request: LoadRequest) -> Any:
 
 
 def kind_of(model: Any) -> str:
-    """The section of the spec that describes a model. Raises PortError for what is no model."""
+    """Return the name of the spec's section that describes a model. Raises PortError if it is not an `nn.Module`."""
     if not isinstance(model, nn.Module):
         raise PortError(f"the port returned {_described(model)}; it must return a model (an nn.Module)")
     names = [parent.__name__ for parent in type(model).__mro__]
@@ -170,7 +189,7 @@ def _described(value: Any) -> str:
 
 
 def _runner(section: str) -> Any:
-    """The code that runs such a model."""
+    """Return the backend whose code runs a model of this section."""
     if section == "hf":
         from parity_audit.backends.hf import HfBackend
 
@@ -189,7 +208,10 @@ def _runner(section: str) -> Any:
 
 
 def _sizes_replaced(request: LoadRequest, replaced: dict[str, Any]) -> Any:
-    """Sizes of a miniature where the port's TransformerLens hard-codes those of the release by name."""
+    """Return a context in which TransformerLens uses the checkpoint's sizes and not those it hard-codes by model name.
+
+    The context does nothing if this release of TransformerLens has no such table.
+    """
     from contextlib import nullcontext
 
     from parity_audit.backends.hooked_transformer import real_sizes

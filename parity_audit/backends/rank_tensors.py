@@ -1,4 +1,4 @@
-"""Which rank does not hold its own part of a checkpoint tensor, and what it has in its place."""
+"""Find the ranks that do not hold their own part of a checkpoint tensor, and say what each of them holds instead."""
 
 from __future__ import annotations
 
@@ -13,17 +13,28 @@ from parity_audit.core.shards import OTHER_PLACES, OTHER_VALUES, OWN, PART_OF_RA
 from parity_audit.core.types import WeightTap
 
 SAME = 1e-5
-"""Relative; layout transforms and the engine's packing round at most once or twice in float32."""
+"""Largest difference, relative to the RMS of the expected values, at which float32 values count as equal.
+
+Layout transforms and the engine's packing of weights round at most once or twice in float32.
+"""
 SAME_COARSE = 1e-2
-"""Relative, for values that a 16-bit dtype holds."""
+"""The same limit for values in any other dtype than float32, in practice a 16-bit one."""
 
 
 def rank_tensor(
     tap: WeightTap, ranks: Sequence[int], parts: Sequence[Tensor], cuts: Sequence[Cut], stored: Mapping[str, Tensor]
 ) -> RankTensor | None:
-    """What each rank holds of a tensor, None where all hold their own part.
+    """Return what each rank holds in place of its part of a checkpoint tensor.
 
-    `stored` are the checkpoint's tensors that are fused into the same parameter, by name.
+    Returns None if the joined parts equal the checkpoint's tensor and copies of one part are identical. Returns None as
+    well if nothing can be compared, because `stored` lacks the tensor or has it in another shape.
+
+    Args:
+        tap: where the engine keeps the tensor, and how to bring it back to the checkpoint's layout.
+        ranks: numbers of the ranks that hold a part.
+        parts: the tensor that each of these ranks holds.
+        cuts: how each of `parts` is a part of the whole tensor.
+        stored: the checkpoint's tensors that are fused into the same parameter, by name.
     """
     expected = stored.get(tap.name)
     whole = canonical(joined(parts, cuts), tap)
@@ -47,6 +58,10 @@ def rank_tensor(
 def _holds(
     rank: int, owner: Tensor, whole: Tensor, expected: Tensor, stored: Mapping[str, Tensor], close: float
 ) -> str:
+    """Return what `rank` holds: its own part, that of another rank, rows from elsewhere in `stored`, or other values.
+
+    `owner` has the shape of `whole` and names, for each entry, the rank that it came from.
+    """
     own = whole[owner == rank]
     if _same(own, expected[owner == rank], close):
         return OWN
@@ -58,18 +73,32 @@ def _holds(
 
 
 def _sides(owner: Tensor, whole: Tensor) -> list[tuple[Tensor, Tensor, bool]]:
-    """A matrix by its rows and by its columns: a layer is cut along one of them."""
+    """Return a matrix as it is and transposed, since a layer is cut along its rows or along its columns.
+
+    Each item is `(owner, whole, is_transposed)`. The list is empty for a tensor that is no matrix.
+    """
     return [(owner, whole, False), (owner.T, whole.T, True)] if whole.ndim == 2 else []
 
 
 def _from(owner: Tensor, whole: Tensor, turned: bool, rank: int, stored: Mapping[str, Tensor]) -> bool:
-    """Whether a rank has whole rows, and every one of them is one of the fused tensors'."""
+    """Whether `rank` holds complete rows, each of which occurs, bit for bit, in one of the tensors `stored`.
+
+    If `turned` is true, `owner` and `whole` are transposed, and the columns of the tensors `stored` are compared.
+    """
     rows = whole[(owner == rank).all(1)]
-    matrices = (tensor.T if turned else tensor for tensor in stored.values() if tensor.ndim > 1)
-    known = {row.contiguous().numpy().tobytes() for matrix in matrices for row in matrix} if len(rows) else set()
-    return bool(known) and all(row.contiguous().numpy().tobytes() in known for row in rows)
+    # The checkpoint is read in float32: its rows are rounded to the engine's dtype, in which both are compared.
+    matrices = ((tensor.T if turned else tensor).to(rows.dtype) for tensor in stored.values() if tensor.ndim > 1)
+    known = {_bits(row) for matrix in matrices for row in matrix} if len(rows) else set()
+    return bool(known) and all(_bits(row) in known for row in rows)
+
+
+def _bits(row: Tensor) -> bytes:
+    """Return the numbers of a row as bytes; float32 holds those of every narrower dtype exactly, and numpy knows it."""
+    values: bytes = row.float().contiguous().numpy().tobytes()
+    return values
 
 
 def _same(a: Tensor, b: Tensor, close: float) -> bool:
+    """Whether no entry of `a` differs from `b` by more than `close` times the RMS of `b`; true for empty tensors."""
     size = float(b.double().square().mean().sqrt()) if b.numel() else 0.0
     return bool((a.double() - b.double()).abs().max() <= close * max(size, 1e-30)) if a.numel() else True

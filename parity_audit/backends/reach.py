@@ -1,4 +1,4 @@
-"""How far a port runs: past its own limit where it accepts that, up to it where it does not."""
+"""Run probes that are longer than a port's limit: past the limit if the port accepts that, up to the limit otherwise."""
 
 from __future__ import annotations
 
@@ -9,24 +9,32 @@ from parity_audit.core.types import NotTested
 from parity_audit.core.wire import RunReply, RunRequest
 
 TIMES_ITS_LIMIT = 2
+"""How many times its limit a port is asked to run."""
 PAST_IT_AT_MOST = 2048
-"""Positions; attention matrices of a longer text would cost more than the rest of an audit."""
+"""Positions beyond which no port is asked to exceed its limit.
+
+The attention matrices of a longer text would cost more than the rest of an audit.
+"""
 
 
 def run_as_far_as_it_goes(
     request: RunRequest, limit: int | None, run: Callable[[RunRequest], RunReply], *, past: bool = True
 ) -> RunReply:
-    """Run a probe whole, or as many of its first positions as the port takes; what that leaves out is a gap.
+    """Run the whole probe, or as many of its first positions as the port takes, and report the others as not tested.
 
-    A causal model's first positions do not depend on the rest, so they are compared with the reference's own. A probe that
-    is padded on the left has no such beginning: it is run whole or not at all.
+    The first positions of a causal model do not depend on later ones, so they can still be compared with the reference,
+    which runs the whole probe. A probe whose rows are padded on the left cannot be shortened in this way: the first
+    positions would be padding. It is run as a whole or not at all.
 
     Args:
-        limit: positions that the port says it is made for.
-        past: also try twice that, which some ports accept.
+        request: the run, with the probe.
+        limit: number of positions that the port says it is made for; None if it has no limit.
+        run: runs a request on the port.
+        past: also try twice the limit, which some ports accept.
 
     Raises:
-        Exception: what the engine raises within its own limit.
+        Exception: the engine failed on a probe within its own limit. A failure beyond the limit is not raised: the
+            probe is then run up to the limit.
     """
     length = request.probe.shape[1]
     if limit is None or length <= limit:
@@ -46,7 +54,7 @@ def run_as_far_as_it_goes(
 
 
 def _first(request: RunRequest, count: int, run: Callable[[RunRequest], RunReply], *reasons: str) -> RunReply:
-    """The first `count` positions, and what that leaves untested."""
+    """Run the first `count` positions of the probe and report the remaining ones as not tested, for these `reasons`."""
     length = request.probe.shape[1]
     reply = run(replace(request, probe=request.probe.columns(0, count)))
     if count == length:

@@ -1,9 +1,9 @@
 """Rotary tables in a wider dtype than the activations that they rotate.
 
 Attention code multiplies queries and keys by cosine and sine and adds the two products. With a wider table both
-products and their sum are of the wider dtype; the sum is then cast back to the dtype of the activations, because
-everything after it expects that one. No attention code is replaced for it: the table is a tensor that follows
-itself through these operations.
+products and their sum have the wider dtype. The sum is then cast back to the dtype of the activations, because all
+later code expects that dtype. No attention code is replaced: the table is a tensor subclass that intercepts
+these multiplications and additions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ SUMS = {"add", "sub", "__add__", "__radd__", "__sub__", "__rsub__"}
 
 
 class FineTable(Tensor):
-    """A table, or its product with activations; `sum_dtype` is the dtype that the sum of products goes back to."""
+    """A rotary table, or the product of one with activations.
+
+    `sum_dtype` is the dtype of the activations, to which the sum of two products is cast; None for the table itself.
+    """
 
     sum_dtype: torch.dtype | None = None
 
     @classmethod
     def of(cls, table: Tensor, narrow: torch.dtype | None = None) -> FineTable:
-        """The same values as a table of this kind."""
+        """Return `table` as a `FineTable` with the same values, with `narrow` as its `sum_dtype`."""
         made = table.as_subclass(cls)
         made.sum_dtype = narrow
         return made

@@ -1,8 +1,9 @@
-"""Steps of a live model in another dtype, and back again afterwards.
+"""Run single steps of a live model in another dtype, or with another attention implementation, for a limited time.
 
-Used to ask what a rounding explains: the head as a product in bfloat16 or in float32, rotary tables in bfloat16 or in
-float32, routers, keys and values as a narrow cache keeps them. Each function is a context manager that does nothing for
-an empty dtype and raises ValueError where the model has no such step.
+This measures how much of a difference the rounding of one step explains: the head's product or the rotary tables in
+bfloat16 or float32, the routers' products, or keys and values rounded as a narrow cache stores them. All public
+functions but `narrow_cache` are context managers that restore the model afterwards. An empty argument changes nothing.
+`routers_in` and `tables_in` raise ValueError if the model has no such step.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from parity_audit.backends.loading import text_config
 from parity_audit.backends.rotary_tables import FineTable
 
 ROTARY = "rotary_emb"
-"""What transformers calls the module that returns the cosine and sine tables."""
+"""Name that transformers gives to the module that returns the cosine and sine tables."""
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""Config attributes that hold the number of experts: the rows of a router's weight."""
+"""Config attributes that hold the number of experts, which is the number of rows of a router's weight."""
 
 
 class _LinearIn(TorchFunctionMode):
-    """Every `F.linear` with operands and result in one dtype; a wider dtype is kept, a narrower one is cast back."""
+    """While active, computes every `F.linear` with its operands cast to `dtype`.
+
+    A result that is wider than the input keeps its dtype; a narrower one is cast back to the dtype of the input.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -36,21 +40,28 @@ class _LinearIn(TorchFunctionMode):
         if func is not F.linear:
             return func(*args, **(kwargs or {}))
         given = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
-        with torch._C.DisableTorchFunction():  # the judge's mode would turn every cast into one to float64
+        with torch._C.DisableTorchFunction():  # else the judge's mode turns every cast into one to float64
             operands = {name: None if value is None else value.to(self.dtype) for name, value in given.items()}
             return F.linear(**operands).to(torch.promote_types(given["input"].dtype, self.dtype))
 
 
 @contextmanager
 def head_in(model: Any, dtype: str) -> Iterator[None]:
-    """The head's product with operands and result in a dtype, accumulated as the backend does for that dtype."""
+    """Compute the head's product with operands in `dtype`; torch accumulates as it does for that dtype.
+
+    Logits in a wider dtype than the hidden states stay in it; logits in a narrower one are cast back.
+    """
     with _linear_in([model.get_output_embeddings()] if dtype else [], dtype):
         yield
 
 
 @contextmanager
 def routers_in(model: Any, dtype: str) -> Iterator[None]:
-    """The routers' products in a dtype: modules with one row of weight per expert."""
+    """Compute the products of the routers, the modules whose weight has one row per expert, in `dtype`.
+
+    Raises:
+        ValueError: the model has no router.
+    """
     routers = list(_routers(model)) if dtype else []
     if dtype and not routers:
         raise ValueError("the model has no router: no module has one row of weight per expert")
@@ -60,7 +71,14 @@ def routers_in(model: Any, dtype: str) -> Iterator[None]:
 
 @contextmanager
 def tables_in(model: Any, dtype: str) -> Iterator[None]:
-    """Rotary tables in a dtype. Wider ones than the activations rotate in that dtype, and the result is cast back."""
+    """Use rotary tables in `dtype`.
+
+    If `dtype` is wider than the activations, the rotation is computed in it and its result cast back. If it is not, the
+    tables are rounded to `dtype` and cast back, and the rotation runs in the dtype it had before.
+
+    Raises:
+        ValueError: the model has no module `ROTARY`.
+    """
     modules = [module for name, module in model.named_modules() if name.split(".")[-1] == ROTARY] if dtype else []
     if dtype and not modules:
         raise ValueError(f"the model has no module `{ROTARY}` whose tables could be rounded")
@@ -72,7 +90,7 @@ def tables_in(model: Any, dtype: str) -> Iterator[None]:
 
 @contextmanager
 def attention_by(model: Any, implementation: str) -> Iterator[None]:
-    """Another attention implementation of transformers."""
+    """Run with another attention implementation of transformers, such as `eager`."""
     before = model.config._attn_implementation
     if implementation:
         model.set_attn_implementation(implementation)
@@ -84,13 +102,13 @@ def attention_by(model: Any, implementation: str) -> Iterator[None]:
 
 
 def narrow_cache(dtype: str) -> Any:
-    """A key-value cache that hands out what it was given rounded to a dtype; None for an empty one."""
+    """Return a key-value cache that rounds keys and values to `dtype` when it stores them; None if `dtype` is empty."""
     if not dtype:
         return None
     from transformers.cache_utils import DynamicCache
 
     class Narrow(DynamicCache):
-        """Keys and values `[batch head pos d_head]`, rounded once when they are stored."""
+        """Keys and values `[batch head pos d_head]`, rounded once when they are stored; their dtype stays the same."""
 
         updates = 0
 
@@ -103,6 +121,7 @@ def narrow_cache(dtype: str) -> Any:
 
 
 def _routers(model: Any) -> Iterator[nn.Module]:
+    """Yield the routers of a mixture of experts: the modules whose weight is a matrix with one row per expert."""
     config = text_config(model.config)
     experts = next((getattr(config, name) for name in EXPERT_COUNTS if getattr(config, name, None)), None)
     for module in model.modules():
@@ -120,6 +139,7 @@ def _linear_in(modules: list[Any], dtype: str) -> Iterator[None]:
 
 
 def _under(module: Any, dtype: torch.dtype) -> Callable[..., Any]:
+    """Return a forward of `module` that computes each `F.linear` in `dtype`."""
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -130,6 +150,7 @@ def _under(module: Any, dtype: torch.dtype) -> Callable[..., Any]:
 
 
 def _tables(module: Any, dtype: torch.dtype) -> Callable[..., Any]:
+    """Return a forward of the rotary `module` that returns its tables in `dtype`, or rounded to it (see `tables_in`)."""
     own = module.forward
 
     def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +165,7 @@ def _tables(module: Any, dtype: torch.dtype) -> Callable[..., Any]:
 
 @contextmanager
 def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """The module with another forward; hooks on it still run."""
+    """Replace the forward of a module while the context is open; its hooks still run."""
     module.forward = forward
     try:
         yield

@@ -1,10 +1,11 @@
-"""The judge's attention in blocks of query rows, so that long probes fit in memory and cost what they must.
+"""The judge's attention in blocks of query rows, so that long probes fit in memory and hidden keys are skipped.
 
-Rows of attention do not depend on each other. Inside this mode a large product `query @ key^T` is not
-computed: it is a promise that remembers what is done to it (scale, soft-cap, mask, softmax, casts), and the
-product `pattern @ value` at the end evaluates it a block of rows at a time, leaving out keys that the mask
-hides from every row of the block. That is the same function for whatever release wrote it. Anything else
-that is done to a promise makes it whole first.
+The rows of attention do not depend on each other. While the mode `RowBlocks` is active, a large product `query @ key^T`
+is not computed. It becomes a `Promise`, which records the operations that are applied to it (scale, soft-cap, mask,
+softmax, casts). The final product `pattern @ value` then evaluates these operations on one block of rows at a time. It
+leaves out the keys before the first and after the last key that the mask shows to any row of the block. This computes
+the same function whichever release wrote the attention code. Any other operation on a promise first computes the whole
+tensor.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 DEFER_ABOVE_BYTES = 1 << 26
+"""Size of the scores above which their product is deferred."""
 BLOCK_BYTES = 1 << 24
+"""Size of the scores of one block of rows."""
 HIDDEN_BELOW = -1e30
-"""Mask entries this low leave exactly nothing of a score after softmax."""
+"""A key whose mask entry is at most this value gets a weight of exactly 0 from the softmax."""
 
 
 def _methods(*names: str) -> set[Any]:
@@ -38,7 +41,7 @@ LOOKS = {Tensor.shape.__get__, Tensor.ndim.__get__, *_methods("size", "dim")}  #
 
 
 class Promise(Tensor):
-    """Attention scores `[batch, head, query_pos, key_pos]` to be: a tensor without memory, for its shape."""
+    """Attention scores `[batch, head, query_pos, key_pos]` that are not computed yet: a tensor without memory."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     state: _State
@@ -46,7 +49,11 @@ class Promise(Tensor):
 
 @dataclass
 class _State:
-    """What a promise is made of; `whole` once it had to be computed."""
+    """The factors of a promise and the operations that were applied to it.
+
+    `mask` decides which keys count, if that is known. `softmax` says whether a softmax was applied. `whole` is the
+    complete tensor, once something needed it.
+    """
 
     query: Tensor
     key: Tensor
@@ -56,21 +63,24 @@ class _State:
     whole: Tensor | None = None
 
     def block(self, rows: slice, keys: slice) -> Tensor:
-        """These rows over these keys, with everything done to them."""
+        """Compute the given query rows and keys, with all recorded operations applied."""
         value = torch.matmul(self.query[..., rows, :], self.key[..., keys])
         for step in self.steps:
             value = step(value, rows, keys)
         return value
 
     def row_blocks(self) -> Iterator[slice]:
-        """All rows, a block at a time."""
+        """Yield consecutive slices of rows that cover all rows, each with scores of about `BLOCK_BYTES`."""
         length = self.query.shape[-2]
         per_row = self.query.shape[0] * self.query.shape[1] * self.key.shape[-1] * self.query.element_size()
         height = max(1, BLOCK_BYTES // per_row)
         yield from (slice(start, min(start + height, length)) for start in range(0, length, height))
 
     def keys_of(self, rows: slice) -> slice:
-        """The keys that the mask shows to any of these rows; all where that is not known."""
+        """Return the range from the first to the last key that the mask shows to any of these rows.
+
+        Returns all keys if no softmax was applied yet, if the mask is not known, or if it hides every key.
+        """
         if self.mask is None or not self.softmax or self.mask.ndim < 2 or self.mask.shape[-1] == 1:
             return slice(0, self.key.shape[-1])
         shown = (_cut(self.mask, rows, slice(None), self) > HIDDEN_BELOW).flatten(0, -2).any(0).nonzero()
@@ -78,7 +88,7 @@ class _State:
 
 
 def promise(query: Tensor, key: Tensor, **more: Any) -> Promise:
-    """The product of `query [b h q d]` and `key [b h d k]`, not yet computed."""
+    """Return the product of `query [b h q d]` and `key [b h d k]` as a promise that is not computed yet."""
     empty = torch.empty((*query.shape[:-1], key.shape[-1]), dtype=query.dtype, device="meta")
     made = empty.as_subclass(Promise)
     made.state = _State(query, key, **more)
@@ -86,7 +96,7 @@ def promise(query: Tensor, key: Tensor, **more: Any) -> Promise:
 
 
 def whole(value: Any) -> Any:
-    """A promise kept at once, also inside a list; any other value as it is."""
+    """Return the computed tensor of a promise, also inside a list or tuple, and any other value unchanged."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(whole, value)) if _promised(value) else value
     if not isinstance(value, Promise):
@@ -100,7 +110,7 @@ def whole(value: Any) -> Any:
 
 
 class RowBlocks(TorchFunctionMode):
-    """Makes and keeps promises."""
+    """While active, turns large products of queries and keys into promises and evaluates them when they are needed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -118,14 +128,17 @@ class RowBlocks(TorchFunctionMode):
 
 
 def _promised(values: Any) -> bool:
-    """Whether one of the values, or of the lists among them, is a promise."""
+    """Whether one of the values, or an element of a list or tuple among them, is a promise."""
     return any(
         isinstance(value, Promise) or (isinstance(value, (list, tuple)) and _promised(value)) for value in values
     )
 
 
 def _large(query: Any, key: Any) -> bool:
-    """Whether this is a product of queries and keys whose scores are too many to hold."""
+    """Whether this is a product of queries and keys whose scores need more than `DEFER_ABOVE_BYTES`.
+
+    `key [b h d k]` must have more keys than `d_head`. The product of a pattern and values `[b h k d]` is thus excluded.
+    """
     if not all(isinstance(value, Tensor) and value.ndim == 4 for value in (query, key)):
         return False
     scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[3] * query.element_size()
@@ -133,7 +146,7 @@ def _large(query: Any, key: Any) -> bool:
 
 
 def _rowwise(func: Any, scores: Promise, rest: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the rows of the result depend on their own row only."""
+    """Whether each row of the result depends only on the same row of `scores`, so that the operation can be recorded."""
     if func in SOFTMAX:
         return (rest[0] if rest else kwargs.get("dim")) in (-1, 3)
     if func is F.dropout:
@@ -144,7 +157,7 @@ def _rowwise(func: Any, scores: Promise, rest: Any, kwargs: dict[str, Any]) -> b
 
 
 def _then(state: _State, func: Any, rest: Any, kwargs: dict[str, Any]) -> Promise:
-    """The promise with one more thing to do."""
+    """Return the promise with one more operation recorded."""
 
     def step(value: Tensor, rows: slice, keys: slice) -> Tensor:
         given = (_cut(other, rows, keys, state) for other in rest)
@@ -158,7 +171,10 @@ def _then(state: _State, func: Any, rest: Any, kwargs: dict[str, Any]) -> Promis
 
 
 def _mask_after(state: _State, func: Any, rest: Any) -> Tensor | None:
-    """The mask that still decides which keys count: the last thing added before softmax, if nothing undoes it."""
+    """Return the mask that decides which keys count after this operation, None if that is not known.
+
+    It is the tensor that was added last before the softmax, unless a later operation may change what it hides.
+    """
     if state.softmax:
         return state.mask if func in CASTS | FACTORS or func is F.dropout else None
     if func in ADD:
@@ -167,7 +183,7 @@ def _mask_after(state: _State, func: Any, rest: Any) -> Tensor | None:
 
 
 def _cut(value: Any, rows: slice, keys: slice, state: _State) -> Any:
-    """The part of an operand that meets these rows and keys; axes of size 1 are broadcast."""
+    """Return the part of an operand that belongs to these rows and keys; a broadcast axis of size 1 is kept."""
     if not isinstance(value, Tensor):
         return value
     if value.ndim >= 2 and value.shape[-2] == state.query.shape[-2] != 1:
@@ -176,7 +192,7 @@ def _cut(value: Any, rows: slice, keys: slice, state: _State) -> Any:
 
 
 def _product(state: _State, value: Tensor) -> Tensor:
-    """Pattern `[b h q k]` times `value [b h k d]`, a block of rows at a time."""
+    """Return the pattern `[b h q k]` times `value [b h k d]`, computed one block of rows at a time."""
     parts = []
     for rows in state.row_blocks():
         keys = state.keys_of(rows)

@@ -1,7 +1,8 @@
-"""The worker's main loop: read a request, answer it, survive the engine's exceptions, die with the parent.
+"""The worker's main loop: read a request, answer it, survive the engine's exceptions, and end when the parent ends.
 
-Runs as `python -I worker.pyz BACKEND_KEY` with the wire's file descriptors in the environment, or as
-`python -I worker.pyz fork-server MODULE ...` as many times as the parent asks that process for.
+A worker is started as `python -I worker.pyz BACKEND_KEY`, with the wire's file descriptors in the environment. With
+`python -I worker.pyz fork-server MODULE ...` the process imports the modules and is forked into one worker for each
+request of the parent.
 """
 
 from __future__ import annotations
@@ -43,14 +44,18 @@ from parity_audit.core.wire import (
 
 PR_SET_PDEATHSIG = 1
 MOST_EXPENDABLE = "1000"
+"""The highest value of Linux' `oom_score_adj`."""
 STDERR = 2
 MESSAGE_HEAD, MESSAGE_TAIL = 600, 200
-"""Characters kept of an engine's message: enough for a sentence and a shape; some list every model that they know."""
+"""Characters kept from the start and the end of an engine's message: enough for a sentence and a shape.
+
+Messages have to be shortened, because some engines list every model that they know.
+"""
 ROLLOUT_OPS: dict[str, type[Any]] = {"sample": SampleRequest, "score": ScoreRequest}
 
 
 def main() -> None:
-    """Serve until the wire closes."""
+    """Answer requests until the wire closes or a `shutdown` request comes."""
     key = forked_worker(sys.argv[2:]) if sys.argv[1] == FORK_SERVER else sys.argv[1]
     read_fd, write_fd = (int(fd) for fd in os.environ.pop(WIRE_FD_ENV).split(","))
     _die_with_parent(read_fd)
@@ -72,21 +77,24 @@ def main() -> None:
 
 
 def _close(*fds: int) -> None:
-    """A forked copy neither takes requests from the wire nor keeps it open."""
+    """Close the wire in a forked copy of this process, so that it neither reads requests nor keeps the wire open."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
 
 
 def _first_to_go() -> None:
-    """When memory runs out, the kernel shall end this process, and not the one that can report it (Linux only)."""
+    """Make the kernel end this process first when memory runs out, not the parent, which can report it (Linux only)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(MOST_EXPENDABLE)
 
 
 def _die_with_parent(read_fd: int) -> None:
-    """Ask the kernel to kill this process when the parent dies, however it dies (Linux only). A parent that died before this was
-    asked has closed the wire: without it an engine would be imported, and a model loaded, for nobody."""
+    """Ask the kernel to kill this process when the parent dies for any reason (Linux only).
+
+    If the parent has died before this call, the wire is closed and this process ends at once. Otherwise it would import
+    an engine and load a model that nobody uses.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     wire = select.poll()
@@ -96,7 +104,7 @@ def _die_with_parent(read_fd: int) -> None:
 
 
 class Server:
-    """One backend and the wire."""
+    """Answers the requests on the wire with one backend."""
 
     def __init__(self, backend_key: str, replies: Any) -> None:
         self.backend_key = backend_key
@@ -107,13 +115,14 @@ class Server:
         self.pid = os.getpid()
 
     def say(self, message: dict[str, Any]) -> None:
-        """One line. A copy of this process that a port forked has nothing to say."""
+        """Write one line to the wire; a forked copy of this process, made by a port, ends instead of writing."""
         if os.getpid() != self.pid:
             os._exit(0)
         self.replies.write(dumps(message) + "\n")
         self.replies.flush()
 
     def answer(self, message: dict[str, Any]) -> None:
+        """Carry out one request and send its result, or the exception that it raised."""
         number = message["id"]
 
         def tell(text: str, done: int | None = None, total: int | None = None) -> None:
@@ -124,11 +133,17 @@ class Server:
             self.say({"id": number, "result": to_plain(result)})
         except BaseException as error:  # a port's sys.exit() and KeyboardInterrupt are failures of that port
             trace = traceback.format_exc()
-            with contextlib.suppress(OSError):  # a port may have closed it
+            with contextlib.suppress(OSError):  # a port may have closed stderr
                 os.write(STDERR, trace.encode(errors="replace"))
             self.say({"id": number, "error": explained(error, trace)})
 
     def do(self, op: str, args: dict[str, Any], tell: Any) -> Any:
+        """Return the result of one operation; `tell` reports progress.
+
+        Raises:
+            RuntimeError: the operation needs a loaded model, and none is loaded.
+            ValueError: there is no such operation.
+        """
         if op in ("prepare", "load"):
             request = self.mode.taken_from(from_plain(LoadRequest, args))
             self.tokenized = request.checkpoint if request.tokenize or request.chats else None
@@ -156,7 +171,10 @@ class Server:
         raise ValueError(f"unknown operation `{op}`")
 
     def described(self) -> Description:
-        """What the backend says of itself, and why one that uses transformers made no token ids though there is a tokenizer."""
+        """Return the backend's description, with the tokenizer's error if token ids were asked for but not made.
+
+        The error is only looked for if the backend uses transformers.
+        """
         about: Description = self.backend.describe()
         if about.tokenization or self.tokenized is None or "transformers" not in about.versions:
             return about
@@ -165,13 +183,17 @@ class Server:
         return replace(about, tokenizer_error=tokenizer_error(self.tokenized))
 
     def configs(self, request: ConfigsRequest) -> Any:
-        """The engine's own config of released models; nothing has to be loaded."""
+        """Return the configs that the engine itself has for released models; no model has to be loaded.
+
+        Raises:
+            NotImplementedError: the engine has none.
+        """
         if self.backend_key not in CONFIG_TABLES:
             raise NotImplementedError(f"the backend `{self.backend_key}` has no configs of its own")
         return _class_at(CONFIG_TABLES[self.backend_key])().configs(request)
 
     def run(self, op: str, request: RunRequest, tell: Any) -> Any:
-        """One run, with its own number of threads where it asks for one; the reply says how many there were."""
+        """Run or replay a probe with the number of threads that the request asks for; the reply names the number used."""
         from parity_audit.backends.facts import threads  # imports torch, which an engine may want to do itself
 
         with threads(request.threads) as count:
@@ -179,13 +201,17 @@ class Server:
         return replace(reply, facts={**reply.facts, "threads": count})
 
     def operations(self, request: OperationsRequest, tell: Any) -> Any:
-        """The operations of the loaded model, each on rows of its own input."""
+        """Run single operations of the loaded model at several sizes, each on rows of its own input."""
         from parity_audit.backends.operations import operations
 
         return operations(self.backend, request, tell)
 
     def rollouts(self, op: str, args: dict[str, Any], tell: Any) -> Any:
-        """Draw or score completions, where the backend can."""
+        """Draw or score completions.
+
+        Raises:
+            NotImplementedError: the backend cannot do that.
+        """
         ask = getattr(self.backend, op, None)
         if ask is None:
             raise NotImplementedError(f"the backend `{self.backend_key}` cannot {op} completions")
@@ -202,7 +228,7 @@ def _class_at(place: str) -> Any:
 
 
 def explained(error: BaseException, trace: str) -> dict[str, Any]:
-    """The exception as data: its kind decides the hint, its last lines are kept."""
+    """Return an exception as data: a code (which decides the hint), a message, and the end of the traceback."""
     if isinstance(error, ParityError):
         return {"code": error.code, "message": error.message, "traceback": trace[-8000:]}
     text = f"{type(error).__name__}: {_words(error)}"
@@ -212,12 +238,12 @@ def explained(error: BaseException, trace: str) -> dict[str, Any]:
 
 
 def _shortened(text: str) -> str:
-    """The beginning and the end of a long message; the log has it whole."""
+    """Return the beginning and the end of a long message; the log holds the whole message."""
     return text if len(text) <= MESSAGE_HEAD + MESSAGE_TAIL else f"{text[:MESSAGE_HEAD]} [...] {text[-MESSAGE_TAIL:]}"
 
 
 def _words(error: BaseException) -> str:
-    """What an exception says; of one that says nothing, as a bare assertion does, the statement that raised it."""
+    """Return the message of an exception, or the statement that raised it if there is none, as with a bare assertion."""
     try:
         words = str(error).strip()
     except Exception:

@@ -1,4 +1,4 @@
-"""An engine behind HTTP: a server that the user runs (`url`), asked for completions and log-probabilities only."""
+"""An engine behind HTTP: a server that the user runs at `url`, which gives completions and log-probabilities only."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ Server = SglangHttp | VllmHttp
 
 
 class ServedBackend:
-    """Samples and scores; it shows no activations and no weights, and nothing of it can be edited."""
+    """Draws and scores completions on a running server, whose activations and weights can be neither read nor edited."""
 
     request: LoadRequest
     server: Server
 
     def prepare(self, request: LoadRequest) -> None:
-        """Nothing to import."""
+        """Do nothing: there is no engine to import."""
 
     def load(self, request: LoadRequest) -> None:
-        """Find out who answers.
+        """Find out which engine answers at the URL, and check that it serves the wanted model.
 
         Raises:
-            BackendFailed: nobody, no engine that is known, or one that serves another model.
-            ValueError: settings that only a start could have.
+            BackendFailed: no server answers, the server is neither vLLM nor SGLang, it is not the engine that the
+                setting `engine` names, or it serves another model.
+            ValueError: other settings than `url` and `engine` are given; a server's settings are fixed when it starts.
         """
         unknown = sorted(request.settings.keys() - {URL, ENGINE})
         if unknown:
@@ -46,7 +47,7 @@ class ServedBackend:
         require_model(self.server.model, request.checkpoint)
 
     def describe(self) -> Description:
-        """What the server says of itself."""
+        """Return the server's engine, version, model and settings, as the server reports them."""
         settings = {**self.request.settings, **self.server.settings(), "model": self.server.model}
         return Description(
             backend=self.server.kind, package=self.server.package, version=self.server.version, settings=settings
@@ -57,30 +58,31 @@ class ServedBackend:
         return self.server.sample(request)
 
     def score(self, request: ScoreRequest, tell: Tell) -> ScoreReply:
-        """Prompt log-probabilities of given tokens (the prefill leg).
+        """Return prompt log-probabilities of given tokens (the prefill leg).
 
         Raises:
-            ValueError: another temperature than 1, or truncation, was asked for: prompt log-probabilities have neither.
+            ValueError: a temperature other than 1, or truncation, was asked for. Prompt log-probabilities are always
+                those of temperature 1 over the whole vocabulary.
         """
         if request.temperatures != (1.0,) or request.truncation is not None:
             raise ValueError("prompt log-probabilities are those of temperature 1 over the whole vocabulary")
         return self.server.score(request)
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Not shown."""
+        """Raise NotImplementedError: a server does not show its weights."""
         self._only_rollouts()
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """Not shown."""
+        """Raise NotImplementedError: a server does not show its activations."""
         self._only_rollouts()
 
     replay = run
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """No edits, so there is nothing to undo.
+        """Return an empty list for a request without edits, since there is never an edit to undo.
 
         Raises:
-            NotImplementedError: there are edits.
+            NotImplementedError: the request has edits.
         """
         return self._only_rollouts() if request.edits else []
 
@@ -89,7 +91,11 @@ class ServedBackend:
 
 
 def recognised(endpoint: Endpoint, request: LoadRequest) -> Server:
-    """The server at an address. Raises BackendFailed where none answers, or none that is known."""
+    """Return the client for the server at an endpoint.
+
+    Raises:
+        BackendFailed: no server answers, or it is neither vLLM nor SGLang.
+    """
     found: Any = SglangHttp.recognised(endpoint) or VllmHttp.recognised(endpoint)
     if isinstance(found, SglangHttp):
         found.vocabulary = request.sizes.get("d_vocab")
@@ -100,10 +106,10 @@ def recognised(endpoint: Endpoint, request: LoadRequest) -> Server:
 
 
 def require_model(served: str, checkpoint: Checkpoint) -> None:
-    """The server's model must be the one that is asked about: by its name, its directory, or its place in a hub cache.
+    """Check that the server's model is `checkpoint`, by its name, its directory or its place in a hub cache.
 
     Raises:
-        BackendFailed: it serves another.
+        BackendFailed: the server serves another model.
     """
     in_cache = f"models--{checkpoint.repo_id.replace('/', '--')}"
     same = (

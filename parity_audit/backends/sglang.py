@@ -1,7 +1,8 @@
 """SGLang's own scheduler and model, in this process.
 
-Probes go in as ordinary requests, one per row and without padding; hooks on the engine's own modules show the sites, and
-replace them where a replay asks for it. Tensors are `[token, d]`, so `vllm_gather` puts them back into `[batch, pos]`.
+Each row of a probe is sent as an ordinary request without padding. Hooks on the engine's own modules record the sites,
+and replace them if a replay asks for it. The engine's tensors are `[token, d]`, so `vllm_gather` puts them back into
+`[batch, pos]`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CACHED_TOKENS = "cached_prompt_tokens"
 
 
 class SglangBackend:
-    """A scheduler without radix cache and graphs unless settings say otherwise; settings go to `ServerArgs`."""
+    """SGLang's scheduler, by default without radix cache and graphs; the settings are passed to `ServerArgs`."""
 
     request: LoadRequest
     engine: sglang_engine.Engine
@@ -51,12 +52,12 @@ class SglangBackend:
         self.edits = LiveEdits()
 
     def prepare(self, request: LoadRequest) -> None:
-        """Import SGLang, in the environment that the request asks for: most of the time that a start takes."""
+        """Import SGLang with the environment variables for the request's device; this is most of the start time."""
         sglang_settings.set_environment(request.device)
         importlib.import_module("sglang.srt.managers.scheduler")
 
     def load(self, request: LoadRequest) -> None:
-        """Load the model; the environment is set before SGLang is imported."""
+        """Load the model; the environment variables are set before SGLang is imported."""
         self.prepare(request)
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
@@ -64,7 +65,7 @@ class SglangBackend:
         self.model = text_part(self.engine.model)
 
     def describe(self) -> Description:
-        """Versions, the settings and attention kernel in force, and live knob values."""
+        """Return versions, the settings in force (attention kernel included), and live knob values."""
         model = self.model
         settings = {**self.request.settings, **self.engine.settings(SHOWN_SETTINGS)}
         found = versions("sglang", "transformers", "triton")
@@ -77,11 +78,11 @@ class SglangBackend:
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of the live parameters."""
+        """Return fingerprints of the live parameters."""
         return fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """Run the probe's rows as one batch of requests, as long as the engine takes them.
+        """Run the probe's rows as one batch of requests, up to the longest request that the engine takes.
 
         Raises:
             NotImplementedError: float64 was asked for; the engine has no such kernels.
@@ -92,7 +93,7 @@ class SglangBackend:
 
     @torch.no_grad()
     def _whole(self, request: RunRequest) -> RunReply:
-        """One batch of requests; see `run`."""
+        """Run one batch of requests that the engine takes whole; see `run`."""
         if request.precision == FLOAT64:
             raise NotImplementedError("SGLang cannot be the judge: it has no float64 kernels")
         recorder = Recorder(request)
@@ -109,9 +110,9 @@ class SglangBackend:
         return replace(recorder.reply(), facts={**gatherer.largest, CACHED_TOKENS: cached})
 
     def _generate(self, request: RunRequest, rows: list[list[int]]) -> int:
-        """Run the rows as prompts; of a decoded probe its prompt, and then token by token.
+        """Run the rows as prompts; a decoded probe runs its prompt as a whole and the other tokens one by one.
 
-        Returns the prompt tokens that came out of the radix cache, by the engine's own counter.
+        Returns the number of prompt tokens that came from the radix cache, by the engine's own counter.
         """
         prompts, decoded = prompts_of(request, rows)
         sampling = replace(sglang_engine.GREEDY, max_new_tokens=decoded + 1)
@@ -119,17 +120,21 @@ class SglangBackend:
         return sum(one.cached_tokens for one in done)
 
     def head_call(self) -> HeadCall:
-        """The head, and what the last step of the last run gave it."""
+        """Return the head and the hidden states that it was given in the last step of the last run."""
         assert self.head.hidden is not None
         return HeadCall("logits_processor", self.head, self.head.hidden)
 
     @torch.no_grad()
     def sample(self, request: SampleRequest, tell: Tell) -> SampleReply:
-        """Draw completions, tokens only: log-probabilities are asked of SGLang's server."""
+        """Draw completions without log-probabilities; only SGLang's server (`sglang_server`) returns those."""
         rows = [ids for ids in request.prompts for _ in range(request.sampling.samples)]
         done = self.engine.generate(rows, request.sampling)
         return SampleReply(completions=tuple(sglang_engine.completion(one) for one in done))
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Live edits; `load` edits (`json_model_override_args`) need a fresh engine, which the parent starts."""
+        """Apply live edits to the running model.
+
+        Edits that are made when the model is loaded (`json_model_override_args`) need a new engine, which the parent
+        starts.
+        """
         return self.edits.bring_to(self.model, request.edits)

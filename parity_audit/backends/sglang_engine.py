@@ -1,8 +1,9 @@
-"""How SGLang's scheduler is started in this process, and how it is given requests.
+"""Start SGLang's scheduler in this process and give it requests.
 
-The scheduler is what every SGLang server runs: batches, prompts in chunks, the radix cache, and below it the real model code,
-paged key-value pool, attention backend, logits processor and sampler. It is driven as its own event loop drives it, one step
-after another. The processes around it (tokenizer, HTTP server) are not part of it, and its answers are read off its requests.
+Every SGLang server runs this scheduler. It forms batches, cuts prompts into chunks and keeps the radix cache, and it
+runs the real model code, the paged key-value pool, the attention backend, the logits processor and the sampler. It is
+driven one step after another, as its own event loop drives it. The tokenizer and HTTP server, which are other
+processes, are not started; the results are read from the scheduler's request objects.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ class Engine:
         world = spawn_world_rank(self.args, tp_rank=0, pp_rank=0)
         publish(self.args, role="scheduler", ranks=SpawnRanks(world_rank=world, dp_rank=None, gpu_id=0))
         self.scheduler: Any = Scheduler(self.args, PortArgs.init_new(self.args))
-        self.scheduler.ipc_channels.send_to_detokenizer.socket = None  # nobody listens there
+        self.scheduler.ipc_channels.send_to_detokenizer.socket = None  # no detokenizer process listens
         self.model: Any = self.scheduler.tp_worker.model_runner.model
         self.longest = int(self.scheduler.max_req_input_len)
 
     def generate(self, rows: Sequence[Sequence[int]], sampling: Sampling, *, keep_cache: bool = False) -> list[Any]:
-        """Run the rows as requests that come in at once, until each has its tokens; the scheduler's own requests, finished.
+        """Run the rows as simultaneous requests until all are finished, and return the scheduler's request objects.
+
+        Args:
+            rows: token ids of each prompt.
+            sampling: how tokens are drawn.
+            keep_cache: leave the contents of the radix cache; otherwise it is emptied first.
 
         Raises:
             BackendFailed: the scheduler refused a request.
@@ -53,7 +59,7 @@ class Engine:
         requests = list(scheduler.waiting_queue)
         while not all(request.finished() for request in requests):
             self._step()
-        self._step()  # lets go of what has finished
+        self._step()  # removes the finished requests from the running batch
         for request in requests:
             reason = request.finished_reason.to_json()
             if reason["type"] == "abort":
@@ -61,7 +67,7 @@ class Engine:
         return requests
 
     def _step(self) -> None:
-        """One turn of the scheduler's event loop."""
+        """Run one iteration of the scheduler's event loop."""
         scheduler = self.scheduler
         plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
         scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
@@ -71,7 +77,7 @@ class Engine:
 
     @contextmanager
     def tokens_per_step(self, most: int | None) -> Iterator[None]:
-        """Let the scheduler run at most so many tokens of prompts in a step, so that it cuts longer prompts into chunks."""
+        """Limit a step to `most` prompt tokens, so that longer prompts run in chunks; None keeps the limit as it is."""
         before = self.scheduler.chunked_prefill_size
         self.scheduler.chunked_prefill_size = before if most is None else most
         try:
@@ -80,13 +86,13 @@ class Engine:
             self.scheduler.chunked_prefill_size = before
 
     def settings(self, names: Sequence[str]) -> dict[str, Any]:
-        """Settings in force, of those that this release has."""
+        """Return the values in force of those settings in `names` that this release has, and the page size."""
         asked = {name: _plain(getattr(self.args, name)) for name in names if hasattr(self.args, name)}
         return {**asked, "page_size": self.scheduler.page_size}
 
 
 def _request(number: int, row: Sequence[int], sampling: Sampling) -> Any:
-    """A request for the scheduler, as the tokenizer's process would send it."""
+    """Return a request for the scheduler, as the tokenizer's process would send it."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -103,7 +109,7 @@ def _request(number: int, row: Sequence[int], sampling: Sampling) -> Any:
 
 
 def completion(request: Any) -> Completion:
-    """What a finished request generated."""
+    """Return the prompt, the generated tokens and the finish reason of a finished request."""
     return Completion(
         prompt_ids=tuple(request.origin_input_ids), token_ids=tuple(request.output_ids),
         finish_reason=str(request.finished_reason.to_json()["type"]),
@@ -111,11 +117,12 @@ def completion(request: Any) -> Completion:
 
 
 class Head:
-    """The engine's own logits processor, asked for more tokens than it computes for itself.
+    """Computes logits of any hidden states with the engine's own logits processor.
 
-    What it is called with last (hidden states `[token d_model]`, the head's weights, the batch) is kept, and used again for
-    the logits of any hidden states. `sampled_from` is told what it gives its sampler: `[request d_vocab]`, for the last
-    token of each request of a step. What that returns instead, the engine samples from.
+    The engine itself computes logits for the last token of each request only. The arguments of the processor's last
+    call (hidden states `[token d_model]`, the head's weights, the batch) are kept and used again. In each step
+    `sampled_from` is called with the logits `[request d_vocab]` that the engine is about to sample from, one row per
+    request. If it returns a tensor, the engine samples from that instead.
     """
 
     def __init__(self, processor: Any, sampled_from: Callable[[Tensor], Tensor | None]) -> None:
@@ -125,14 +132,14 @@ class Head:
         self.batch: Any = None
 
     def seen(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Forward hook of the logits processor."""
+        """Forward hook of the logits processor: keep its arguments, and replace its logits if `sampled_from` does."""
         self.hidden, self.weights, self.batch = args[1:4]
         forced = self.sampled_from(output.next_token_logits)
         if forced is not None:
             output.next_token_logits = forced
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits `[token d_vocab]` of final-norm outputs `[token d_model]`."""
+        """Return the logits `[token d_vocab]` of final-norm outputs `[token d_model]`."""
         from sglang.srt.layers.logits_processor import LogitsMetadata
 
         device = next(iter(self.weights.parameters())).device

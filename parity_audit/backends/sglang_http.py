@@ -1,7 +1,8 @@
-"""SGLang's HTTP server: completions and log-probabilities of given tokens, token ids only (`POST /generate`).
+"""SGLang's HTTP server: completions and log-probabilities of given tokens, as token ids only (`POST /generate`).
 
-Log-probabilities of prompt tokens pass no sampler and are always those of temperature 1. Those of sampled tokens are of the
-distribution that was sampled from, after temperature, unless the server runs with SGLANG_RETURN_ORIGINAL_LOGPROB=1.
+Log-probabilities of prompt tokens do not pass the sampler and are always those of temperature 1. Log-probabilities of
+sampled tokens belong to the distribution after the temperature is applied, unless the server runs with
+SGLANG_RETURN_ORIGINAL_LOGPROB=1.
 """
 
 from __future__ import annotations
@@ -27,38 +28,41 @@ SHOWN = (
 
 
 class SglangHttp:
-    """A running server."""
+    """A running SGLang server."""
 
     kind = package = "sglang"
     vocabulary: int | None = None
-    """Number of token ids of the model, where it is known: SGLang 0.5.23 calls the last of them 0 in log-probs of prompts."""
+    """Number of token ids of the model, or None if unknown.
+
+    It is needed because SGLang 0.5.23 reports id 0 in place of the last token id in the log-probabilities of prompts.
+    """
 
     def __init__(self, endpoint: Endpoint, info: dict[str, Any]) -> None:
         self.endpoint, self.info = endpoint, info
 
     @staticmethod
     def recognised(endpoint: Endpoint) -> SglangHttp | None:
-        """The server, where it is SGLang's."""
+        """Return a client if the server at `endpoint` is SGLang's, else None."""
         info = endpoint.find("/server_info") or endpoint.find("/get_server_info")
         return SglangHttp(endpoint, info) if isinstance(info, dict) and "model_path" in info else None
 
     @property
     def model(self) -> str:
-        """What the server serves, by its own word."""
+        """Path or name of the served model, as the server reports it."""
         return str(self.info.get("model_path", ""))
 
     @property
     def version(self) -> str:
-        """SGLang's release."""
+        """SGLang's version, as the server reports it."""
         return str(self.info.get("version", ""))
 
     def settings(self) -> dict[str, Any]:
-        """Settings in force that decide numbers."""
+        """Return the settings in force that can change results."""
         shown = {key: self.info[key] for key in SHOWN if isinstance(self.info.get(key), (str, int, float, bool))}
         return {**shown, PREFIX_CACHE: not self.info.get("disable_radix_cache", False)}
 
     def sample(self, request: SampleRequest) -> SampleReply:
-        """Draw completions with explicit settings, so that a checkpoint's generation_config.json changes nothing."""
+        """Draw completions; all settings are explicit, so that a checkpoint's generation_config.json changes nothing."""
         own = request.sampling
         prompts = [list(ids) for ids in request.prompts for _ in range(own.samples)]
         sampling = {
@@ -70,15 +74,17 @@ class SglangHttp:
         return SampleReply(completions=tuple(drawn), facts=_facts(replies))
 
     def score(self, request: ScoreRequest) -> ScoreReply:
-        """Log-probabilities of the completions' tokens from one prompt pass each, and the likeliest token at each place.
+        """Return the log-probability of each completion token, and the likeliest token at its position.
+
+        Each completion is scored in one prompt pass (prefill).
 
         Raises:
-            NotImplementedError: the decode path was asked for; nothing tells this engine which tokens to decode.
+            NotImplementedError: the decode path was asked for, but this engine cannot be told which tokens to decode.
         """
         if request.decoded:
             raise NotImplementedError("SGLang cannot be told which tokens to decode")
         prompts = [[*one.prompt_ids, *one.token_ids] for one in request.completions]
-        # From the last token of the prompt on: what stands before it may come out of the radix cache.
+        # Log-probabilities start at the last prompt token, so that the tokens before it may come from the radix cache.
         starts = [len(one.prompt_ids) - 1 for one in request.completions]
         asked = {"max_new_tokens": 0, "temperature": 0.0}
         replies = self._ask(prompts, asked, logprob_start_len=starts, top_logprobs_num=1)
@@ -104,6 +110,7 @@ def _completion(prompt: list[int], reply: dict[str, Any]) -> Completion:
 
 
 def _scores(one: Completion, reply: dict[str, Any], vocabulary: int | None) -> Scores:
+    """Return the scores of one completion, after a check that they belong to its tokens; see `SglangHttp.vocabulary`."""
     about = _field(reply, "meta_info")
     whole = len(one.prompt_ids) + len(one.token_ids)
     given = _field(about, "input_token_logprobs")[len(one.prompt_ids) - whole :]
@@ -126,5 +133,5 @@ def _field(reply: Any, name: str) -> Any:
 
 
 def _facts(replies: list[Any]) -> dict[str, Any]:
-    """Prompt tokens that the engine took from its radix cache, by its own counter."""
+    """Return the number of prompt tokens that the engine took from its radix cache, by its own counter."""
     return {CACHED: sum(int(_field(reply, "meta_info").get("cached_tokens") or 0) for reply in replies)}

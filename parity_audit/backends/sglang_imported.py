@@ -1,4 +1,4 @@
-"""SGLang as it is imported on the CPU: what its forked workers have in common."""
+"""Import SGLang for the CPU. A fork server imports this module once, and its workers share what was imported."""
 
 import importlib
 

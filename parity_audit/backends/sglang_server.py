@@ -1,7 +1,7 @@
-"""SGLang's own server, started by this process for the time of the session: its real scheduler, radix cache and sampler.
+"""SGLang's own server with its real scheduler, radix cache and sampler, started by this process for the session.
 
-A start of SGLang that fails kills the process that it was started from. Here that is the server, and not this worker, which
-says what happened.
+If a start of SGLang fails, SGLang kills the process that it runs in. The server therefore runs in a process of its own,
+so that this worker survives and can report the failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parity_audit.core.types import Description
 from parity_audit.core.wire import LoadRequest
 
 ORIGINAL = "return_original_logprob"
-"""Our name for SGLANG_RETURN_ORIGINAL_LOGPROB: log-probabilities of sampled tokens from before the temperature."""
+"""Our setting for SGLANG_RETURN_ORIGINAL_LOGPROB: return log-probabilities of sampled tokens before the temperature."""
 ORIGINAL_ENV = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 SERVE = """\
 import json, sys
@@ -31,11 +31,11 @@ from sglang.srt.server_args import ServerArgs
 run_server(ServerArgs(**json.loads(sys.argv[1])))
 """
 LOOK_AGAIN = 0.25
-"""Seconds between two questions whether the server is ready; it takes ten to thirty."""
+"""Seconds between two checks whether the server is ready; a start takes ten to thirty seconds."""
 
 
 class SglangServer(ServedBackend):
-    """`sglang.launch_server` on a free port of this machine; settings go to `ServerArgs`."""
+    """`sglang.launch_server` on a free port of this machine; the settings are passed to `ServerArgs`."""
 
     process: subprocess.Popen[bytes]
 
@@ -43,7 +43,7 @@ class SglangServer(ServedBackend):
         """Start the server and wait until it answers.
 
         Raises:
-            BackendFailed: SGLang does not have a setting, or the server ended instead of starting.
+            BackendFailed: SGLang does not know a setting, or the server ended while it started.
         """
         sglang_settings.set_environment(request.device)
         given = dict(request.settings)
@@ -59,11 +59,12 @@ class SglangServer(ServedBackend):
         self.server = recognised(Endpoint(url), request)
 
     def describe(self) -> Description:
-        """What the server says of itself, and what it was started with."""
+        """Return the server's description of itself, with the setting `ORIGINAL` that it was started with."""
         about = super().describe()
         return replace(about, settings={**about.settings, ORIGINAL: self.original})
 
     def _wait(self, endpoint: Endpoint) -> None:
+        """Wait until the server answers; raise BackendFailed if its process ends first."""
         while True:
             code = self.process.poll()
             if code is not None:

@@ -1,4 +1,4 @@
-"""How SGLang is started: its environment, its arguments, and a check that gives a readable error before a long start."""
+"""SGLang's environment variables and arguments, and a check of settings that reports errors before the long start."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from parity_audit.core.wire import LoadRequest
 
 CPU_ENGINE = "SGLANG_USE_CPU_ENGINE"
 OVERRIDES = "json_model_override_args"
-"""The setting of SGLang that replaces keys of the checkpoint's config; JSON text there, a mapping in a BACKEND string."""
+"""SGLang's setting that replaces keys of the checkpoint's config: JSON text in SGLang, a mapping in a BACKEND string."""
 OWN_SETTINGS = ("tf32",)
 PREFIX_CACHE = "enable_prefix_caching"
-"""What every engine's cache of prompt prefixes is called here; SGLang's is its radix cache."""
+"""Our setting for the cache of prompt prefixes, the same for each engine; in SGLang it is the radix cache."""
 ROWS = 16
+"""Largest number of requests that run at a time."""
 RESERVED = 16
-"""Positions beyond the longest sequence: the scheduler keeps a few of the context to itself (6 in 0.5.23)."""
+"""Positions added to the longest sequence, because the scheduler reserves a few of the context (6 in 0.5.23)."""
 SPARE_TOKENS = 2048
-"""Tokens of the key-value pool beside those of the longest row: a batch of short rows fits as well."""
+"""Tokens of the key-value pool in addition to those of the longest row, so that a batch of short rows fits as well."""
 PLAINEST = {
     "skip_tokenizer_init": True,
     "disable_overlap_schedule": True,
     "random_seed": 0,
     "log_level": "error",
 }
-"""The plainest path through the engine: nothing is cached across requests."""
+"""Settings for the simplest path through the engine; with the radix cache off, nothing is cached across requests."""
 ON_CPU = {"attention_backend": "torch_native", "sampling_backend": "pytorch", "mem_fraction_static": 0.9}
-"""The only attention kernel and sampler that run on a CPU without the compiled CPU kernels.
+"""The only attention kernel and sampler that run on a CPU without SGLang's compiled CPU kernels.
 
-The share of memory is a bound and not an allocation, since the number of tokens in the pool is given.
+`mem_fraction_static` only bounds the memory, since the number of tokens in the pool is given.
 """
 
 
 def set_environment(device: str) -> None:
-    """Variables that SGLang reads when it is imported."""
+    """Set the environment variable that SGLang reads when it is imported for the CPU."""
     if device == "cpu":
         os.environ[CPU_ENGINE] = "1"
 
 
 def arguments(request: LoadRequest) -> dict[str, Any]:
-    """Arguments of `ServerArgs`: the user's settings over ours. Every prompt runs whole, in one step with all others.
+    """Return the arguments of `ServerArgs`: our defaults, overridden by the user's settings.
+
+    By default all prompts run whole, in one step.
 
     Raises:
-        BackendFailed: a setting that SGLang does not have, with the nearest one.
+        BackendFailed: SGLang does not know a setting; the message names the most similar setting.
     """
     given = {key: value for key, value in request.settings.items() if key not in OWN_SETTINGS}
     cache = bool(given.pop(PREFIX_CACHE, False))
@@ -64,7 +67,10 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
 
 
 def _length(request: LoadRequest, asked: Any) -> int:
-    """Positions of the longest row: what was asked for, as far as the checkpoint's config goes."""
+    """Return the context length: the length `asked` for plus `RESERVED`, but at most the one in the checkpoint's config.
+
+    Without `asked` it is the length in the config.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(load_name(request.checkpoint)).get_text_config()
@@ -76,10 +82,10 @@ def _length(request: LoadRequest, asked: Any) -> int:
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Refuse what SGLang would only refuse after seconds, as an unexpected keyword.
+    """Check that SGLang knows the settings; SGLang itself would raise for an unexpected keyword only after seconds.
 
     Raises:
-        BackendFailed: an unknown setting.
+        BackendFailed: SGLang does not know a setting.
     """
     from sglang.srt.server_args import ServerArgs
 

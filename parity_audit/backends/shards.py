@@ -1,4 +1,4 @@
-"""How one rank's tensor is a part of the whole, and the whole that the ranks' parts make."""
+"""Describe which part of a whole tensor each rank holds, and join the ranks' parts into the whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 ACTIVATION_AXIS = 2
-"""Of `[batch, pos, ...]`: the axis that tensor parallelism cuts."""
+"""The axis of an activation `[batch, pos, ...]` that tensor parallelism cuts."""
 HEADS = ("q", "rot_q", "z", "q_norm.out")
 KV_HEADS = ("k", "v", "rot_k", "k_norm.out")
 NEURONS = ("mlp.pre", "mlp.pre_linear", "mlp.post")
@@ -17,10 +17,12 @@ NEURONS = ("mlp.pre", "mlp.pre_linear", "mlp.post")
 
 @dataclass(frozen=True)
 class Cut:
-    """A rank's tensor is pieces of these `sizes` along `axis`, one of each fused part; no sizes: all of it.
+    """How the tensor of one rank is a part of the whole tensor.
 
-    `copies`: how many neighbouring ranks hold the same of each piece. `real` is how many entries of the only piece count
-    (the rest is padding). `summand`: the whole is the sum over the ranks.
+    The rank's tensor consists of pieces of these `sizes` along `axis`, one piece of each fused part; without `sizes` it
+    is the whole tensor. `copies` gives, for each piece, how many neighbouring ranks hold the same values (1 each if
+    empty). `real`, for a tensor of one piece, is the number of entries that are not padding. If `summand` is true, the
+    whole is the sum over the ranks.
     """
 
     axis: int = ACTIVATION_AXIS
@@ -34,7 +36,7 @@ WHOLE = Cut()
 
 
 def joined(parts: Sequence[Tensor], cuts: Sequence[Cut]) -> Tensor:
-    """The whole of what the ranks hold, in order of rank."""
+    """Return the whole tensor that the ranks' `parts`, in order of rank, make together."""
     cut = cuts[0]
     if cut.summand:
         return torch.stack(tuple(parts)).sum(0)
@@ -50,9 +52,9 @@ def joined(parts: Sequence[Tensor], cuts: Sequence[Cut]) -> Tensor:
 
 
 def by_width(shape: Sequence[int], site: str, sizes: dict[str, int], ranks: int) -> Cut | None:
-    """How `[b, p, ...]` of this shape is a part of a site whose whole width the model's sizes give; None where it is no part.
+    """Return how an activation of this shape `[b, p, ...]` is a part of its site, None if the shape fits no part of it.
 
-    Raises nothing: a site of unknown width is taken to be whole on each rank.
+    The width of the whole site comes from the model's `sizes`. A site of unknown width counts as whole on each rank.
     """
     whole, held = width_of(site, sizes), 1
     for size in shape[ACTIVATION_AXIS:]:
@@ -66,7 +68,7 @@ def by_width(shape: Sequence[int], site: str, sizes: dict[str, int], ranks: int)
 
 
 def width_of(site: str, sizes: dict[str, int]) -> int | None:
-    """Numbers per token of the whole site, where tensor parallelism may cut it."""
+    """Return the numbers per token of the whole site, None for a site that tensor parallelism does not cut."""
     name = local(site)
     if name in HEADS:
         return sizes["n_heads"] * sizes["d_head"]
@@ -76,12 +78,15 @@ def width_of(site: str, sizes: dict[str, int]) -> int | None:
 
 
 def local(site: str) -> str:
-    """The name of a site inside its block."""
+    """Return the name of a site inside its block, or the full name of a site outside the blocks."""
     return site.split(".", 2)[2] if site.startswith("blocks.") else site
 
 
 def apart(parts: Sequence[Tensor], cut: Cut) -> list[float]:
-    """For each rank the RMS of its difference to the first rank that should hold the same: 0 where none should."""
+    """Return, for each rank, the RMS difference between its tensor and that of the first rank that should hold the same.
+
+    It is 0 for the first of such ranks, and for ranks whose values no other rank should hold.
+    """
     out = []
     copies = (len(parts),) if not cut.sizes else cut.copies or (1,) * len(cut.sizes)
     for rank, part in enumerate(parts):
@@ -100,7 +105,7 @@ def apart(parts: Sequence[Tensor], cut: Cut) -> list[float]:
 
 
 def held_by(owners: Tensor) -> tuple[tuple[int, int, int], ...]:
-    """`(rank, start, stop)` of each run of entries that one rank holds, of a rank per entry."""
+    """Return `(rank, start, stop)` for each run of consecutive entries of one rank; `owners` has one rank per entry."""
     spans: list[tuple[int, int, int]] = []
     for place, rank in enumerate(map(int, owners.tolist())):
         if spans and spans[-1][0] == rank:

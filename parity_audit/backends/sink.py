@@ -1,7 +1,7 @@
-"""One tensor, one file: how sites are written and read inside a worker.
+"""Write and read sites inside a worker: one file per tensor.
 
-Files are written in the safetensors format a block at a time, because the tensors are large (the logits of
-a long probe) and the usual writer holds each of them twice more.
+Files are in the safetensors format and are written one block at a time. The tensors can be large (the logits of
+a long probe), and the usual writer would hold two more copies of each of them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from parity_audit.core.wire import RunRequest
 TENSOR = "x"
 MASKED_BELOW = -1e30
 BELOW_THE_TOP = 4096.0
-"""How far below the largest score of its row a masked one lies at least: programs add -1e4 or less. exp(-4096) is 0 in every
-dtype, float64 included, so nothing that is not masked by it is lost."""
+"""A score that lies at least this far below the largest score of its row counts as masked.
+
+Programs mask by adding -1e4 or less. exp(-4096) is 0 in every dtype, float64 included, so a score that was not masked
+and is taken for masked does not change the softmax.
+"""
 BLOCK_NUMBERS = 1 << 18
-"""So few that a block stays in the cache while it is checked, hashed and written."""
+"""Numbers of one block: few enough that it stays in the processor's cache while it is checked, hashed and written."""
 FORMAT_NAMES = {torch.float32: "F32", torch.float64: "F64"}
 
 
 def write_site(request: RunRequest, site: str, value: Tensor, dtype: torch.dtype) -> Entry:
     """Write one site in `dtype` (float32 or float64) below `request.out` and return its manifest entry."""
-    masked = site.endswith("attn_scores")  # the site and the hook of that name
+    masked = site.endswith("attn_scores")  # the site `attn_scores` and the hook `hook_attn_scores`
     name = f"{request.probe.name}/{site}.safetensors"
     path = Path(request.out) / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,14 +59,14 @@ def write_site(request: RunRequest, site: str, value: Tensor, dtype: torch.dtype
 
 
 def write_returned(request: RunRequest, value: Tensor, dtype: torch.dtype, hooked: Entry | None) -> Entry:
-    """Write what the model returned; where no bit of it differs from the hooked logits, their file stands for both."""
+    """Write the logits that the model returned; if they equal the `hooked` logits bit for bit, reuse that file."""
     if hooked is not None and hooked.sha256 == _digest(value, dtype):
         return replace(hooked, site=RETURNED)
     return write_site(request, RETURNED, value, dtype)
 
 
 def _digest(value: Tensor, dtype: torch.dtype) -> str:
-    """The hash of the file that `write_site` would write."""
+    """Return the hash of the file that `write_site` would write."""
     digest = hashlib.sha256(_header(value, dtype))
     for block in _blocks(value, dtype, masked=False):
         digest.update(block.numpy().data.cast("B"))
@@ -71,7 +74,7 @@ def _digest(value: Tensor, dtype: torch.dtype) -> str:
 
 
 def _header(value: Tensor, dtype: torch.dtype) -> bytes:
-    """The safetensors header of one tensor: its length in 8 bytes, then JSON padded to 8 bytes."""
+    """Return the safetensors header of one tensor: its length in 8 bytes, then JSON padded to a multiple of 8 bytes."""
     size = value.numel() * dtype.itemsize
     entry = {"dtype": FORMAT_NAMES[dtype], "shape": list(value.shape), "data_offsets": [0, size]}
     text = json.dumps({TENSOR: entry}, separators=(",", ":")).encode()
@@ -80,7 +83,10 @@ def _header(value: Tensor, dtype: torch.dtype) -> bytes:
 
 
 def _blocks(value: Tensor, dtype: torch.dtype, *, masked: bool) -> Iterator[Tensor]:
-    """The numbers of a tensor in order, on the CPU, a block at a time; of masked scores whole rows."""
+    """Yield the numbers of a tensor in order, on the CPU, one block at a time.
+
+    If `masked` is true, the tensor holds attention scores: blocks are whole rows, and masked scores become -inf.
+    """
     flat = value.detach().reshape(-1)
     if not masked:
         yield from (block.to("cpu", dtype) for block in flat.split(BLOCK_NUMBERS))
@@ -91,7 +97,7 @@ def _blocks(value: Tensor, dtype: torch.dtype, *, masked: bool) -> Iterator[Tens
 
 
 def _non_finite(block: Tensor, *, masked: bool) -> int:
-    """How many numbers are NaN or infinite; -inf is what masked scores are."""
+    """Return how many numbers are NaN or infinite; in `masked` scores -inf does not count, since it marks masked ones."""
     if not masked and math.isfinite(float(block @ block)):
         return 0
     good = block.isfinite() | block.isneginf() if masked else block.isfinite()
@@ -99,7 +105,10 @@ def _non_finite(block: Tensor, *, masked: bool) -> int:
 
 
 def masked_as_infinity(scores: Tensor) -> Tensor:
-    """Masked scores `[... query key]` as -inf: programs write or add a large negative number instead."""
+    """Return scores `[... query key]` with the masked ones set to -inf.
+
+    Programs write or add a large negative number instead of -inf.
+    """
     limit = max(torch.finfo(scores.dtype).min / 2, MASKED_BELOW)
     top = scores.amax(-1, keepdim=True)
     top = torch.where(top.isfinite(), top, float("-inf"))
@@ -107,5 +116,5 @@ def masked_as_infinity(scores: Tensor) -> Tensor:
 
 
 def read_input(path: str) -> Tensor:
-    """A tensor that a replay puts in place of a site."""
+    """Read a tensor that a replay puts in place of a site."""
     return load_file(path)[TENSOR]

@@ -1,8 +1,9 @@
-"""A spec as a program: its formulas on the tensors of the checkpoint, without the code of any engine.
+"""Run a spec as a model: its formulas, applied to the checkpoint's tensors, without the code of any engine.
 
-The main process resolves the spec (`LoadRequest.decoder`), so nothing here reads YAML. As the judge everything is computed in
-float64; natively in the dtype of the run, so its distance to itself in float64 is ordinary rounding. Settings are knob
-values that take the place of the spec's: `spec,attention.scale=14.97`.
+The main process resolves the spec (`LoadRequest.decoder`), so nothing here reads YAML. As the judge, everything is
+computed in float64. In a native run it is computed in the dtype of the run, so that the distance of the native run to
+the float64 run is ordinary rounding. Settings are knob values that replace those of the spec, for example
+`spec,attention.scale=14.97`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from parity_audit.formulas.place import Batch
 from parity_audit.formulas.stored import CheckpointTensors
 
 HARNESS = ("tf32",)
+"""Settings that are no knobs."""
 KNOB = "knob"
-"""The edit of a live spec: `path` is the knob's name, `value` its value, or one per layer."""
+"""The only kind of edit of a live spec: `path` is the knob's name, and `value` is its value or one value per layer."""
 
 
 class SpecBackend:
-    """The formulas of a spec."""
+    """Runs the formulas of a spec on the tensors of a checkpoint."""
 
     request: LoadRequest
     stored: CheckpointTensors
@@ -47,10 +49,10 @@ class SpecBackend:
         self.originals: dict[str, list[Any]] = {}
 
     def prepare(self, request: LoadRequest) -> None:
-        """Nothing has to be imported first."""
+        """Do nothing: there is no engine to import."""
 
     def load(self, request: LoadRequest) -> None:
-        """Open the checkpoint.
+        """Open the checkpoint and take the knob values from the spec and the settings.
 
         Raises:
             BackendFailed: the parent gave no decoder, or the checkpoint holds no embedding under the spec's name.
@@ -69,7 +71,7 @@ class SpecBackend:
             )
 
     def describe(self) -> Description:
-        """The program's own version; its values are the spec's."""
+        """Return the version of parity-audit itself, whose formulas are run, with settings and numerics."""
         return Description(
             backend="spec", package="parity-audit", version=__version__, versions=versions(), settings=self.request.settings,
             not_run=not_run("spec", self.request.settings), numerics=numerics(getattr(torch, self.request.dtype)),
@@ -77,14 +79,14 @@ class SpecBackend:
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of the stored tensors."""
+        """Yield fingerprints of the stored tensors; tensors that the checkpoint lacks are left out."""
         for tap in request.taps:
             value = self.stored(tap.path)
             if value is not None:
                 yield fingerprint(tap.name, canonical(value, tap))
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """The formulas from token ids on, block by block; a replay's tensors take the place of computed ones."""
+        """Compute the sites from the token ids on, block by block; tensors that a replay gives replace computed ones."""
         if request.in_steps:
             return not_decoded(request.probe, "formulas keep no cache: every token is computed anew")
         recorder = Recorder(request)
@@ -108,10 +110,10 @@ class SpecBackend:
     replay = run
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Bring the values to the spec's with these edits.
+        """Reset all knobs to the values they had after `load`, then apply these edits.
 
         Raises:
-            ValueError: an edit of another kind.
+            ValueError: an edit is not of the kind `KNOB`.
         """
         self.values = dict(self.originals)
         return [self._applied(edit) for edit in request.edits]
@@ -126,7 +128,7 @@ class SpecBackend:
         )
 
     def _per_layer(self, given: dict[str, Any]) -> dict[str, list[Any]]:
-        """One value per layer of every knob."""
+        """Return one value per layer for every knob in `given`; a single value is repeated for all layers."""
         assert self.request.decoder is not None
         count = self.request.decoder.dims["n_layers"]
         return {
@@ -149,7 +151,10 @@ class SpecBackend:
 
 
 def _replaced(recorder: Recorder, run: Run, taps: dict[str, SiteTap], site: str) -> Tensor | None:
-    """What a replay puts in place of a site; padded positions keep what the formulas make of them."""
+    """Return the tensor with which a replay replaces a site, None if it does not replace that site.
+
+    Padded positions keep the values that the formulas computed.
+    """
     request = recorder.request
     if site not in taps or site not in (*request.inputs, *request.imposed):
         return None

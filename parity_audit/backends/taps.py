@@ -1,7 +1,7 @@
-"""Record sites where a backend shows them, and replace them where a replay asks for it.
+"""Record sites from a running model, and replace them if a replay asks for it.
 
-One hook per tap. Each tensor is brought to the canonical layout, cloned to the CPU and written at once, so
-that no more than one site is held in memory and engines that reuse buffers cannot alter what was seen.
+Each tap gets one hook. The hook brings its tensor to the canonical layout, copies it to the CPU and writes it at once,
+so that at most one site is held in memory and an engine that reuses its buffers cannot alter what was recorded.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ CALLED_WITHOUT = "`{}` was called without a tensor at `{}`"
 
 
 class Recording(Protocol):
-    """What hooks show tensors to: a `Recorder`, or what collects a site over the steps of an engine."""
+    """Receives tensors from hooks: a `Recorder`, or a `Gatherer`, which collects a site over an engine's steps."""
 
     request: RunRequest
 
     def misses(self, tap: SiteTap, why: str) -> None:
-        """As `Recorder.misses`."""
+        """See `Recorder.misses`."""
 
     def see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
-        """As `Recorder.see`."""
+        """See `Recorder.see`."""
 
 
 @dataclass
 class Recorder:
-    """What one run has shown so far."""
+    """Writes the sites of one run, and notes what was written, what was not visible and what was not tested."""
 
     request: RunRequest
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -56,9 +56,9 @@ class Recorder:
     started: float = field(default_factory=time.perf_counter)
 
     def see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
-        """Write a site as computed; return what to go on with instead, in the same layout, if a replay says so.
+        """Write a site as it was computed; return its replacement in the same layout, None if it is not replaced.
 
-        The judge's casts are not for the recorder, so function modes are off in here.
+        Torch function modes are off in this method, because the judge's mode would change the recorder's casts.
         """
         with torch._C.DisableTorchFunction():
             return self._see(tap, native)
@@ -83,31 +83,42 @@ class Recorder:
         return None if path is None and imposed is None else from_canonical(canonical, native, tap)
 
     def _rows(self, canonical: Tensor) -> Tensor:
-        """The rows of the batch that the request wants written; learned positions may be one row, which stands for each."""
+        """Return the rows of the batch that the request wants written.
+
+        A tensor of a single row, as learned positions may be, stands for all rows and is returned unchanged.
+        """
         shared = len(canonical) == 1
         return canonical if self.request.rows is None or shared else canonical[list(self.request.rows)]
 
     def _positions(self, site: str, canonical: Tensor) -> Tensor:
-        """The positions of a long probe that are kept, of tensors `[b p ...]` that have all of them."""
+        """Return the positions that the probe keeps (`probe.kept`), if `canonical` `[b p ...]` has all positions.
+
+        Attention matrices and tensors with another number of positions are returned unchanged.
+        """
         probe = self.request.probe
         whole = probe.kept and canonical.ndim > 1 and canonical.shape[1] == probe.shape[1]
         return canonical[:, list(probe.kept)] if whole and not site.endswith(ATTENTION_SITES) else canonical
 
     def misses(self, tap: SiteTap, why: str) -> None:
-        """A site is not visible, said once: a port that computes or lays it out in another way keeps its other sites."""
+        """Note, once per site, that a site is not visible and why.
+
+        This is no error: a port that computes or lays out one site in another way can still show its other sites.
+        """
         if tap.site not in {item.site for item in self.not_visible}:
             self.not_visible.append(NotVisible(site=tap.site, why=why))
 
     def keep(self, site: str, canonical: Tensor) -> None:
-        """Write what a site showed first."""
+        """Write a site, unless it was written before: only the first tensor of a site counts."""
         if site not in self.entries:
             self.write(site, canonical)
 
     def write(self, site: str, canonical: Tensor) -> None:
-        """Write a site, in float64 for the judge.
+        """Write a site, in float64 for the judge and in float32 otherwise.
+
+        A site with complex numbers is noted as not visible.
 
         Raises:
-            ValueError: what the model returned is complex: its imaginary part would be dropped in silence.
+            ValueError: the model returned complex logits, whose imaginary part would be dropped silently.
         """
         if canonical.is_complex():
             kind = str(canonical.dtype).removeprefix("torch.")
@@ -123,10 +134,10 @@ class Recorder:
             self.entries[site] = write_site(self.request, site, canonical, dtype)
 
     def returns(self, value: Any) -> None:
-        """Write the logits in what the call of the model returned, if the request asks for them.
+        """Write the logits that the call of the model returned, if the request asks for them.
 
         Raises:
-            ValueError: there are none.
+            ValueError: `value`, the returned object, holds no logits.
         """
         if not self.request.returned:
             return
@@ -140,7 +151,7 @@ class Recorder:
             self.keep(RETURNED, self._rows(found.detach()))
 
     def _only_real(self, site: str, given: Tensor, computed: Tensor) -> Tensor:
-        """Padded positions keep what this model computed: what others leave there has no meaning."""
+        """Return `given` at real positions and `computed` at padded ones, where values of another model mean nothing."""
         mask = torch.tensor(self.request.probe.mask, dtype=torch.bool, device=computed.device)
         if site.endswith(ATTENTION_SITES):
             real = mask[:, None, :, None] & mask[:, None, None, :]
@@ -152,7 +163,7 @@ class Recorder:
         return out
 
     def reply(self) -> RunReply:
-        """The answer; taps that never fired are not visible."""
+        """Return the reply of the run; sites whose hooks never ran are reported as not visible."""
         silent = [tap.site for tap in self.request.taps if tap.site not in self.entries]
         hidden = [item for item in self.not_visible if item.site not in self.entries]
         known = {item.site for item in hidden}
@@ -171,11 +182,14 @@ class Recorder:
 
 @contextmanager
 def hooked(root: nn.Module, recorder: Recording, whole: nn.Module | None = None) -> Iterator[None]:
-    """Hooks for every tap that names a module's input or output; attention taps belong to `attention.py`, and
-    TransformerLens' own hooks to `hook_points.py`.
+    """Set hooks for every tap that names a module's input, output or method, while the context is open.
+
+    Attention taps are set by `attention.py`, and TransformerLens' own hooks by `hook_points.py`.
 
     Args:
-        whole: the module that is called, where `root` is a part of it; a tap without a module is there.
+        root: the module in which the modules of taps are looked up.
+        recorder: receives the tensors.
+        whole: the module that is called, if `root` is a part of it. Taps that name no module are set on it.
     """
     with ExitStack() as stack:
         for tap in recorder.request.taps:
@@ -201,8 +215,10 @@ def _register(module: nn.Module, tap: SiteTap, recorder: Recording) -> Any:
 
 
 class WatchedMethod:
-    """A method of a module other than its forward, watched until `remove`: `method:NAME` is what it returns, `method:NAME:1`
-    its second argument."""
+    """Records a method of a module, other than its forward, until `remove`.
+
+    `method:NAME` records what the method returns, and `method:NAME:1` its second positional argument.
+    """
 
     def __init__(self, module: nn.Module, tap: SiteTap, recorder: Recording) -> None:
         _, self.name, *argument = tap.take.split(":")
@@ -221,7 +237,7 @@ class WatchedMethod:
         setattr(module, self.name, watched)
 
     def remove(self) -> None:
-        """The method as it was."""
+        """Restore the original method."""
         if self.before is None:
             delattr(self.module, self.name)
         else:
@@ -229,9 +245,9 @@ class WatchedMethod:
 
 
 def before(tap: SiteTap, recorder: Recording, called: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
-    """Record what a module (or a method) is given; return `(args, kwargs)` to call it with where a replay replaces the site.
+    """Record an argument of a module or method; return replaced `(args, kwargs)` for the call, or None to keep its own.
 
-    A call that does not hold such a tensor leaves the site not visible: another argument is not the site.
+    A call without a tensor at that argument makes the site not visible: no other argument is taken for the site.
     """
     if tap.take.startswith("input_sum"):
         number = _number(tap.take)
@@ -255,8 +271,11 @@ def before(tap: SiteTap, recorder: Recording, called: Callable[..., Any] | None,
 
 
 def _place(asked: str, called: Callable[..., Any] | None, held: Mapping[int | str, Any]) -> int | str | None:
-    """Where a call holds the argument that is asked for by number or name: whoever calls may give either, and the callee's
-    signature says which is which. Where that takes anything, its first argument is the first tensor."""
+    """Return the number or name under which a call holds the argument `asked` for, None if it cannot be found.
+
+    A caller may pass the same argument by position or by name, and the signature of `called` says which name belongs to
+    which position. If the signature names no arguments (`*args, **kwargs`), argument 0 is the first tensor.
+    """
     place: int | str = int(asked) if asked.isdigit() else asked
     if place in held:
         return place
@@ -270,7 +289,7 @@ def _place(asked: str, called: Callable[..., Any] | None, held: Mapping[int | st
 
 
 def after(tap: SiteTap, recorder: Recording, module: nn.Module | None, args: Any, output: Any) -> Any:
-    """Record what a module returned; return what to go on with where a replay replaces the site."""
+    """Record what a module returned; return the replaced output, or None if a replay does not replace the site."""
     if isinstance(output, Tensor):
         return recorder.see(tap, output)
     if tap.take == "output_sum":
@@ -286,9 +305,10 @@ def after(tap: SiteTap, recorder: Recording, module: nn.Module | None, args: Any
 
 
 def _scattered(tap: SiteTap, recorder: Recording, output: Any, number: int) -> Any:
-    """Weights `[..., k]` and the experts they are for, seen as one dense tensor, and put back as the k largest.
+    """Record expert weights `[..., k]` and the chosen experts as one dense tensor with a weight for every expert.
 
-    A replacement that chooses more experts keeps them all.
+    A replacement is put back as the k largest weights and their experts. If it has more than k non-zero weights at some
+    token, all of these are kept.
     """
     weights, chosen = output[number : number + 2]
     empty = weights.new_zeros(*weights.shape[:-1], tap.sizes["expert"])
@@ -301,7 +321,10 @@ def _scattered(tap: SiteTap, recorder: Recording, output: Any, number: int) -> A
 
 
 def returned_logits(value: Any) -> Tensor | None:
-    """The logits in what a model returned: the tensor itself, `.logits`, `["logits"]`, or the first of several."""
+    """Return the logits in the output of a model: the tensor itself, `.logits`, `["logits"]`, or the first element.
+
+    Returns None if that is no tensor.
+    """
     if isinstance(value, Mapping):
         value = value.get("logits")
     elif hasattr(value, "logits"):
@@ -317,7 +340,7 @@ def _number(take: str) -> int:
 
 
 def to_canonical(native: Tensor, tap: SiteTap) -> Tensor:
-    """A backend's tensor with the canonical axes of its site."""
+    """Return a backend's tensor with the canonical axes and scale of its site."""
     value = native.detach()
     if tap.slice is not None:
         value = value[..., tap.slice[0] : tap.slice[1]]
@@ -331,7 +354,7 @@ def to_canonical(native: Tensor, tap: SiteTap) -> Tensor:
 
 
 def from_canonical(value: Tensor, native: Tensor, tap: SiteTap) -> Tensor:
-    """The inverse of `to_canonical`: the native tensor with this site's part replaced."""
+    """Return the native tensor with this site's part replaced by `value`, as the inverse of `to_canonical`."""
     if tap.scale is not None:
         value = value / tap.scale
     cut = native if tap.slice is None else native[..., tap.slice[0] : tap.slice[1]]
@@ -346,14 +369,14 @@ def from_canonical(value: Tensor, native: Tensor, tap: SiteTap) -> Tensor:
 
 
 def _replaced(whole: Tensor, value: Tensor, span: tuple[int, int]) -> Tensor:
-    """A copy of `whole` with `[start, stop)` of its last axis replaced."""
+    """Return a copy of `whole` with the entries `[start, stop)` of its last axis replaced by `value`."""
     out = whole.clone()
     out[..., span[0] : span[1]] = value
     return out
 
 
 def _laid_out(value: Tensor, pattern: str, tap: SiteTap) -> Tensor:
-    """`rearrange` with those of the tap's sizes that the pattern names."""
+    """Return `rearrange(value, pattern)`, with those of the tap's axis sizes that the pattern names."""
     axes = set(pattern.replace("(", " ").replace(")", " ").split())
     out: Tensor = rearrange(value, pattern, **{axis: size for axis, size in tap.sizes.items() if axis in axes})
     return out

@@ -1,4 +1,4 @@
-"""The text model inside a transformers model of several modalities, seen under the names that it has on its own."""
+"""Present the text model inside a model of several modalities under the module names of a text-only model."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ INSIDE = "language_model"
 
 
 class TextModel(nn.Module):
-    """The decoder and the head of a text model; a call of it is a call of the whole model, which is given text alone.
+    """The decoder and the head of the text model inside a larger model.
 
-    What it has no attribute for is the whole model's.
+    A call runs the whole model, with text alone. Attributes that this object lacks are looked up in the whole model.
     """
 
     base_model_prefix = "model"
 
     def __init__(self, whole: Any, decoder: nn.Module, head: nn.Module, paths: dict[str, str]) -> None:
         super().__init__()
-        # Not as a submodule: other modalities show no site and hold no weight of the text model.
+        # Not stored as a submodule: the other modalities have no sites and no weights of the text model.
         self.__dict__["whole"] = whole
         self.config, self.paths = text_config(whole.config), paths
         self.model, self.lm_head = decoder, head
@@ -36,7 +36,7 @@ class TextModel(nn.Module):
 
 
 def text_model(model: Any) -> Any:
-    """The text model inside, where there is one; any other model as it is."""
+    """Return the text model inside a transformers model of several modalities, and any other model unchanged."""
     decoder = getattr(getattr(model, "model", None), INSIDE, None)
     if isinstance(decoder, nn.Module):  # transformers since 4.52
         return TextModel(model, decoder, model.lm_head, {"model": f"model.{INSIDE}"})
@@ -47,16 +47,22 @@ def text_model(model: Any) -> Any:
 
 
 def paths_in_whole(model: Any) -> dict[str, str]:
-    """How paths in a text model begin, and how they do in the model that it is a part of; none of a model that is no part."""
+    """Return how the start of a path in the text model maps to the start of the same path in the whole model.
+
+    The result is empty for a model that is no part of another model.
+    """
     return model.paths if isinstance(model, TextModel) else {}
 
 
 def text_part(model: Any) -> Any:
-    """The text model inside an engine's own model of several modalities, a module of its own there; any other model as it is."""
+    """Return the text model that is a module of an engine's model of several modalities, any other model unchanged."""
     inside = getattr(model, "_modules", {}).get(INSIDE)
     return inside if any(hasattr(inside, name) for name in ("compute_logits", "logits_processor")) else model
 
 
 def paths_of_part(model: Any) -> dict[str, str]:
-    """How paths in `text_part(model)` begin in the engine's model; empty where that is the whole of it."""
+    """Return how the start of a path in `text_part(model)` maps to its start in the engine's model.
+
+    The result is empty if `text_part(model)` is the engine's model itself.
+    """
     return {} if text_part(model) is model else {"": INSIDE}

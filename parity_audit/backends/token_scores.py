@@ -1,8 +1,8 @@
-"""Log-probabilities of given tokens from hidden states, without ever holding the logits of all tokens.
+"""Log-probabilities of given tokens from hidden states, without holding the logits of all tokens at once.
 
-The head is applied to a chunk of tokens at a time, as large as a memory budget allows; log-softmax accumulates in
-float64 over blocks of the vocabulary. When memory runs out all the same, the chunk is halved and the size finally used
-is recorded: the number of rows of a matrix product may change its last bits.
+The head is applied to one chunk of tokens at a time, as large as a memory budget allows. Log-softmax accumulates in
+float64 over blocks of the vocabulary. If memory runs out all the same, the chunk size is halved. The size finally used
+is recorded, because the number of rows of a matrix product may change the last bits of its result.
 """
 
 from __future__ import annotations
@@ -18,16 +18,24 @@ from torch import Tensor
 from parity_audit.core.errors import is_out_of_memory
 
 VOCAB_BLOCK = 1 << 14
-"""Columns promoted to float64 at a time: rows x 16,384 x 8 bytes, a fraction of the float32 logits of wide vocabularies."""
+"""Vocabulary columns converted to float64 at a time.
+
+They need rows x 16,384 x 8 bytes, a fraction of the float32 logits of a large vocabulary.
+"""
 LOGIT_COPIES = 2.5
 """Copies of a chunk's logits that exist at the peak: the product, a soft-capped or scaled copy, and float64 blocks."""
 FEWEST_ROWS = 4
-"""Kernels of matrix products change with one to three rows; no chunk has fewer when there are enough tokens."""
+"""Smallest chunk, if there are enough tokens: for one to three rows, libraries use other kernels for matrix products."""
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Columns `[token]`, `logprobs` `[temperature token]`, all float64 but `top1`; `chunk` is the rows finally used."""
+    """Scores of given tokens, all in float64 but `top1`.
+
+    `logprobs` is `[temperature token]`, the other tensors are `[token]`: `top1` is the most likely token, `margin` the
+    difference between the two largest logits, and `log_kept` the log of the probability that truncation keeps, None if
+    no truncation was asked for. `chunk` is the number of rows per chunk that was finally used.
+    """
 
     logprobs: Tensor
     top1: Tensor
@@ -46,7 +54,16 @@ def score_tokens(
     temperatures: tuple[float, ...] = (1.0,),
     truncation: tuple[float, int, float] | None = None,
 ) -> TokenScores:
-    """Score `targets` `[token]` from `hidden` `[token, d_model]`; `head` maps hidden states to logits `[token, d_vocab]`.
+    """Score `targets` `[token]` from `hidden` `[token, d_model]`.
+
+    Args:
+        hidden: hidden states that predict the targets.
+        targets: token ids.
+        head: maps hidden states to logits `[token, d_vocab]`.
+        d_vocab: number of logits per token.
+        memory_bytes: budget for the logits of one chunk.
+        temperatures: temperatures at which log-probabilities are computed.
+        truncation: `(top_p, top_k, temperature)` for `log_kept`.
 
     Raises:
         ValueError: the budget is smaller than the logits of four tokens.
@@ -70,10 +87,10 @@ def score_tokens(
 
 
 def rows_for(memory_bytes: int, d_vocab: int, element_size: int, tokens: int) -> int:
-    """Tokens of one chunk under the budget.
+    """Return how many tokens fit into one chunk under the memory budget.
 
     Raises:
-        ValueError: not even four fit.
+        ValueError: not even four tokens fit, or all tokens if there are fewer than four.
     """
     per_row = int(d_vocab * element_size * LOGIT_COPIES) + min(VOCAB_BLOCK, d_vocab) * 8
     rows = memory_bytes // per_row
@@ -86,7 +103,7 @@ def rows_for(memory_bytes: int, d_vocab: int, element_size: int, tokens: int) ->
 
 
 def _even(tokens: int, rows: int) -> list[slice]:
-    """Chunks of nearly equal size, at most `rows` each, so that no short one is left over."""
+    """Return chunks of nearly equal size, at most `rows` each, so that no short chunk is left at the end."""
     count = max(1, math.ceil(tokens / rows))
     edges = [round(number * tokens / count) for number in range(count + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]
@@ -104,7 +121,7 @@ def _score(
 
 
 def log_sum_exp(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """log sum exp(logits / temperature) of each row `[token, d_vocab]`, accumulated in float64 over blocks of columns."""
+    """Return log sum exp(logits / temperature) for each row of `[token, d_vocab]`, accumulated in float64 over blocks."""
     top = logits.amax(1).double() / temperature
     total = torch.zeros_like(top)
     for block in logits.split(VOCAB_BLOCK, dim=1):
@@ -113,10 +130,10 @@ def log_sum_exp(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def log_kept(logits: Tensor, top_p: float, top_k: int, temperature: float) -> Tensor:
-    """Logarithm of the probability that top-k, then top-p on what it leaves, keep at a temperature, `[token]`.
+    """Return, per token `[token]`, the log of the probability mass that top-k and then top-p keep at a temperature.
 
-    The smallest set of likeliest tokens whose probability reaches `top_p` is kept, at least one token; the same order of
-    the two filters as in vLLM and transformers.
+    Top-p is applied to the tokens that top-k keeps, in the same order as in vLLM and transformers. It keeps the
+    smallest set of most likely tokens whose renormalised probability reaches `top_p`, and at least one token.
     """
     log_p = logits.double() / temperature
     log_p = log_p - log_sum_exp(logits, temperature)[:, None]

@@ -1,4 +1,4 @@
-"""TransformerLens 3.x and later: TransformerBridge, hook points around the transformers modules themselves."""
+"""TransformerLens 3.x and later: TransformerBridge, which puts hook points around the modules of a transformers model."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from parity_audit.core.wire import LoadRequest, RunReply, RunRequest, WeightsReq
 
 
 class TransformerBridgeBackend(HookedTransformerBackend):
-    """TransformerBridge.boot_transformers by the name a user would type, out of compatibility mode.
+    """Loads a model with `TransformerBridge.boot_transformers` by its name, as a user would, without compatibility mode.
 
-    Settings go to `boot_transformers`; `compatibility_mode=true` switches on the processed weights.
+    Settings are passed to `boot_transformers`. The setting `compatibility_mode=true` switches on the processed weights.
     """
 
     has_tokenizer = True
 
     def prepare(self, request: LoadRequest) -> None:
-        """Import the release."""
+        """Import TransformerLens."""
         importlib.import_module("transformer_lens.model_bridge")
 
     def load(self, request: LoadRequest) -> None:
-        """Boot the bridge. Its sizes come from the checkpoint's own config, so nothing is replaced."""
+        """Load the bridge. Its sizes come from the checkpoint's own config, so no size has to be replaced."""
         from transformer_lens.model_bridge import TransformerBridge
 
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
@@ -67,7 +67,7 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         self.model.eval()
 
     def describe(self) -> Description:
-        """Versions and live knob values; the attention implementation is the one the bridge chose."""
+        """Return versions, live knob values, and the attention implementation that the bridge chose."""
         model = self.model
         hf_config = text_config(model.original_model.config)
         settings = {**self.request.settings, "attn_implementation": hf_config._attn_implementation}
@@ -84,24 +84,27 @@ class TransformerBridgeBackend(HookedTransformerBackend):
         )  # fmt: skip
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints under the names transformers gives them: the bridge's wrappers are left out of the path."""
+        """Return fingerprints of the parameters under the names that transformers gives them, without bridge wrappers."""
         named = self.model.original_model.named_parameters(remove_duplicate=False)
         values = {name.replace(BRIDGE_PART, ""): value for name, value in named}
         return fingerprints({name: values[held] for name, held in text_names(values).items()}, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """One forward pass, or one per token where the cache is asked for."""
+        """Run the probe in one forward pass, or in steps with the key-value cache if the request asks for that."""
         if request.in_steps:
             return decode(request, self.model, self._cached(), self.request.device)
         recorder = Recorder(request)
         inputs = inputs_of(request.probe, self.request.device)
         with torch.no_grad(), hooked(self.model, recorder), named_hooks(self.model, recorder):
-            # With a cache, which it makes by default, hooks inside a linear attention do not fire.
+            # By default the model makes a cache, and with one, hooks inside a linear attention do not fire.
             recorder.returns(self.model(inputs.tokens, return_type="logits", use_cache=False, **inputs.padding))
         return recorder.reply()
 
     def _cached(self) -> Step:
-        """The bridge goes on from a cache of transformers, which has one of its own kind for each layer of a hybrid."""
+        """Return a function that runs one step with a cache of transformers.
+
+        The cache is made from the config, because each layer of a hybrid model needs a cache of its own kind.
+        """
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.original_model.config)
@@ -114,9 +117,10 @@ class TransformerBridgeBackend(HookedTransformerBackend):
 
 @contextmanager
 def _stand_in() -> Iterator[Any]:
-    """A tokenizer of one token, for a checkpoint without any: the bridge does not boot without one, and an audit gives ids.
+    """Yield a tokenizer of one token, for a checkpoint that has no tokenizer.
 
-    It has a directory for as long as the block lasts: the bridge loads its tokenizer a second time, from where that came from.
+    The bridge cannot be loaded without a tokenizer, but the audit passes token ids and never uses it. Its directory
+    exists while the context is open, because the bridge loads the tokenizer a second time from that directory.
     """
     from tokenizers import Tokenizer, models
     from transformers import AutoTokenizer, PreTrainedTokenizerFast

@@ -1,7 +1,7 @@
 """The real vLLM V1 engine, in this process.
 
-Probes go in as ordinary requests, one per row and without padding; hooks on the engine's own modules show the
-sites. Tensors are `[token, d]`, so `vllm_gather` puts them back into `[batch, pos]`.
+Each row of a probe is sent as an ordinary request without padding. Hooks on the engine's own modules record the sites.
+The engine's tensors are `[token, d]`, so `vllm_gather` puts them back into `[batch, pos]`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COMPILED = "torch.compile runs the blocks without hooks; enforce_eager=true show
 
 
 class VllmBackend:
-    """`vllm.LLM` with enforce_eager and without prefix caching unless settings say otherwise; settings go to `LLM`."""
+    """`vllm.LLM`, by default with enforce_eager and without prefix caching; the settings are passed to `LLM`."""
 
     request: LoadRequest
     llm: Any
@@ -60,12 +60,12 @@ class VllmBackend:
         self.edits = LiveEdits()
 
     def prepare(self, request: LoadRequest) -> None:
-        """Import vLLM, in the environment that the request asks for."""
+        """Import vLLM with the environment variables that the request's settings and device need."""
         vllm_engine.set_environment(request.settings, request.device)
         importlib.import_module("vllm.entrypoints.llm")
 
     def load(self, request: LoadRequest) -> None:
-        """Start an engine; the environment is set before vLLM is imported."""
+        """Start an engine; the environment variables are set before vLLM is imported."""
         vllm_engine.set_environment(request.settings, request.device)
         use_exact_float32(allow_tf32=bool(request.settings.get("tf32", False)))
         self.request = request
@@ -77,7 +77,7 @@ class VllmBackend:
             self.model = text_part(self.whole)
 
     def describe(self) -> Description:
-        """Versions, the settings and attention kernel in force, and live knob values."""
+        """Return versions, the settings and attention kernel in force, and live knob values."""
         import vllm
 
         settings = {**self.request.settings, **self._settings()}
@@ -95,7 +95,7 @@ class VllmBackend:
         )  # fmt: skip
 
     def _described_by(self, ranks: Ranks, settings: dict[str, Any]) -> Description:
-        """What the ranks say together; numerics are those of the first."""
+        """Return the description of a sharded engine: the facts of all ranks, and the numerics of the first rank."""
         import vllm
 
         live, differ = ranks.effective()
@@ -108,6 +108,7 @@ class VllmBackend:
         )  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:
+        """Return the settings in force, read from the running engine."""
         config = self.llm.llm_engine.vllm_config
         shown = {
             key: getattr(getattr(config, part), key, None) for part, keys in SHOWN_SETTINGS.items() for key in keys
@@ -118,20 +119,21 @@ class VllmBackend:
         return {**shown, BATCH_INVARIANT: True} if vllm_engine.batch_invariance() else shown
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of the live parameters."""
+        """Return fingerprints of the live parameters."""
         return self.ranks.weights(request) if self.ranks else vllm_weights.fingerprints(self.model, request)
 
     def run(self, request: RunRequest, tell: Tell) -> RunReply:
-        """Send the probe's rows as one batch of requests, as long as the engine takes them.
+        """Run the probe's rows as one batch of requests, up to the longest request that the engine takes.
 
         Raises:
-            NotImplementedError: float64 was asked for; the engine has no such kernels.
+            NotImplementedError: float64 or replaced sites were asked for. The engine has no float64 kernels, and this
+                backend only records sites.
         """
         limit = self.llm.llm_engine.vllm_config.model_config.max_model_len - 1
         return run_as_far_as_it_goes(request, limit, self._whole, past=False)
 
     def _whole(self, request: RunRequest) -> RunReply:
-        """One batch of requests; see `run`."""
+        """Run one batch of requests that the engine takes whole; see `run`."""
         if request.precision == FLOAT64 or request.inputs:
             raise NotImplementedError("vLLM cannot be the judge: it has no float64 kernels and takes no replaced sites")
         recorder = Recorder(request)
@@ -153,7 +155,7 @@ class VllmBackend:
     replay = run
 
     def _on(self, ranks: Ranks, request: RunRequest, recorder: Recorder) -> RunReply:
-        """One batch of requests on every rank."""
+        """Run one batch of requests and record it on every rank."""
         with vllm_engine.tokens_per_step(self.llm, request.chunk):
             return ranks.run(request, recorder, lambda: self._generate(request, real_rows(request.probe)))
 
@@ -167,11 +169,14 @@ class VllmBackend:
         return vllm_rollouts.sample(self.llm, request)
 
     def score(self, request: ScoreRequest, tell: Tell) -> ScoreReply:
-        """Prompt log-probabilities of given tokens (the prefill leg)."""
+        """Return log-probabilities of given tokens, from prompt passes (the prefill leg) or from decoding them."""
         return vllm_rollouts.score(self.llm, request)
 
     def _hookable(self, request: RunRequest, recorder: Recorder) -> RunRequest:
-        """The request without the sites that a compiled model cannot show: it runs its blocks past every hook."""
+        """Return the request without the sites that a compiled model cannot show, and note these as not visible.
+
+        A compiled model calls no hooks inside its blocks. In eager mode the request is returned unchanged.
+        """
         if self._settings()["compilation"] == "NONE":
             return request
         inside = [tap for tap in request.taps if tap.module]
@@ -179,9 +184,9 @@ class VllmBackend:
         return replace(request, taps=tuple(tap for tap in request.taps if not tap.module))
 
     def _generate(self, request: RunRequest, rows: list[list[int]]) -> int | None:
-        """Run the rows as prompts; of a decoded probe its prompt, and then token by token.
+        """Run the rows as prompts; a decoded probe runs its prompt as a whole and the other tokens one by one.
 
-        Returns the prompt tokens that came out of the prefix cache, by the engine's own counter.
+        Returns the number of prompt tokens that came from the prefix cache, by the engine's own counter.
         """
         from vllm import SamplingParams
 
@@ -193,5 +198,8 @@ class VllmBackend:
         return vllm_rollouts.cached_tokens(outputs)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Live edits; `load` edits (`hf_overrides`) need a fresh engine, which the parent starts."""
+        """Apply live edits to the running model.
+
+        Edits that are made when the model is loaded (`hf_overrides`) need a new engine, which the parent starts.
+        """
         return self.ranks.apply(request.edits) if self.ranks else self.edits.bring_to(self.model, request.edits)

@@ -1,4 +1,7 @@
-"""How a vLLM layer cuts what it holds over the ranks of tensor parallelism, read off the layer itself."""
+"""Describe how a vLLM layer divides its activations and weights among the ranks of tensor parallelism.
+
+The description is read from the attributes of the layer itself.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ OUT, IN = 0, 1
 
 
 def of_activation(module: nn.Module, *, given: bool) -> Cut | None:
-    """How a linear layer's output (or what it is `given`) is cut; None where the layer does not say."""
+    """Return how the output of a linear layer, or its input if `given` is true, is divided among ranks.
+
+    Returns None for a module that is no parallel linear layer.
+    """
     if hasattr(module, "input_is_parallel"):
         return _row_input(module) if given else Cut(summand=not module.reduce_results)
     if hasattr(module, "gather_output"):
@@ -27,14 +33,18 @@ def _row_input(module: Any) -> Cut:
 
 
 def _column(module: Any) -> Cut:
-    """Fused parts side by side: of queries each rank has its own, of keys and values neighbours may have copies."""
+    """Return the cut of a layer whose output columns are divided, one piece for each fused part.
+
+    In a fused query-key-value layer each rank has its own queries, but neighbouring ranks may hold copies of keys and
+    values.
+    """
     sizes = tuple(module.output_partition_sizes)
     copies = getattr(module, "num_kv_head_replicas", 1)
     return Cut(sizes=sizes, copies=(1, *(copies,) * (len(sizes) - 1)))
 
 
 def of_weight(model: nn.Module, path: str, value: Tensor) -> Cut:
-    """How the parameter at `path` is cut; `value` is what this rank holds of it."""
+    """Return how the parameter at `path` is divided among ranks; `value` is what this rank holds of it."""
     owner_path, _, leaf = path.rpartition(".")
     owner: Any = get(model, owner_path) if owner_path else model
     kind = leaf.partition("[")[0]
@@ -54,20 +64,27 @@ def of_weight(model: nn.Module, path: str, value: Tensor) -> Cut:
 
 
 def vocabulary(model: nn.Module) -> tuple[int, int] | None:
-    """The ids `[start, stop)` whose embeddings this rank has to hold; None where it has no embedding."""
+    """Return the token ids `[start, stop)` whose embeddings this rank has to hold, None if it has no embedding."""
     owners = (module for module in model.modules() if hasattr(module, "shard_indices"))
     return next(map(_ids, owners), None)
 
 
 def _ids(owner: Any) -> tuple[int, int]:
-    """By the sizes of the layer, whatever its indices say."""
+    """Return the token ids `[start, stop)` of an embedding layer's part, computed from the layer's sizes.
+
+    The layer's own `shard_indices` are not used, because a faulty port may have them wrong.
+    """
     each = owner.org_vocab_size_padded // owner.tp_size
     start = min(owner.tp_rank * each, owner.org_vocab_size)
     return start, min(start + each, owner.org_vocab_size)
 
 
 def local_path(model: nn.Module, path: str) -> str:
-    """The path here of what has this path in an unsharded engine; empty where another rank holds that expert."""
+    """Return the path on this rank of a parameter with the given path in an unsharded engine.
+
+    The two differ only for experts that are numbered anew on each rank. The result is empty if another rank holds the
+    expert.
+    """
     owner_path, _, leaf = path.rpartition(".")
     placed = getattr(get(model, owner_path) if owner_path else model, "expert_map", None)
     kind, _, number = leaf.partition("[")
@@ -78,7 +95,11 @@ def local_path(model: nn.Module, path: str) -> str:
 
 
 def _experts(owner: Any, kind: str, value: Tensor) -> Cut:
-    """Of every expert each rank holds some neurons: rows of gate and up side by side, columns of down."""
+    """Return how a fused parameter of all experts is divided among ranks.
+
+    With expert parallelism each rank holds some experts entirely. Otherwise each rank holds some neurons of every
+    expert: rows of the gate and up projections (`w13`, fused), and columns of the down projection (`w2`).
+    """
     if getattr(owner, "expert_map", None) is not None:
         return Cut(axis=0, sizes=(len(value),)) if value.ndim == owner.w13_weight.ndim else WHOLE
     if kind.startswith("w13"):

@@ -1,4 +1,4 @@
-"""How a vLLM engine is started: environment, arguments, and checks that give a readable error before a long start."""
+"""Start a vLLM engine: its environment variables, its arguments, and checks that report errors before the long start."""
 
 from __future__ import annotations
 
@@ -17,28 +17,34 @@ from parity_audit.backends.vllm_rollouts import forced_decoding
 from parity_audit.core.wire import BATCH_INVARIANT, LoadRequest
 
 FORCED_DECODING = "forced_decoding"
-"""Start the engine so that it can be told which tokens to decode; log-probabilities are then raw ones."""
+"""Our setting that starts the engine so that it can be told which tokens to decode.
+
+Log-probabilities are then raw ones, taken before the logits processor that forces the tokens.
+"""
 SWITCH = "VLLM_BATCH_INVARIANT"
-"""vLLM's own switch; which kernels it replaces is the engine's matter. On a CPU vLLM 0.32 takes Triton kernels that it has not."""
+"""vLLM's own environment variable for batch-invariant kernels. The engine decides which kernels it replaces.
+
+On a CPU, vLLM 0.32 then uses Triton kernels although Triton is not there.
+"""
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
 EXPERT_PARALLEL, EXPERTS_KERNEL, EXPERT_MAP = "enable_expert_parallel", "cpu_fused_moe", "expert_map"
 OWN_SETTINGS = ("tf32", FORCED_DECODING, BATCH_INVARIANT)
 TEXT_MODEL = "text_config"
-"""Where the config of a model of several modalities has that of its text model."""
+"""Key under which the config of a model of several modalities holds the config of its text model."""
 BLOCK = 128
 ROWS = 16
 MIN_BATCHED_TOKENS = 2048
 _imported_with: dict[str, str] = {}
-"""The variables that vLLM was, or will be, imported with."""
+"""The environment variables with which vLLM was or will be imported."""
 
 
 def set_environment(settings: Mapping[str, Any], device: str) -> None:
-    """Variables that vLLM reads when it is imported: one process, no telemetry, and float32 that is float32.
+    """Set the variables that vLLM reads when it is imported: one process, no telemetry, and products in full float32.
 
-    Without `TRITON_F32_DEFAULT=ieee` the Triton attention kernel multiplies in TF32 and is off by 3e-3.
+    Without `TRITON_F32_DEFAULT=ieee` the Triton attention kernel multiplies in TF32 and its error is 3e-3.
 
     Raises:
-        RuntimeError: vLLM was imported in this process, or in the one that it is a copy of, with other variables.
+        RuntimeError: vLLM was imported with other variables, in this process or in the process that it was forked from.
     """
     tf32 = bool(settings.get("tf32", False))
     chosen = {
@@ -49,28 +55,30 @@ def set_environment(settings: Mapping[str, Any], device: str) -> None:
         "TRITON_F32_DEFAULT": "tf32" if tf32 else "ieee",
     }
     if world_size(settings) > 1 and device == "cpu":
-        chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # as many ranks as one likes share the cores that there are
+        chosen["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # any number of ranks share the available cores
     if BATCH_INVARIANT in settings:
         chosen[SWITCH] = str(int(settings[BATCH_INVARIANT]))
     if _imported_with and _imported_with != chosen:
         raise RuntimeError(f"vLLM was imported with {_imported_with}, and these settings need {chosen}")
     _imported_with.update(chosen)
     os.environ.update(chosen)
-    # Unless told the number of threads, vLLM goes down to one when its engine shares the caller's process.
+    # Without this variable, vLLM uses a single thread when its engine runs in the caller's process.
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
 
 
 def world_size(settings: Mapping[str, Any]) -> int:
-    """How many processes the model is cut over."""
+    """Return the number of processes that share the model."""
     return math.prod(int(settings.get(key) or 1) for key in PARALLEL)
 
 
 def start(request: LoadRequest) -> Any:
-    """A running `vllm.LLM`; call `set_environment` first.
+    """Start and return a `vllm.LLM`; `set_environment` has to be called first.
 
     Raises:
-        BackendFailed: a setting that vLLM does not have, with the nearest one.
-        Whatever vLLM raises for settings that it has and cannot satisfy.
+        BackendFailed: vLLM does not know a setting; the message names the most similar setting.
+        ValueError: the longest sequence is not known, or the settings ask for expert parallelism or batch-invariant
+            kernels and these cannot run on this device.
+        Exception: vLLM knows the settings but cannot satisfy them.
     """
     from vllm import LLM
 
@@ -85,7 +93,7 @@ def start(request: LoadRequest) -> Any:
 
 
 def _check_switch(device: str) -> None:
-    """Raise ValueError where the switch is on and the engine that was started has no batch-invariant kernels that can run."""
+    """Raise ValueError if `SWITCH` is on but the started engine has no batch-invariant kernels that can run."""
     import vllm
     from vllm.triton_utils import HAS_TRITON
 
@@ -96,13 +104,19 @@ def _check_switch(device: str) -> None:
 
 
 def batch_invariance() -> bool:
-    """Whether the switch replaced kernels, read from the module that replaces them."""
+    """Whether `SWITCH` made vLLM replace kernels, read from the vLLM module that replaces them."""
     module = sys.modules.get("vllm.model_executor.determinism.batch_invariant")
     return bool(getattr(module, "_batch_invariant_MODE", False))
 
 
 def arguments(request: LoadRequest) -> dict[str, Any]:
-    """Arguments of `vllm.LLM`: the user's settings over ours, which choose the plainest path through the engine."""
+    """Return the arguments of `vllm.LLM`: defaults for the simplest path through the engine, and the user's settings.
+
+    The user's settings take precedence.
+
+    Raises:
+        ValueError: neither the config nor the settings give the longest sequence.
+    """
     whole = _config(request)
     config = text_config(whole)
     given = {key: value for key, value in request.settings.items() if key not in OWN_SETTINGS}
@@ -126,7 +140,7 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
         "max_num_batched_tokens": max(2 * length, MIN_BATCHED_TOKENS),
     }
     if request.device == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        # An explicit size also skips the profiling run.
+        # With an explicit size of the cache, vLLM also skips its profiling run.
         rows, block = int(given.get("max_num_seqs", ROWS)), int(given.get("block_size", BLOCK))
         chosen["kv_cache_memory_bytes"] = cache_bytes(
             config, length, str(given.get("dtype", request.dtype)), rows, block
@@ -143,7 +157,7 @@ def arguments(request: LoadRequest) -> dict[str, Any]:
 
 @contextmanager
 def tokens_per_step(llm: Any, most: int | None) -> Iterator[None]:
-    """Let the engine's scheduler run at most so many tokens in a step, so that it cuts longer prompts into chunks."""
+    """Limit a step of the scheduler to `most` tokens, so that longer prompts run in chunks; None keeps its own limit."""
     if most is None:
         yield
         return
@@ -157,8 +171,11 @@ def tokens_per_step(llm: Any, most: int | None) -> Iterator[None]:
 
 
 def typed(overrides: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Whole numbers as the config has them: transformers refuses 256.0 for an int and 50 for a float."""
-    first = layer_configs(config)[0]  # what layers do not share has no value in the config of the model
+    """Return config overrides with each whole number as an int or a float, whichever the config has under that key.
+
+    This is needed because transformers refuses 256.0 for an int and 50 for a float.
+    """
+    first = layer_configs(config)[0]  # a value that differs between layers is absent from the model's config
     return {
         key: typed(value, config) if key == TEXT_MODEL else _like(value, getattr(first, key, None))
         for key, value in overrides.items()
@@ -166,7 +183,7 @@ def typed(overrides: dict[str, Any], config: Any) -> dict[str, Any]:
 
 
 def layer_configs(config: Any) -> list[Any]:
-    """The config of each layer: the model's where layers share all of it."""
+    """Return the config of each layer, which is the config of the model if layers have none of their own."""
     own = getattr(config, "per_layer_config", None)
     return [own[layer] if own else config for layer in range(config.num_hidden_layers)]
 
@@ -179,7 +196,7 @@ def _like(value: Any, old: Any) -> Any:
 
 
 def cache_bytes(config: Any, length: int, dtype: str, rows: int = ROWS, block: int = BLOCK) -> int:
-    """Bytes of a key-value cache that holds one sequence of `length` tokens and a batch of `rows` short ones."""
+    """Return the bytes of a key-value cache for a sequence of `length` tokens and `rows` short ones of `BLOCK` tokens."""
     size = getattr(torch, dtype, torch.float32).itemsize
     short = -(-BLOCK // block) * rows
     blocks = -(-length // block) + short
@@ -187,16 +204,16 @@ def cache_bytes(config: Any, length: int, dtype: str, rows: int = ROWS, block: i
 
 
 def _key_width(config: Any) -> int:
-    """Numbers of one token's keys in a layer."""
+    """Return how many numbers the keys of one token have in a layer."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return int(heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads))
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings that vLLM would only refuse after seconds, or with a list of two hundred names.
+    """Check that vLLM knows the settings; vLLM itself would refuse them only after seconds, or with a list of 200 names.
 
     Raises:
-        BackendFailed: an unknown setting.
+        BackendFailed: vLLM does not know a setting.
     """
     from vllm.engine.arg_utils import EngineArgs
 
@@ -204,10 +221,10 @@ def check_settings(settings: dict[str, Any]) -> None:
 
 
 def _check_experts(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError where experts would be dealt out over ranks whose kernel does not know which of them it has.
+    """Raise ValueError if experts would be distributed over ranks whose kernel cannot know which experts its rank holds.
 
-    vLLM 0.32's `cpu_fused_moe` is given the router's choice among all experts and the weights of a rank's own, and no map
-    between them: it reads past their end, and the rank dies of it.
+    vLLM 0.32's `cpu_fused_moe` gets the router's choice among all experts and the weights of the rank's own experts,
+    but no map from one to the other. It therefore reads past the end of the weights, and the rank crashes.
     """
     if not settings.get(EXPERT_PARALLEL) or world_size(settings) == 1:
         return
@@ -226,10 +243,10 @@ def _config(request: LoadRequest) -> Any:
 
 
 def _inspect_in_process(architecture: str) -> None:
-    """Register the model class that vLLM would find anyway, already imported.
+    """Import the model class that vLLM has for an architecture, and register it again as an imported class.
 
-    vLLM looks at a class it has not seen before in a process of its own, so as not to initialise CUDA; that
-    costs eight seconds, and there is no CUDA here.
+    vLLM inspects a class that is not imported yet in a separate process, to avoid initialising CUDA. That takes
+    eight seconds and is not needed here, because this function is only used on the CPU.
     """
     from vllm.model_executor.models import ModelRegistry
 

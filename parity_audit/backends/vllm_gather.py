@@ -1,8 +1,8 @@
-"""From a serving engine's flat tokens back to `[batch, pos]`, and for edits from there to flat tokens.
+"""Convert a serving engine's flat tokens back to `[batch, pos]`, and replacements of sites from there to flat tokens.
 
-vLLM and SGLang run the requests of a batch side by side as one axis of tokens, in as many steps as the scheduler
-likes, without padding. Each step says which tokens it runs (`input_ids`, `positions`); that is enough to
-find the row and column of every one of them, whatever the scheduler does.
+vLLM and SGLang put the tokens of all requests of a batch on one axis, without padding, and run them in as many steps as
+the scheduler chooses. Each step gets the ids and positions of its tokens (`input_ids`, `positions`). That is enough to
+find the row and column of every token, whatever the scheduler does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from parity_audit.core.wire import RunRequest
 Head = Callable[[Tensor], Tensor]
 COMPUTE_LOGITS = "compute_logits"
 LOGITS_ROWS = 1024
+"""Tokens whose logits are computed at a time."""
 FORBIDDEN = -1e4
+"""Logit of every token that a request must not sample."""
 SAMPLER = "the logits that the engine samples from"
 ELSEWHERE = NotTested(
     what=f"{SAMPLER}, at other positions than the last of a step",
@@ -33,9 +35,10 @@ ELSEWHERE = NotTested(
 
 @contextmanager
 def hooks_of_the_whole(model: nn.Module) -> Iterator[None]:
-    """Let every step pass the hooks of the model as a whole while the block lasts, where its `forward` is called past them.
+    """Make direct calls of `model.forward` run the hooks of `model` while the context is open.
 
-    SGLang calls it so; and a class that vLLM would compile as a whole (ERNIE 4.5) does, in eager mode as well.
+    A direct call skips the hooks of the module. SGLang calls `forward` in this way, and so does a class that vLLM would
+    compile as a whole (ERNIE 4.5), in eager mode as well.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -54,7 +57,7 @@ def hooks_of_the_whole(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Tokens `[start, stop)` of a step are tokens `[first, first + stop - start)` of a row."""
+    """The tokens `[start, stop)` of a step, which are the tokens `[first, first + stop - start)` of the row `row`."""
 
     row: int
     first: int
@@ -63,11 +66,12 @@ class Piece:
 
 
 def place(ids: Sequence[int], positions: Sequence[int], rows: Sequence[Sequence[int]], done: list[int]) -> list[Piece]:
-    """Find the rows that a step's tokens belong to, and count them in `done`.
+    """Return which tokens of a step belong to which rows, and add them to the computed tokens of each row in `done`.
 
-    A row can only go on where it stopped. Of the rows that can, the one that explains most tokens is taken,
-    the first among equals: vLLM schedules first come, first served, and equal rows are interchangeable. Tokens of
-    no row (padding of a step) are skipped; `Gatherer.finish` notices if a row is short in the end.
+    A row can only continue at its first token that was not computed yet. If several rows match the next tokens, the row
+    that matches most of them is taken, and the first one of equal matches: vLLM schedules requests in the order in
+    which they come, and equal rows are interchangeable. Tokens that match no row (padding of a step) are skipped.
+    `Gatherer.finish` raises if tokens of a row are missing in the end.
     """
     pieces: list[Piece] = []
     start = 0
@@ -85,7 +89,7 @@ def place(ids: Sequence[int], positions: Sequence[int], rows: Sequence[Sequence[
 
 
 def _matched(ids: Sequence[int], positions: Sequence[int], start: int, row: Sequence[int], first: int) -> int:
-    """How many tokens from `start` on continue this row from its token `first` on."""
+    """Return how many tokens of the step, from `start` on, equal the tokens of this row from `first` on."""
     count = 0
     while (
         first + count < len(row) and start + count < len(ids)
@@ -96,7 +100,7 @@ def _matched(ids: Sequence[int], positions: Sequence[int], start: int, row: Sequ
 
 
 def real_rows(probe: Probe) -> list[list[int]]:
-    """The rows of a probe without their padding: the prompts that vLLM is given."""
+    """Return the rows of a probe without their padding, as they are given to the engine."""
     return [
         [token for token, real in zip(*row, strict=False) if real]
         for row in zip(probe.token_ids, probe.mask, strict=False)
@@ -104,27 +108,36 @@ def real_rows(probe: Probe) -> list[list[int]]:
 
 
 def prompts_of(request: RunRequest, rows: Sequence[list[int]]) -> tuple[list[list[int]], int]:
-    """The part of each row that is given as its prompt, and how many tokens are decoded behind it: as many in all rows, which end
-    together where they are padded on the left."""
+    """Return the prompt of each row, and how many tokens are decoded after it.
+
+    The number of decoded tokens is the same in all rows, since rows that are padded on the left end at the same
+    position.
+    """
     first = request.probe.decode_from
     decoded = request.probe.shape[1] - first if request.cached and first is not None else 0
     return [row[: len(row) - decoded] for row in rows], decoded
 
 
 def token_axis(tap: SiteTap) -> int:
-    """The axis of an engine's tensor that its tokens are on: that of the batch in the site's layout, else the first."""
+    """Return the token axis of an engine's tensor: the axis `b` in the site's layout, or the first axis without `b`."""
     axes = tap.layout.partition("->")[0].split()
     return axes.index("b") if "b" in axes else 0
 
 
 def _as_in_layout(value: Tensor, axis: int) -> Tensor:
-    """`[batch, pos, ...]` with these two axes where a site's layout has them."""
+    """Return `[batch, pos, ...]` with its first two axes moved to `axis` and `axis + 1`."""
     return value.movedim((0, 1), (axis, axis + 1)) if axis else value
 
 
 @dataclass
 class Gatherer:
-    """A recorder for `taps.hooked` that collects a site's tokens over steps and records the site when it is whole."""
+    """Collects the tokens of each site over the steps of an engine, and records a site when it is complete.
+
+    `taps.hooked` uses it in place of a `Recorder`. `pieces` and `tokens` describe the current step, `done` counts the
+    computed tokens of each row, `parts` holds sites that are not complete, `pending` lists sites that `finish` records,
+    and `sampled` maps (row, column) to the logits that the engine sampled from. `skipped` is the number of tokens that
+    came from the prefix cache, and `largest` what the scheduler did at most in one step.
+    """
 
     request: RunRequest
     inner: Recorder
@@ -143,12 +156,12 @@ class Gatherer:
         self.done = [0] * len(self.rows)
 
     def misses(self, tap: SiteTap, why: str) -> None:
-        """As `Recorder.misses`."""
+        """See `Recorder.misses`."""
         self.inner.misses(tap, why)
 
     @contextmanager
     def steps_seen(self, model: nn.Module) -> Iterator[None]:
-        """Learn of every step of the whole model while the block lasts."""
+        """Call `before_step` at the start of every step of the whole model while the context is open."""
         past_hooks = type(model).__call__ is not nn.Module.__call__ and getattr(model, "do_not_compile", False)
         with hooks_of_the_whole(model) if past_hooks else nullcontext():
             hook = model.register_forward_pre_hook(self.before_step, with_kwargs=True)
@@ -158,21 +171,21 @@ class Gatherer:
                 hook.remove()
 
     def before_step(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Forward pre-hook of the whole model: learn where this step's tokens belong."""
+        """Forward pre-hook of the whole model: find the rows that this step's tokens belong to."""
         given = dict(zip(("input_ids", "positions"), args, strict=False)) | kwargs
         ids, positions = given["input_ids"], given["positions"]
         self.step(ids.tolist(), positions.tolist())
 
     def step(self, ids: Sequence[int], positions: Sequence[int]) -> None:
-        """What runs next: a step of these tokens at these positions."""
+        """Note that the engine starts a step with these token ids at these positions."""
         if self.request.keep_cache and not any(self.done):
-            self.skipped = self.done[0] = int(positions[0])  # what came out of the prefix cache is not computed
+            self.skipped = self.done[0] = int(positions[0])  # tokens from the prefix cache are not computed
         self.pieces = place(ids, positions, self.rows, self.done)
         self.tokens = len(ids)
         self._count()
 
     def _count(self) -> None:
-        """What the engine's scheduler did at most in a step, and in how many of them."""
+        """Update the largest numbers of requests and tokens in one step, and the number of steps."""
         tokens = sum(piece.stop - piece.start for piece in self.pieces)
         top = self.largest
         top["requests_per_step"] = max(top["requests_per_step"], len(self.pieces))
@@ -180,17 +193,18 @@ class Gatherer:
         top["steps"] += bool(tokens)
 
     def see(self, tap: SiteTap, native: Tensor) -> Tensor | None:
-        """Copy this step's tokens `[token, ...]` of a site to their places `[batch, pos, ...]`, at once.
+        """Copy this step's tokens `[token, ...]` of a site to their places in `[batch, pos, ...]`.
 
-        Modules of transformers that vLLM runs see them as a batch of one, `[1, token, ...]`. Where the request replaces
-        the site, what the engine goes on with is returned, in its own layout.
+        The tokens are copied at once, because engines reuse buffers. Modules of transformers that vLLM runs have the
+        tokens as a batch of one, `[1, token, ...]`. If the request replaces the site, the replacement is returned in
+        the layout of the engine, else None.
         """
         path = self.request.inputs.get(tap.site)
         self._keep(tap, native)
         return None if path is None else self._replaced(tap, native, read_input(path))
 
     def _replaced(self, tap: SiteTap, native: Tensor, given: Tensor) -> Tensor:
-        """This step's tokens of a site with the values of `given` `[batch, pos, ...]`."""
+        """Return this step's tensor of a site with its tokens replaced by those of `given` `[batch, pos, ...]`."""
         out, axis = native.clone(), token_axis(tap)
         tokens = self._by_token(out, axis)
         for piece in self.pieces:
@@ -202,7 +216,10 @@ class Gatherer:
         return out
 
     def _by_token(self, native: Tensor, axis: int) -> Tensor:
-        """`[token, ...]`, of which `[1, token, ...]`, one row per token and head, and tokens on another axis are other views."""
+        """Return a view `[token, ...]` of an engine's tensor.
+
+        The tensor may also be `[1, token, ...]`, have one row per token and head, or have its tokens on another axis.
+        """
         if axis:
             return native.movedim(axis, 0)
         if native.ndim > 2 and native.shape[:2] == (1, self.tokens):
@@ -213,6 +230,7 @@ class Gatherer:
         return native
 
     def _keep(self, tap: SiteTap, native: Tensor) -> None:
+        """Copy this step's tokens of a site into the whole site, and record the site if it is complete."""
         shape, native = list(native.shape), self._by_token(native, token_axis(tap))
         if len(native) < self.tokens:
             self.misses(tap, f"it holds {shape} in a step of {self.tokens} tokens")
@@ -237,9 +255,10 @@ class Gatherer:
 
     @contextmanager
     def sampler_seen(self, model: Any, *, forced: bool) -> Iterator[None]:
-        """Keep what the engine gives its sampler: `[request, d_vocab]`, for the last token of each request of a step.
+        """Keep the logits `[request, d_vocab]` of each step that the engine samples from, while the context is open.
 
-        With `forced` it samples each row's own next token, whatever its logits say.
+        There is one row for the last token of each request. If `forced` is true, the engine samples the next token of
+        each row of the probe, whatever the logits are.
         """
 
         def compute_logits(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -255,7 +274,10 @@ class Gatherer:
             del model.compute_logits
 
     def sampler(self, *, forced: bool) -> Callable[[Tensor], Tensor | None]:
-        """What an engine calls with the logits of a step: keeps them, and returns those to sample from instead, if any."""
+        """Return a function that an engine calls with the logits of each step, and that keeps them.
+
+        If `forced` is true, the function returns other logits, from which the engine has to sample; otherwise None.
+        """
 
         def seen(out: Tensor) -> Tensor | None:
             self.sampled_from(out)
@@ -264,7 +286,7 @@ class Gatherer:
         return seen
 
     def forced(self, out: Tensor) -> Tensor:
-        """Logits `[request d_vocab]` from which each request of this step samples its row's own next token."""
+        """Return logits `[request d_vocab]` from which each request of this step samples the next token of its row."""
         chosen = torch.full_like(out, FORBIDDEN)
         for number, piece in enumerate(self.pieces[: len(out)]):
             row, done = self.rows[piece.row], self.done[piece.row]
@@ -272,18 +294,19 @@ class Gatherer:
         return chosen
 
     def sampled_from(self, out: Tensor | None) -> None:
-        """What the sampler of a step was given: `[request d_vocab]`, for the last token of each of its requests."""
+        """Keep the logits `[request d_vocab]` that a step samples from: one row for the last token of each request."""
         if out is not None and len(out) == len(self.pieces):
             self.sampled |= {self._end(piece): row for piece, row in zip(self.pieces, out.detach().cpu(), strict=True)}
 
     def _end(self, piece: Piece) -> tuple[int, int]:
-        """Row and column of a piece's last token."""
+        """Return the row and column of the last token of a piece."""
         return piece.row, self.columns[piece.row][piece.first + piece.stop - piece.start - 1]
 
     def finish(self, head: Head) -> None:
-        """Record what needs the engine at rest: logits at every position that is kept, in slices so that they exist only once.
+        """Record the logits at every position that the probe keeps; called after the engine has run all steps.
 
-        `head` gives the engine's own logits `[token d_vocab]` of final-norm outputs `[token d_model]`.
+        `head` computes the engine's own logits `[token d_vocab]` of final-norm outputs `[token d_model]`. It is applied
+        to slices, so that only one copy of the logits exists.
 
         Raises:
             RuntimeError: the engine did not run every token of the probe.
@@ -300,7 +323,10 @@ class Gatherer:
             self._returned(computed)
 
     def _returned(self, computed: Tensor) -> None:
-        """What the engine returned to its sampler, in the places of the tokens that it sampled from."""
+        """Record, as the returned logits, the logits that the engine sampled from, at the tokens where it sampled.
+
+        At all other positions `computed` is used, and those positions are noted as not tested.
+        """
         if not self.request.returned:
             return
         if not self.sampled:
@@ -318,7 +344,10 @@ class Gatherer:
 
 
 def logits(head: Head, hidden: Tensor) -> Tensor:
-    """The engine's own logits `[b p d_vocab]` of final-norm outputs `[b p d_model]`, vocabulary padding cut."""
+    """Return the engine's own logits `[b p d_vocab]` of final-norm outputs `[b p d_model]`, computed in slices.
+
+    The engine's head leaves out the padding of the vocabulary.
+    """
     flat = hidden.flatten(0, 1)
     out: Tensor | None = None
     for start in range(0, len(flat), LOGITS_ROWS):

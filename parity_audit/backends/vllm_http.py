@@ -1,4 +1,4 @@
-"""vLLM's OpenAI-compatible HTTP server: completions and prompt log-probabilities, token ids only (`POST /v1/completions`)."""
+"""vLLM's OpenAI-compatible server: completions and prompt log-probabilities, as token ids (`POST /v1/completions`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from parity_audit.core.rollouts import Completion, SampleReply, SampleRequest, S
 
 CACHED = "cached_prompt_tokens"
 TOKEN_ID = "token_id:"
-"""What stands before a token's id where the server was asked for ids instead of text."""
+"""Prefix of each token id in an answer, if the server was asked for token ids instead of text."""
 
 
 class VllmHttp:
-    """A running server."""
+    """A running vLLM server."""
 
     kind = package = "vllm"
 
@@ -23,18 +23,18 @@ class VllmHttp:
 
     @staticmethod
     def recognised(endpoint: Endpoint) -> VllmHttp | None:
-        """The server, where it speaks as vLLM's does."""
+        """Return a client if the server answers `/version` and `/v1/models` as vLLM's does, else None."""
         about, served = endpoint.find("/version"), endpoint.find("/v1/models")
         if not isinstance(about, dict) or not isinstance(served, dict) or not served.get("data"):
             return None
         return VllmHttp(endpoint, str(about.get("version", "")), str(served["data"][0].get("id", "")))
 
     def settings(self) -> dict[str, Any]:
-        """The server says nothing of its settings."""
+        """Return no settings, since a vLLM server does not report them."""
         return {}
 
     def sample(self, request: SampleRequest) -> SampleReply:
-        """Draw completions with explicit settings, so that a checkpoint's generation_config.json changes nothing."""
+        """Draw completions; all settings are explicit, so that a checkpoint's generation_config.json changes nothing."""
         own = request.sampling
         body = {
             "temperature": own.temperature, "top_p": own.top_p, "top_k": own.top_k, "n": own.samples, "seed": own.seed,
@@ -48,10 +48,12 @@ class VllmHttp:
         return SampleReply(completions=tuple(drawn), facts={CACHED: _cached(reply)})
 
     def score(self, request: ScoreRequest) -> ScoreReply:
-        """Log-probabilities of the completions' tokens from one prompt pass each, and the likeliest token at each place.
+        """Return the log-probability of each completion token, and the likeliest token at its position.
+
+        Each completion is scored in one prompt pass (prefill).
 
         Raises:
-            NotImplementedError: the decode path was asked for; a server cannot be told which tokens to decode.
+            NotImplementedError: the decode path was asked for, but a server cannot be told which tokens to decode.
         """
         if request.decoded:
             raise NotImplementedError("a vLLM server cannot be told which tokens to decode")
@@ -92,7 +94,10 @@ def _scores(one: Completion, choice: dict[str, Any]) -> Scores:
 
 
 def _cached(reply: dict[str, Any]) -> int | None:
-    """Prompt tokens from the prefix cache, where the server was told to count them (--enable-prompt-tokens-details)."""
+    """Return the number of prompt tokens that came from the prefix cache.
+
+    Returns None if the server does not count them; it does so only with --enable-prompt-tokens-details.
+    """
     details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
     count = details.get("cached_tokens")
     return None if count is None else int(count)

@@ -1,4 +1,7 @@
-"""vLLM as a request without settings wants it imported, on the CPU: what its forked workers have in common."""
+"""Import vLLM for the CPU as a request without settings needs it.
+
+A fork server imports this module once, and its workers share what was imported.
+"""
 
 import importlib
 

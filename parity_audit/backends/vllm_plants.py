@@ -1,7 +1,7 @@
-"""Faults of sharding as edits of a running vLLM engine: what tests plant to see them named.
+"""Sharding faults as edits of a running vLLM engine; tests plant them and check that the audit names the cause.
 
-Each does to one layer what a port does that shards it wrongly. Those that need another rank's tensor gather it, so all
-ranks have to make the edit; `value={"rank": 1}` then says on which of them it stays.
+Each edit changes a layer as a port would that shards it wrongly. Edits that need the weights of other ranks gather
+them, so all ranks have to make the edit. `value={"rank": 1}` then limits the change to that rank.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from parity_audit.backends.vllm_weights import live_weight
 from parity_audit.core.types import Edit
 
 Change = list[tuple[str, Any]]
+"""Pairs of a path and its new value."""
 
 
 @dataclass(frozen=True)
 class After:
-    """A module's `forward` (or another function), whose output goes through `change`, with what it was given."""
+    """Calls a module's `forward`, or another function, and applies `change` to its output or the first of its outputs."""
 
     function: Callable[..., Any]
     change: Callable[[Tensor], Tensor]
@@ -36,7 +37,7 @@ class After:
 
 @dataclass(frozen=True)
 class Plain:
-    """A linear layer's product with a weight of its own, in place of the engine's packed one."""
+    """Computes a linear layer's product with `weight` in place of the weight that the engine has packed."""
 
     weight: Tensor
 
@@ -51,7 +52,7 @@ def _group() -> Any:
 
 
 def gathered(own: Tensor) -> list[Tensor]:
-    """The tensor of every rank, in order."""
+    """Return this tensor of every rank, in order of rank."""
     group = _group()
     parts: Tensor = group.all_gather(own.contiguous(), dim=0)
     return list(parts.chunk(group.world_size))
@@ -62,22 +63,22 @@ def _after(root: Any, edit: Edit, change: Callable[[Tensor], Tensor], name: str 
 
 
 def _reduced_again(root: Any, edit: Edit) -> Change:
-    """A second all-reduce of what all ranks have already."""
+    """Sum an output over the ranks a second time, although every rank already has the sum."""
     return _after(root, edit, lambda out: _group().all_reduce(out))
 
 
 def _tokens_exchanged(root: Any, edit: Edit) -> Change:
-    """Sequence parallelism that gathers the ranks' tokens in the reverse order."""
+    """Gather the ranks' tokens in reverse order, as faulty sequence parallelism would."""
     return _after(root, edit, lambda out: torch.cat(out.chunk(_group().world_size)[::-1]))
 
 
 def _vocabulary_reversed(root: Any, edit: Edit) -> Change:
-    """Logits gathered with the ranks in reverse order."""
+    """Gather the logits with the ranks in reverse order."""
     return _after(root, edit, lambda out: torch.cat(out.chunk(_group().world_size, -1)[::-1], -1), "_gather_logits")
 
 
 def _local_norm(root: Any, edit: Edit) -> Change:
-    """RMS norm in which each rank takes the mean over its own channels alone."""
+    """Compute an RMS norm in which each rank takes the mean square over its own channels alone."""
 
     def change(owner: Any) -> Callable[[Tensor], Tensor]:
         original = owner.forward
@@ -99,7 +100,7 @@ def _local_norm(root: Any, edit: Edit) -> Change:
 
 
 def _vocabulary_offset(root: Any, edit: Edit) -> Change:
-    """An embedding whose part of the vocabulary begins `value` ids later than its rows do."""
+    """Shift the token ids of an embedding's part: it starts `value` ids later than the rows that the rank holds."""
     return [
         (f"{path}.shard_indices", replace(
             owner.shard_indices, org_vocab_start_index=owner.shard_indices.org_vocab_start_index + edit.value,
@@ -110,7 +111,7 @@ def _vocabulary_offset(root: Any, edit: Edit) -> Change:
 
 
 def _weight(root: Any, edit: Edit, made: Callable[[nn.Module, str, list[Tensor]], Tensor]) -> Change:
-    """A linear layer with the weight that `made` gives, of the weights of all ranks."""
+    """Replace the weight of a linear layer by what `made` returns for the weights of all ranks."""
     changes: Change = []
     for path, _ in list(matches(root, edit.path)):
         held = gathered(live_weight(root, f"{path}.weight"))
@@ -123,7 +124,7 @@ def _weight(root: Any, edit: Edit, made: Callable[[nn.Module, str, list[Tensor]]
 
 
 def _fused_order(root: Any, edit: Edit) -> Change:
-    """The fused tensor cut into one contiguous block per rank, instead of each of its parts."""
+    """Give each rank one contiguous block of the whole fused tensor, instead of a piece of each of its parts."""
 
     def made(model: nn.Module, path: str, held: list[Tensor]) -> Tensor:
         sizes = list(of_weight(model, path, held[0]).sizes)
@@ -136,7 +137,7 @@ def _fused_order(root: Any, edit: Edit) -> Change:
 
 
 def _part_of_next_rank(root: Any, edit: Edit) -> Change:
-    """The parts numbered `value["parts"]` of a fused tensor are those of the next rank."""
+    """Replace the pieces numbered `value["parts"]` of a fused tensor (all by default) by those of the next rank."""
 
     def made(model: nn.Module, path: str, held: list[Tensor]) -> Tensor:
         cut, own = of_weight(model, path, held[0]), _group().rank_in_group
@@ -148,14 +149,14 @@ def _part_of_next_rank(root: Any, edit: Edit) -> Change:
 
 
 def _old_weight(root: Any, edit: Edit) -> Change:
-    """A weight of before the last update: every number a little smaller."""
+    """Multiply a weight by `value["times"]` (0.99 by default), as if the rank had missed the last update."""
     return _weight(
         root, edit, lambda model, path, held: held[_group().rank_in_group] * (edit.value or {}).get("times", 0.99)
     )
 
 
 def _experts_exchanged(root: Any, edit: Edit) -> Change:
-    """The first two experts of a layer, exchanged."""
+    """Exchange the weights of the first two experts of a layer."""
     changes: Change = []
     for path, owner in matches(root, edit.path):
         for name in ("w13_weight", "w2_weight"):

@@ -1,7 +1,7 @@
-"""What runs inside each rank of a sharded vLLM engine: `collective_rpc` sends the name of a function of this file.
+"""Functions that run inside each rank of a sharded vLLM engine; `collective_rpc` calls them on every rank.
 
-A rank records its own part of every site, puts it into `[batch, pos, ...]` and leaves it in a file; `vllm_ranks` joins
-the parts. One model and at most one run at a time, so this module holds both.
+A rank records its own part of every site, brings it to `[batch, pos, ...]` and writes it to a file; `vllm_ranks` joins
+the parts. A rank has one model and at most one run at a time, so the state of both is kept in this module.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from parity_audit.core.wire import RunRequest
 
 EDITS = LiveEdits(ops={**OPS, **PLANTS})
 RUNNING: list[Any] = []
+"""The hooks, gatherer and recorder of the current run; empty if there is none."""
 ELSEWHERE = "PPMissingLayer"
-"""What vLLM has in the place of a layer that another stage of a pipeline runs."""
+"""Class that vLLM puts in place of a layer that another stage of a pipeline runs."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What this rank holds of a tensor, in a file, and how that is a part of the whole."""
+    """The file with this rank's part of a tensor, and how the part belongs to the whole tensor."""
 
     file: str
     cut: Cut
@@ -47,7 +48,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Shown:
-    """What one rank showed in a run."""
+    """What one rank recorded in a run.
+
+    `largest` gives the largest numbers of requests and tokens in one step, and the number of steps.
+    """
 
     parts: dict[str, Part]
     not_visible: tuple[NotVisible, ...]
@@ -57,7 +61,11 @@ class Shown:
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank this is: its place among those that share its layers, and which layers these are."""
+    """Which rank this is.
+
+    `tensor_rank` is its number among the `tensor_ranks` ranks that share its layers. `stage` is the number of its stage
+    among the `stages` of the pipeline, and decides which layers it holds.
+    """
 
     rank: int
     tensor_rank: int
@@ -68,7 +76,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a rank says of itself."""
+    """What a rank reports about itself.
+
+    `effective` holds live knob values, `attention` the attention kernel, and `vocabulary` the range of token ids whose
+    embeddings it holds.
+    """
 
     place: Place
     effective: dict[str, Any]
@@ -81,7 +93,7 @@ class Facts:
 
 @dataclass
 class PartRecorder(Recorder):
-    """A recorder that leaves this rank's part of each site in a file, as the module laid it out."""
+    """Writes this rank's part of each site to a file, in the layout of the module."""
 
     model: nn.Module = field(default_factory=nn.Module)
     folder: Path = Path()
@@ -101,6 +113,7 @@ class PartRecorder(Recorder):
         return None
 
     def _cut(self, tap: SiteTap, native: Tensor) -> Cut | None:
+        """Return how this rank's tensor is a part of the site, from the module or else from the width of the tensor."""
         module = get(self.model, tap.module) if tap.module else self.model
         own = vllm_cuts.of_activation(module, given=tap.take.startswith("input"))
         if own is not None:
@@ -108,11 +121,11 @@ class PartRecorder(Recorder):
         return by_width(native.shape, tap.site, self.sizes, self.ranks) if tap.module else WHOLE
 
     def write(self, site: str, canonical: Tensor) -> None:
-        """Keep what is whole on every rank that has it."""
+        """Write a site that is whole on every rank that has it."""
         self._leave(site, canonical, WHOLE)
 
     def returns(self, value: Any) -> None:
-        """Keep what the engine gave its sampler."""
+        """Write the logits that the engine sampled from."""
         if isinstance(value, Tensor):
             self._leave(RETURNED, value, WHOLE)
 
@@ -122,14 +135,17 @@ class PartRecorder(Recorder):
 
 
 class RankGatherer(Gatherer):
-    """A gatherer for ranks, of which some are given no logits."""
+    """A gatherer that accepts None as logits, since some ranks get no logits."""
 
     def forced(self, out: Tensor | None) -> Any:
         return None if out is None else super().forced(out)
 
 
 def prepare(worker: Any) -> None:
-    """Make room for what a stage of a pipeline is sent: vLLM does it while it warms up, which it leaves out on a CPU."""
+    """Allocate the buffers for the tensors that a later pipeline stage receives.
+
+    vLLM allocates them while it warms up, but on a CPU it skips the warm-up.
+    """
     runner = worker.model_runner
     if not hasattr(worker.get_model(), "make_empty_intermediate_tensors") or _place().stage == 0:
         return
@@ -140,7 +156,14 @@ def prepare(worker: Any) -> None:
 
 
 def begin(worker: Any, request: RunRequest, folder: str, sizes: dict[str, int]) -> None:
-    """Hook this rank's modules until `finish` or `stop`."""
+    """Set hooks on this rank's modules, which record until `finish` or `stop` is called.
+
+    Args:
+        worker: vLLM's worker of this rank.
+        request: the run. Taps that name no module are used on the last pipeline stage only.
+        folder: where this rank makes a folder for its files.
+        sizes: the sizes of the model, from which the widths of whole sites are computed.
+    """
     stop(worker)
     model, place = text_part(worker.get_model()), _place()
     own = Path(folder) / f"rank-{place.rank}"
@@ -161,7 +184,7 @@ def begin(worker: Any, request: RunRequest, folder: str, sizes: dict[str, int]) 
 
 
 def finish(worker: Any) -> Shown:
-    """Take the hooks away, compute the logits of every position, and say what was kept."""
+    """Remove the hooks, compute the logits of every kept position, and return what was recorded."""
     stack, gatherer, recorder = RUNNING.pop()
     stack.close()
     model = text_part(worker.get_model())
@@ -172,19 +195,19 @@ def finish(worker: Any) -> Shown:
 
 
 def _logits(model: Any, hidden: Tensor) -> Tensor:
-    """The model's own logits; a rank that is given none of them keeps an empty column."""
+    """Return the model's own logits, or a tensor without columns on a rank that gets no logits."""
     out: Tensor | None = model.compute_logits(hidden)
     return hidden.new_zeros(len(hidden), 0) if out is None else out
 
 
 def stop(worker: Any) -> None:
-    """Take the hooks away, if there are any."""
+    """Remove the hooks of the current run, if there is one."""
     while RUNNING:
         RUNNING.pop()[0].close()
 
 
 def facts(worker: Any, reads: dict[str, str]) -> Facts:
-    """What this rank holds and how it computes."""
+    """Return what this rank holds and how it computes; `reads` maps each knob to the path of its live value."""
     model = text_part(worker.get_model())
     return Facts(
         place=_place(), effective=_effective(model, reads), numerics=numerics(next(model.parameters()).dtype),
@@ -194,14 +217,18 @@ def facts(worker: Any, reads: dict[str, str]) -> Facts:
 
 
 def attention_kernel(model: nn.Module) -> str | None:
-    """The engine's name of the attention kernel in force."""
+    """Return the engine's name of the attention kernel in force, None if no module names one."""
     modules: list[Any] = list(model.modules())
     kernels = (module.attn_backend.get_name() for module in modules if hasattr(module, "attn_backend"))
     return next(kernels, None)
 
 
 def _effective(model: nn.Module, reads: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Live values of each knob by place: one for each `[*]` of layers that this rank has, or one under an empty name."""
+    """Return the live values of each knob by path.
+
+    A path with `[*]` gives one value for each layer that this rank has. A path without it gives one value, under an
+    empty key.
+    """
     found: dict[str, dict[str, Any]] = {}
     for knob, path in reads.items():
         try:
@@ -214,7 +241,7 @@ def _effective(model: nn.Module, reads: dict[str, str]) -> dict[str, dict[str, A
 
 
 def _present(model: nn.Module, path: str) -> Iterator[tuple[str, Any]]:
-    """As `matches`, without the layers that other stages of a pipeline have."""
+    """Yield the same as `matches`, but without the layers that other pipeline stages hold."""
     head, every, tail = path.partition(EVERY)
     if not every:
         yield from matches(model, path)
@@ -225,7 +252,10 @@ def _present(model: nn.Module, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def weights(worker: Any, taps: Sequence[WeightTap], folder: str) -> dict[str, Part]:
-    """This rank's part of each parameter, by path; a path that the rank does not have is left out."""
+    """Write this rank's part of each parameter to a file, and return the parts by path in an unsharded engine.
+
+    Paths that this rank does not have are left out.
+    """
     model, own = text_part(worker.get_model()), Path(folder) / f"rank-{_place().rank}"
     own.mkdir(parents=True, exist_ok=True)
     out: dict[str, Part] = {}
@@ -241,9 +271,10 @@ def weights(worker: Any, taps: Sequence[WeightTap], folder: str) -> dict[str, Pa
 
 
 def apply(worker: Any, edits: tuple[Edit, ...]) -> tuple[list[ReadBack], list[str]]:
-    """Bring this rank's model to exactly these edits, without those of other ranks, and of layers that other stages have.
+    """Bring this rank's model to exactly these edits.
 
-    Returns what was read back, and the paths that it has not.
+    Edits of other ranks, and of layers that other pipeline stages hold, are ignored. Returns the values that were read
+    back, and the paths of edits of this rank that its model does not have.
     """
     model, number = text_part(worker.get_model()), _place().rank
     own = of_this_rank(edits, number)
@@ -253,13 +284,16 @@ def apply(worker: Any, edits: tuple[Edit, ...]) -> tuple[list[ReadBack], list[st
 
 
 def of_this_rank(edits: Sequence[Edit], rank: int) -> list[Edit]:
-    """The edits of every rank and those of this one, by their paths in its model."""
+    """Return the edits for all ranks and those for this rank, with their paths in its model."""
     places = [(edit, *of_rank(edit.path)) for edit in edits]
     return [replace(edit, path=path) for edit, only, path in places if only in (None, rank)]
 
 
 def _here(model: nn.Module, edit: Edit) -> list[Edit]:
-    """An edit of `[*]` as one edit of each layer that this rank has, where it has not all of them."""
+    """Return the edit as it applies to this rank: an empty list if its model has no such path.
+
+    If the rank lacks some layers, an edit of `[*]` becomes one edit for each layer that it has.
+    """
     head, every, tail = edit.path.partition(EVERY)
     if not _has(model, edit.path):
         return []

@@ -1,4 +1,7 @@
-"""A vLLM engine whose model is cut over several processes: what each rank shows, joined to what an unsharded engine shows."""
+"""Audit a vLLM engine whose model is divided among several processes (ranks).
+
+What each rank records is joined into what an unsharded engine would record.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,14 @@ from parity_audit.formulas.fingerprint import fingerprint
 from parity_audit.formulas.stored import CheckpointTensors
 
 LARGEST = 1e30
-"""What stands for infinity and NaN, which JSON does not have."""
+"""Value that replaces infinity and NaN, which JSON cannot represent."""
 VOCABULARY = ("embed", LOGITS)
+"""Sites whose ranks hold ranges of token ids."""
 KV_HEADS = "n_kv_heads"
 
 
 class Ranks:
-    """The ranks of a running engine."""
+    """Runs, reads and edits the ranks of a running engine together."""
 
     def __init__(self, llm: Any, request: LoadRequest) -> None:
         self.llm, self.sizes, reads = llm, request.sizes, request.reads
@@ -48,12 +52,12 @@ class Ranks:
         self.vocabulary = tuple(span for span in held if span[1] < span[2])
 
     def ask(self, question: Callable[..., Any], *args: Any) -> list[Any]:
-        """The answer of every rank, in order of rank."""
+        """Call a function of `vllm_rank` on every rank and return the results in order of rank."""
         answers: list[Any] = self.llm.collective_rpc(question, args=args)
         return answers
 
     def effective(self) -> tuple[dict[str, Any], tuple[RankValue, ...]]:
-        """Live values of the knobs as an unsharded engine has them, and those in which ranks differ."""
+        """Return the live knob values as an unsharded engine has them, and the values in which ranks differ."""
         found: dict[str, Any] = {}
         differ: list[RankValue] = []
         for knob in dict.fromkeys(knob for fact in self.facts for knob in fact.effective):
@@ -69,20 +73,27 @@ class Ranks:
         return found, tuple(differ)
 
     def _of_all(self, knob: str, value: Any) -> Any:
-        """A count of heads is that of one rank: those of all ranks, of which several may hold the same one."""
+        """Return the value of a knob in an unsharded engine, from the value on one rank.
+
+        Only the number of key-value heads has to be converted, because a rank reports its own. It is multiplied by the
+        number of ranks, but at most by the number of these heads, since several ranks may hold copies of the same head.
+        """
         if knob != KV_HEADS or not isinstance(value, int):
             return value
         return value * min(self.places[0].tensor_ranks, self.sizes[KV_HEADS])
 
     def run(self, request: RunRequest, recorder: Recorder, generate: Callable[[], int | None]) -> RunReply:
-        """Record a run on every rank and join what they show."""
+        """Run `generate`, record on every rank while it runs, and join what the ranks recorded.
+
+        `generate` returns the number of prompt tokens from the prefix cache, None if the engine does not count them.
+        """
         with self._folder(request.out) as folder:
             self.ask(vllm_rank.begin, replace(request, out=str(folder)), str(folder), self.sizes)
             try:
                 cached = generate()
                 shown: list[Shown] = self.ask(vllm_rank.finish)
             except BaseException:
-                with suppress(Exception):  # of an engine that has ended; why it did is raised
+                with suppress(Exception):  # the engine may have ended; its own error is raised below
                     self.ask(vllm_rank.stop)
                 raise
             recorder.not_visible += _seen_by_none(shown)
@@ -96,10 +107,14 @@ class Ranks:
 
     @staticmethod
     def _samples(one: Shown, shown: Sequence[Shown]) -> bool:
-        """Ranks that are given no logits have nothing to say of them, where others are."""
+        """Whether the gaps that a rank reports are used: they are if it has sampled logits, or if no rank has any.
+
+        Ranks that get no logits would otherwise report these as not tested, although another rank has them.
+        """
         return RETURNED in one.parts or all(RETURNED not in other.parts for other in shown)
 
     def _see(self, recorder: Recorder, tap: SiteTap, shown: Sequence[Shown]) -> RankShare | None:
+        """Record the joined site, and return what each rank held of it; None if no rank recorded it."""
         held = self._parts(tap.site, shown)
         if not held:
             return None
@@ -125,7 +140,10 @@ class Ranks:
         return None
 
     def _parts(self, site: str, shown: Sequence[Shown]) -> list[tuple[int, Part, Tensor]]:
-        """What the ranks of the first stage that shows a site hold of it, in order of rank."""
+        """Return the parts of a site, in order of rank, from the first pipeline stage that recorded the site.
+
+        Each item is `(rank, part, tensor)`; empty tensors are left out.
+        """
         found: list[tuple[int, Part, Tensor]] = []
         having = [number for number, one in enumerate(shown) if site in one.parts]
         for number in having:
@@ -137,7 +155,7 @@ class Ranks:
         return found
 
     def weights(self, request: WeightsRequest) -> Iterator[WeightPrint]:
-        """Fingerprints of whole parameters."""
+        """Yield fingerprints of parameters joined from all ranks, with what each rank holds if some part is wrong."""
         stored = CheckpointTensors(self.checkpoint)
         with self._folder(None) as folder:
             held: list[dict[str, Part]] = self.ask(vllm_rank.weights, request.taps, str(folder))
@@ -159,7 +177,7 @@ class Ranks:
                         yield replace(print_, ranks=rank_tensor(tap, ranks, parts, cuts, known))
 
     def _first_stage(self, path: str, held: Sequence[dict[str, Part]]) -> list[int]:
-        """The ranks that hold a parameter; where several stages do, those of the first."""
+        """Return the ranks that hold a parameter; if several pipeline stages hold it, only those of the first stage."""
         having = [number for number, own in enumerate(held) if path in own]
         return [number for number in having if self.places[number].stage == self.places[having[0]].stage]
 
@@ -167,7 +185,7 @@ class Ranks:
         """Bring every rank to exactly these edits.
 
         Raises:
-            LookupError: no rank has one of the paths.
+            LookupError: one of the paths exists on none of the ranks that it is meant for. All edits are then undone.
         """
         answers: list[tuple[list[ReadBack], list[str]]] = self.ask(vllm_rank.apply, edits)
         for only, path in (of_rank(edit.path) for edit in edits):
@@ -188,7 +206,7 @@ class Ranks:
 
 
 def _fused(path: str) -> str:
-    """The parameter that a path is in: of one expert, that of all."""
+    """Return the path of the parameter that a path belongs to; for one expert it is the parameter of all experts."""
     return path.rpartition("[")[0] if path.endswith("]") else path
 
 
@@ -197,6 +215,7 @@ def _differing(knob: str, held: Sequence[tuple[int, Any]]) -> RankValue:
 
 
 def _seen_by_none(shown: Sequence[Shown]) -> list[Any]:
+    """Return, for each site that no rank could record, one of the ranks' reasons."""
     known = {site for one in shown for site in one.parts}
     found = {item.site: item for one in shown for item in one.not_visible if item.site not in known}
     return list(found.values())
@@ -209,7 +228,10 @@ def _how(part: Part) -> str:
 def _spans(
     tap: SiteTap, tensors: Sequence[Tensor], cuts: Sequence[Any], ranks: Sequence[int], recorder: Recorder
 ) -> tuple[tuple[int, int, int], ...]:
-    """Which rank holds which part of the third axis, by sending each rank's number along the way of its values."""
+    """Return `(rank, start, stop)` for the parts of the third axis of a site that the ranks hold.
+
+    Tensors filled with the number of their rank are joined and laid out in the same way as the ranks' values.
+    """
     numbers = [torch.full((1, 1, *value.shape[2:]), float(rank)) for rank, value in zip(ranks, tensors, strict=True)]
     sized = replace(tap, sizes={**tap.sizes, "b": 1, "p": 1}, scale=None)
     owner = to_canonical(joined(numbers, cuts), sized)
@@ -218,7 +240,7 @@ def _spans(
 
 
 def _kept(recorder: Recorder, share: RankShare, tap: SiteTap, tensors: Sequence[Tensor]) -> RankShare:
-    """The share with each rank's own values written below the capture."""
+    """Write each rank's own values of a site to files of the capture, and return the share with these files."""
     files = []
     batch, positions = recorder.request.probe.shape
     sized = replace(tap, sizes={**tap.sizes, "b": batch, "p": positions})

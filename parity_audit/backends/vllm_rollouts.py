@@ -1,8 +1,9 @@
-"""Completions drawn by vLLM, and its log-probabilities of given tokens.
+"""Draw completions with vLLM, and get its log-probabilities of given tokens.
 
-Two legs of one engine: what sampling returned for each drawn token (decode), and what a prompt pass over the same ids
-returns (prefill, `prompt_logprobs`). Prompt tokens pass no sampler, so the prefill leg is always at temperature 1. Given
-tokens can be decoded again too, one by one: an engine that was started for it samples what it is told to.
+An engine returns log-probabilities on two paths, here called legs: for each token that it draws (the decode leg), and
+for the tokens of a prompt (the prefill leg, `prompt_logprobs`). Prompt tokens do not pass the sampler, so the prefill
+leg is always at temperature 1. Given tokens can also be decoded one by one: an engine that was started with
+`forced_decoding` samples exactly the tokens that it is given.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from typing import Any
 from parity_audit.core.rollouts import Completion, SampleReply, SampleRequest, ScoreReply, ScoreRequest, Scores
 
 SAMPLED_ONLY = 0
-"""`logprobs=0` returns the log-probability of the drawn token and of no other."""
+"""Value of vLLM's `logprobs` that returns the log-probability of the drawn token only."""
 FORCED = "forced_tokens"
-"""Key of a request's `extra_args`: the tokens that it decodes."""
+"""Key of a request's `extra_args` that holds the tokens that the request has to decode."""
 
 
 def sample(llm: Any, request: SampleRequest) -> SampleReply:
-    """Draw completions with explicit settings, so that a checkpoint's generation_config.json changes nothing."""
+    """Draw completions; all settings are explicit, so that a checkpoint's generation_config.json changes nothing.
+
+    Raises:
+        ValueError: the engine did not use the prompt tokens that it was given.
+    """
     from vllm import SamplingParams
 
     own = request.sampling
@@ -44,12 +49,14 @@ def _completion(prompt: tuple[int, ...], output: Any) -> Completion:
 
 
 def score(llm: Any, request: ScoreRequest) -> ScoreReply:
-    """Log-probabilities of the completions' tokens from one prompt pass each, and the likeliest token at each place.
+    """Return the log-probability of each completion token, and the likeliest token at its position.
 
-    With `request.decoded` they come from the decode path instead, and nothing is said of the likeliest token.
+    Each completion is scored in one prompt pass (prefill). If `request.decoded` is true, the log-probabilities come
+    from the decode path instead, and the likeliest token is not returned.
 
     Raises:
-        ValueError: another temperature than 1, or truncation, was asked for: prompt log-probabilities have neither.
+        ValueError: a temperature other than 1, or truncation, was asked for. Prompt log-probabilities are always those
+            of temperature 1 over the whole vocabulary.
     """
     from vllm import SamplingParams
 
@@ -66,6 +73,7 @@ def score(llm: Any, request: ScoreRequest) -> ScoreReply:
 
 
 def _decoded(llm: Any, request: ScoreRequest) -> ScoreReply:
+    """Return log-probabilities of the completions' tokens from the decode path; raise ValueError for other tokens."""
     from vllm import SamplingParams
 
     settings = [
@@ -90,15 +98,16 @@ def _decoded(llm: Any, request: ScoreRequest) -> ScoreReply:
 
 
 def forced_decoding() -> type:
-    """The logits processor of an engine that is to decode given tokens: it leaves only the next one of a request's list.
+    """Return a logits processor class for an engine that has to decode given tokens.
 
-    It acts on what is sampled from, and raw log-probabilities are taken before it.
+    It allows only the next token of the request's list. It acts on the logits that are sampled from; raw
+    log-probabilities are taken before it, and are therefore not changed.
     """
     import torch
     from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
     class Forced(AdapterLogitsProcessor):  # type: ignore[misc]
-        """One list of tokens per request, in its `extra_args`."""
+        """Forces the list of tokens that a request has in its `extra_args`; requests without a list are left alone."""
 
         def is_argmax_invariant(self) -> bool:
             return False
@@ -124,7 +133,10 @@ def _scores(completion: Completion, output: Any) -> Scores:
 
 
 def cached_tokens(outputs: Any) -> int | None:
-    """Prompt tokens that the engine took from its prefix cache, by its own counter; None where it does not count."""
+    """Return the number of prompt tokens that came from the prefix cache, by the engine's own counter.
+
+    Returns None if the engine does not count them for every request.
+    """
     counts: list[int | None] = [getattr(output, "num_cached_tokens", None) for output in outputs]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None

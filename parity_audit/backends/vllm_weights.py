@@ -1,4 +1,4 @@
-"""Live weights of vLLM modules, also where the CPU engine has packed them away."""
+"""Live weights of vLLM modules, including weights that the CPU engine has packed into another format."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from parity_audit.core.wire import WeightsRequest
 from parity_audit.formulas.fingerprint import fingerprint
 
 IDENTITY_ROWS = 512
+"""Rows of the identity matrix that a packed layer is applied to at a time."""
 BASE = 256
+"""Base of the digits in which entries are numbered: every whole number below it is exact in bfloat16."""
 
 
 def fingerprints(model: nn.Module, request: WeightsRequest) -> Iterator[WeightPrint]:
-    """One fingerprint per tap; a path the model does not have is left out. Taps of one module share its unpacking."""
+    """Yield one fingerprint per tap, without taps whose path the model does not have.
+
+    Consecutive taps with the same path share one unpacked weight.
+    """
     path, value = "", torch.empty(0)
     for tap in request.taps:
         if tap.path != path:
@@ -32,10 +37,10 @@ def fingerprints(model: nn.Module, request: WeightsRequest) -> Iterator[WeightPr
 
 
 def live_weight(model: nn.Module, path: str) -> Tensor:
-    """The parameter at `path` as the engine uses it.
+    """Return the parameter at `path` as the engine uses it, unpacked if the engine has packed it.
 
-    The CPU engine packs a linear layer's weight for oneDNN and drops the parameter. What the layer makes of
-    the identity is then its weight, exactly: every output is one weight times one, plus zeros.
+    The CPU engine packs the weight of a linear layer for oneDNN and drops the parameter. The layer applied to the
+    identity matrix then gives the exact weight, since every output is one weight times one, plus zeros.
     """
     value: Tensor = get(model, path)
     if value.numel():
@@ -46,7 +51,7 @@ def live_weight(model: nn.Module, path: str) -> Tensor:
 
 
 def _packed_for(model: nn.Module, path: str) -> str | None:
-    """The instruction set that the owner of an expert weight has packed it for, None where it is as loaded."""
+    """Return the instruction set for which an expert weight was packed, None if the weight is as it was loaded."""
     owner, _, leaf = path.rpartition(".")
     if not leaf.partition("[")[0].endswith("weight"):
         return None
@@ -56,7 +61,7 @@ def _packed_for(model: nn.Module, path: str) -> str | None:
 
 
 def unpacked_experts(packed: Tensor, isa: str) -> Tensor:
-    """Weights `[out, in]` or `[expert, out, in]` in the order they were loaded in."""
+    """Return packed expert weights `[out, in]` or `[expert, out, in]` in the order in which they were loaded."""
     order = _order(tuple(packed.shape[-2:]), packed.dtype, isa)
     flat = packed.reshape(-1, order.numel())
     out = torch.empty_like(flat)
@@ -66,9 +71,9 @@ def unpacked_experts(packed: Tensor, isa: str) -> Tensor:
 
 @cache
 def _order(shape: tuple[int, int], dtype: torch.dtype, isa: str) -> Tensor:
-    """Where each packed entry came from: what the engine's packer makes of numbered entries.
+    """Return, for each packed entry, its position before packing, found by packing a tensor of numbered entries.
 
-    It is asked a digit at a time, because low dtypes hold no large whole numbers.
+    The numbers are packed one digit (base `BASE`) at a time, because 16-bit dtypes cannot hold large whole numbers.
     """
     from vllm._custom_ops import cpu_prepack_moe_weight
 
@@ -81,7 +86,7 @@ def _order(shape: tuple[int, int], dtype: torch.dtype, isa: str) -> Tensor:
 
 
 def unpacked(layer: Any, dtype: torch.dtype) -> Tensor:
-    """The packed weight `[out, in]` of one linear layer."""
+    """Return the weight `[out, in]` of a packed linear layer, by applying the layer to the identity matrix."""
     width = shape_of(layer)[1]
     eye = torch.eye(width, dtype=dtype)
     rows = [layer.cpu_linear(part.contiguous(), layer.weight, None) for part in eye.split(IDENTITY_ROWS)]
@@ -89,13 +94,13 @@ def unpacked(layer: Any, dtype: torch.dtype) -> Tensor:
 
 
 def shape_of(layer: Any) -> tuple[int, int]:
-    """`(out, in)` of a linear layer, of this rank's part."""
+    """Return `(out, in)` of this rank's part of a linear layer."""
     out = getattr(layer, "output_size_per_partition", None) or layer.output_size
     return out, getattr(layer, "input_size_per_partition", None) or layer.input_size
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Number of parameters: the packed ones included, the padding of the vocabulary not."""
+    """Return the number of parameters, including packed ones and without the padding of the vocabulary."""
     modules: list[Any] = list(model.modules())
     packed = (module for module in modules if hasattr(module, "cpu_linear") and not module.weight.numel())
     sizes = (shape_of(module) for module in packed)
@@ -104,7 +109,7 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _vocabulary_padding(model: nn.Module) -> int:
-    """Entries of the rows that vLLM adds to (un)embeddings; a tied pair shares one parameter."""
+    """Return how many entries vLLM adds to (un)embeddings as padding; the shared parameter of a tied pair counts once."""
     modules: list[Any] = list(model.modules())
     padded = [module for module in modules if hasattr(module, "org_vocab_size") and hasattr(module, "weight")]
     unique = {id(module.weight): module for module in padded}

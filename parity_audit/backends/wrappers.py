@@ -1,4 +1,4 @@
-"""The model inside what wraps it: compiled, parallel, with adapters, or traced."""
+"""Get the model out of wrappers for compilation, parallel execution, adapters or tracing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def _traced(wrapper: Any) -> Any:
-    """nnsight holds the model as `_model` up to 0.4, as `_module` since."""
+    """Return the model inside an nnsight wrapper: attribute `_model` up to nnsight 0.4, `_module` in later releases."""
     own = vars(wrapper)
     return own["_model"] if "_model" in own else own["_module"]
 
@@ -20,14 +20,18 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "NNsight": _traced,
     "Envoy": _traced,
 }
-"""How to reach the model, by the name of a wrapper's class or of one of its bases. The libraries need not be installed."""
+"""Functions that return the wrapped model, by the name of the wrapper's class or of one of its base classes.
+
+The classes are found by name, so that their libraries need not be installed.
+"""
 DEEPEST = 8
+"""Largest number of nested wrappers that are removed."""
 BRIDGE_PART = "._original_component"
-"""What TransformerBridge adds to the path of every module that it wraps."""
+"""Text that TransformerBridge adds to the path of every module that it wraps."""
 
 
 def unwrapped(model: Any) -> Any:
-    """The innermost model; a model that nothing wraps is returned as it is."""
+    """Return the innermost model; a model without a wrapper is returned unchanged."""
     for _ in range(DEEPEST):
         names = [parent.__name__ for parent in type(model).__mro__]
         reach = next((WRAPPERS[name] for name in names if name in WRAPPERS), None)

@@ -1,8 +1,9 @@
-"""Which of torch's own calls give the bits of the fixed tiling: measured once for each shape, then remembered.
+"""Find out which of torch's own calls give the same bits as the fixed tiling, once for each shape.
 
 The fixed tiling defines the result. One call of the library for the whole matrix is faster, and on many machines it
-gives the same bits from some number of rows on. Nobody promises that, so it is tried on numbers of its own before the
-first use of a shape. The order in which a library sums depends on shapes, layouts and threads, not on the numbers.
+gives the same bits from some number of rows on. No library guarantees that, so before the first use of a shape the call
+is compared with the fixed tiling on generated numbers. These numbers can stand for all others, because the order in
+which a library sums depends on shapes, layouts and threads, not on the numbers.
 """
 
 from __future__ import annotations
@@ -13,19 +14,24 @@ import torch
 from torch import Tensor
 
 SAMPLED_ROWS = 8
-"""Rows computed by the definition, each with all columns, before another way is believed for a shape."""
+"""Rows, each with all columns, that are compared with the definition before another way is used for a shape."""
 HUGE, SMALL = 2.0**10, 2.0**-12
-"""Two terms of the sum cancel and the others are smaller than them by about 2^22: other orders leave other remainders."""
+"""Scales of the two terms of a sum that cancel and of its other terms, which are smaller by about 2^22.
+
+With such terms, sums in different orders give different results.
+"""
 Way = Callable[..., Tensor]
+"""One way to compute a result, such as a single call of the library."""
 _CHOSEN: dict[Hashable, Way] = {}
 
 
 def chosen(
     key: tuple[Hashable, ...], ways: Sequence[Way], definition: Way, compare: Callable[[Way], bool | None]
 ) -> Way:
-    """The first way that `compare` finds to give the bits of the definition, else the definition itself.
+    """Return the first way that gives the same bits as the definition according to `compare`, else the definition.
 
-    Remembered for this key, number of threads and precision setting, unless a comparison was inconclusive (None).
+    The choice is remembered for this key, number of threads and precision setting. If a comparison is inconclusive
+    (None), the definition is returned and nothing is remembered.
     """
     whole = (key, torch.get_num_threads(), torch.get_float32_matmul_precision())
     known = _CHOSEN.get(whole)
@@ -43,17 +49,17 @@ def chosen(
 
 
 def same_bits(found: Tensor, expected: Tensor) -> bool | None:
-    """Whether two results are equal; None where they are mostly zero or not finite, which shows no order of sums."""
+    """Whether two results are equal; None if `expected` is mostly zero or not finite and thus hides the order of sums."""
     if not bool(torch.isfinite(expected).all()) or 2 * int(torch.count_nonzero(expected)) < expected.numel():
         return None
     return torch.equal(found, expected)
 
 
 def cancelling(count: int, weight: Tensor) -> Tensor:
-    """Rows `[count, in]` whose products with one column each hold two huge terms that cancel exactly.
+    """Return rows `[count, in]`; the product of each with one column of `weight` has two huge terms that cancel exactly.
 
-    In bfloat16 almost every order of a float32 sum rounds to the same output; what is left of small terms beside huge
-    ones does not.
+    Such rows show the order of a sum in bfloat16. For ordinary rows, almost every order of a float32 sum rounds to the
+    same bfloat16 output. What remains of small terms beside huge ones depends on the order.
     """
     generator = torch.Generator().manual_seed(0)
     size, columns = weight.shape

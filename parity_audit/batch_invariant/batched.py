@@ -1,9 +1,10 @@
-"""Batches of products of two activations (`bmm`, `baddbmm`) on the CPU: attention, eager and sdpa.
+"""Batches of products of two activations (`bmm`, `baddbmm`) on the CPU, as eager and sdpa attention use them.
 
-Rows (queries), columns (keys, or the head's width) and the summed dimension (the head's width, or keys) all may vary.
-Definition: tiles of `ROWS` x `COLUMNS` outputs, summed in splits of `SPLIT` terms from the first on, one after the
-other, in float32 or wider; whatever a tile or split lacks is filled up with zeros. A split has a fixed size, so their
-number grows with the keys and the order of the terms stays. Masked keys add exact zeros, at the end of a sum too.
+The number of rows (queries), of columns (keys, or the head's width) and of summed terms (the head's width, or keys) may
+all vary. The result is defined as follows: outputs are computed in tiles of `ROWS` x `COLUMNS`. Each tile is summed in
+splits of `SPLIT` terms, one split after the other from the first on, in float32 or wider. Incomplete tiles and splits
+are padded with zeros. A split has a fixed size, so more keys mean more splits, and the order of the earlier terms stays
+the same. Masked keys add exact zeros, also at the end of a sum.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ from parity_audit.batch_invariant.agreement import Way, chosen, same_bits
 
 ROWS = 4
 COLUMNS = 16
-"""Outputs of a tile: below these sizes matrix libraries go over to other kernels."""
+"""Rows and columns of a tile: for smaller sizes matrix libraries use other kernels."""
 SPLIT = 128
-"""Terms summed by one call: a head's width or half of it, so that few calls are needed, and little is filled up."""
+"""Terms summed by one call: a head's width or half of it, so that few calls and little padding are needed."""
 TERMS = 16
-"""Terms up to a multiple of this number are filled up with zeros, so that decoding meets a new shape, and compares calls for
-it, once in so many steps."""
+"""The number of terms is padded with zeros to a multiple of this number.
+
+Decoding then reaches a new shape, for which calls have to be compared, only once in this many steps.
+"""
 LOW = (torch.bfloat16, torch.float16)
 
 
 def bmm(left: Tensor, right: Tensor) -> Tensor:
-    """`[batch, row, term]` times `[batch, term, column]`."""
+    """Return `[batch, row, term]` times `[batch, term, column]` as a contiguous tensor."""
     return times(left, right).contiguous()
 
 
 def times(left: Tensor, right: Tensor) -> Tensor:
-    """The same; what is returned may be a part of a larger tensor."""
+    """Return the same product as `bmm`, possibly as a view of a larger tensor."""
     if not left.is_floating_point() or not left.numel() or not right.numel():
         return torch.bmm(left, right, out=left.new_empty(*left.shape[:2], right.shape[2]))
     dtype, rows, columns = left.dtype, left.shape[1], right.shape[2]
@@ -49,24 +52,27 @@ def times(left: Tensor, right: Tensor) -> Tensor:
 
 
 def baddbmm(added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """`beta * added + alpha * left @ right`; with `beta` 0 whatever `added` holds is ignored."""
+    """Return `beta * added + alpha * left @ right`; if `beta` is 0, `added` is ignored, NaN included."""
     product = bmm(left, right)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + added * beta
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums are accumulated."""
+    """Return the dtype in which sums are accumulated: float32 for 16-bit dtypes, else the dtype itself."""
     return torch.float32 if dtype in LOW else dtype
 
 
 def _filled_up(values: Tensor, rows: int, columns: int) -> Tensor:
-    """Contiguous, with so many rows and columns of zeros more."""
+    """Return `values` as a contiguous tensor with `rows` rows and `columns` columns of zeros added."""
     return pad(values, (0, columns, 0, rows)) if rows or columns else values.contiguous()
 
 
 def _right_filled_up(right: Tensor, terms: int) -> Tensor:
-    """Columns up to a multiple of `COLUMNS`; a transposed matrix (keys) stays transposed."""
+    """Return `right` with `terms` more terms, and columns padded to a multiple of `COLUMNS`.
+
+    A matrix that is transposed in memory (keys) stays transposed.
+    """
     columns = -right.shape[2] % COLUMNS
     if right.stride(1) == 1 and right.stride(2) != 1:
         return _filled_up(right.mT, columns, terms).mT
@@ -74,7 +80,7 @@ def _right_filled_up(right: Tensor, terms: int) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """One call for each split where that has the bits of the tiles, else the tiles."""
+    """Return the product, computed with one call per split if that gives the bits of the tiles, else by tiles."""
     transposed = right.stride(1) == 1
     key = ("batch", left.shape, right.shape, transposed, left.dtype)
     way = chosen(key, WAYS, _all_tiles, lambda way: _compare(way, left.shape, right.shape, transposed, left.dtype))
@@ -82,7 +88,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _splits(left: Tensor, right: Tensor) -> Tensor:
-    """All tiles at once, split by split; the last split as short as it is."""
+    """Compute all tiles in one call for each split; the last split is not padded."""
     batches, rows, terms = left.shape
     out = left.new_empty(batches, rows, right.shape[2])
     if terms <= SPLIT:
@@ -94,7 +100,7 @@ def _splits(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _full_splits(left: Tensor, right: Tensor) -> Tensor:
-    """The same with the last split filled up, and both factors laid out for it."""
+    """Compute the same with the last split padded with zeros, and both factors copied to contiguous tensors."""
     terms = -left.shape[2] % SPLIT
     return _splits(pad(left, (0, terms)).contiguous(), pad(right, (0, 0, 0, terms)).contiguous())
 
@@ -103,6 +109,7 @@ WAYS = (_splits, _full_splits)
 
 
 def _all_tiles(left: Tensor, right: Tensor) -> Tensor:
+    """Compute the product by its definition, one tile after the other."""
     batches, rows, columns = left.shape[0], left.shape[1], right.shape[2]
     out = left.new_zeros(batches, rows, columns)
     for batch in range(batches):
@@ -113,7 +120,7 @@ def _all_tiles(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _tile(left: Tensor, right: Tensor, batch: int, row: int, column: int) -> Tensor:
-    """One tile by the definition: each split a product of `[ROWS, SPLIT]` and `[SPLIT, COLUMNS]`."""
+    """Compute one tile by the definition, where each split is a product of `[ROWS, SPLIT]` and `[SPLIT, COLUMNS]`."""
     out = left.new_zeros(ROWS, COLUMNS)
     for start in range(0, left.shape[2], SPLIT):
         a = left[batch, row : row + ROWS, start : start + SPLIT]
@@ -127,7 +134,10 @@ def _tile(left: Tensor, right: Tensor, batch: int, row: int, column: int) -> Ten
 
 
 def _compare(way: Way, left_shape: Any, right_shape: Any, transposed: bool, dtype: torch.dtype) -> bool | None:
-    """The tiles in the corners of the first and of the last of a batch of equal random products."""
+    """Compare a way with the definition on a batch of equal random products; see `same_bits` for the result.
+
+    Compared are the tiles in the corners of the first and the last product of the batch.
+    """
     generator = torch.Generator().manual_seed(0)
     left, right = (
         torch.randn(shape[1:], generator=generator, dtype=dtype).expand(shape).contiguous()

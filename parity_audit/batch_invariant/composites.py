@@ -1,7 +1,8 @@
-"""`matmul` and `scaled_dot_product_attention` as compositions of fewer products, on every device and differentiable.
+"""`matmul` and `scaled_dot_product_attention` composed of a few basic products, on every device and differentiable.
 
-torch's own `matmul` decides by memory layout whether rows are multiplied by a weight or batches by copies of it, and
-its attention chooses a kernel by shape and mask. Here a weight is always a weight, and attention is always the same.
+torch's own `matmul` decides by memory layout whether to multiply rows by a weight or batches by copies of the weight,
+and its attention chooses a kernel by shape and mask. Here a matrix as second factor is always treated as a weight, and
+attention is always computed in the same way.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from parity_audit.batch_invariant import batched, products
 from parity_audit.batch_invariant.batched import widened
 
 QUERIES = 256
-"""Queries whose scores are held at once: bounds memory, and does not change bits."""
+"""Queries whose scores are in memory at a time; the number limits memory and does not change bits."""
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """`torch.matmul`: rows times a weight where the second factor is a matrix, else a batch of products."""
+    """Compute `torch.matmul`: rows times a weight if the second factor is a matrix, else a batch of products."""
     if left.dim() == 1:
         return matmul(left[None], right).squeeze(-2 if right.dim() > 1 else 0)
     if right.dim() == 1:
@@ -40,13 +41,19 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _needs_no_dispatch(left: Tensor, right: Tensor) -> bool:
-    """Whether the kernels of the CPU can be called at once: no gradients, no subclass that a mode of torch made."""
+    """Whether the CPU kernels of this package can be called without torch's dispatcher.
+
+    This needs CPU tensors that are no subclasses (torch's modes may make such subclasses), and gradients switched off.
+    """
     plain = type(left) in PLAIN and type(right) in PLAIN
     return plain and not torch.is_grad_enabled() and left.is_cpu and right.is_cpu
 
 
 def _merged(factor: Tensor, batch: torch.Size, count: int) -> Tensor:
-    """One batch dimension; a transposed matrix (keys) stays transposed where merging copies it."""
+    """Return a factor with its batch dimensions merged into one of size `count`.
+
+    If merging has to copy a matrix that is transposed in memory (keys), the copy is transposed as well.
+    """
     if factor.shape[:-2] != batch:
         factor = factor.expand(*batch, *factor.shape[-2:])
     if factor.stride(-2) == 1 and factor.stride(-1) != 1:
@@ -58,7 +65,7 @@ def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`scaled_dot_product_attention`, `[..., query_pos, d_head]`: scores, softmax and sum in float32 or wider."""
+    """Compute `scaled_dot_product_attention` `[..., query_pos, d_head]`, its inner steps in float32 or wider."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], dim=-3) for x in (key, value))
@@ -79,7 +86,10 @@ def attention(
 
 
 def has_split_kernel(query: Tensor) -> bool:
-    """Whether one kernel computes attention on this device and in this dtype; float64 has products only."""
+    """Whether a single kernel computes attention on this device and in this dtype.
+
+    There is none for float64, for which attention is composed of products.
+    """
     return query.is_cuda and query.dtype != torch.float64
 
 
@@ -87,7 +97,7 @@ def _composed(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout_p: float = 0.0,
     is_causal: bool = False, start: int = 0,
 ) -> Tensor:  # fmt: skip
-    """Scores, softmax and sum, each a kernel of its own, in float32 or wider."""
+    """Compute attention with one kernel each for scores, softmax and sum, in float32 or wider."""
     wide = widened(query.dtype)
     scores = torch.matmul(query.to(wide), key.to(wide).mT) * scale
     weights = torch.dropout(_weights(scores, mask, is_causal, start), dropout_p, dropout_p > 0)
@@ -95,7 +105,7 @@ def _composed(
 
 
 def _in_splits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The kernel for CUDA, on `[batch, head, pos, d_head]`."""
+    """Compute attention with the CUDA kernel, which takes `[batch, head, pos, d_head]`."""
     from parity_audit.batch_invariant.cuda import split_attention  # imports Triton
 
     batch = query.shape[:-3]
@@ -109,7 +119,10 @@ def _in_splits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: f
 
 
 def _additive(mask: Tensor | None, is_causal: bool, start: int, query: Tensor, key: Tensor) -> Tensor:
-    """What is added to scores `[..., query_pos, key_pos]`, in float32: 0 where a key is seen, minus infinity where not."""
+    """Return the float32 mask that is added to scores `[..., query_pos, key_pos]`, with at least four dimensions.
+
+    Hidden keys have minus infinity. Visible keys have 0, or the number in an additive `mask`.
+    """
     shape = (1, 1, query.shape[-2], key.shape[-2])
     if mask is None:
         added = torch.zeros(shape, device=query.device)
@@ -124,7 +137,10 @@ def _additive(mask: Tensor | None, is_causal: bool, start: int, query: Tensor, k
 
 
 def _weights(scores: Tensor, mask: Tensor | None, is_causal: bool, start: int) -> Tensor:
-    """Softmax of masked scores `[..., query_pos, key_pos]`; a query without any key gets zeros, as in torch."""
+    """Return the softmax of masked scores `[..., query_pos, key_pos]`.
+
+    With a `mask`, a query whose keys are all hidden gets zeros, as in torch.
+    """
     if is_causal:
         query = torch.arange(start, start + scores.shape[-2], device=scores.device)
         later = torch.arange(scores.shape[-1], device=scores.device) > query[:, None]

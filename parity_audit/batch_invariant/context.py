@@ -1,4 +1,4 @@
-"""`invariant()`: replaces kernels in torch's dispatcher, and gives them back."""
+"""`invariant()`: replace kernels in torch's dispatcher while a context is open, and restore them afterwards."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ CUDA_KERNELS = {
         "sum.dim_IntList": "total", "native_layer_norm": "layer_norm", "_fused_rms_norm": "rms_norm",
     },
 }  # fmt: skip
-"""Functions of `batch_invariant.cuda` by the operation that they replace."""
+"""Functions of each module of `batch_invariant.cuda`, by the operation that they replace."""
 
 
 def _on_cuda(module: str, function: str, *args: Any, **kwargs: Any) -> Any:
-    """A kernel written in Triton, imported when the first CUDA tensor asks for it.
+    """Run a kernel written in Triton, which is imported when it is needed for the first time.
 
     Raises:
         CannotRun: Triton is not installed.
@@ -61,7 +61,7 @@ def _on_cuda(module: str, function: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def cuda_kernels() -> dict[str, Callable[..., Any]]:
-    """What is replaced on CUDA: kernels, and errors where there are none."""
+    """Return what replaces operations on CUDA: a kernel, or a function that raises if there is no invariant kernel."""
     own = {
         name: partial(_on_cuda, module, function)
         for module, functions in CUDA_KERNELS.items()
@@ -78,13 +78,14 @@ _library: Any = None
 
 @contextmanager
 def invariant() -> Iterator[None]:
-    """Make torch models batch-invariant, bit for bit, while this context is open; the models stay as they are.
+    """Make torch models batch-invariant, bit for bit, while this context is open; the models are not changed.
 
-    Kernels belong to the process: other threads compute invariantly too until the last context that is open anywhere is
-    left. Contexts nest. What `torch.compile` generated is not changed.
+    Kernels are replaced for the whole process. Other threads therefore compute invariantly too, until the last open
+    context of any thread is left. Contexts can be nested. Code that `torch.compile` generated is not changed.
 
     Raises:
-        CannotRun: inside the context, an operation on CUDA tensors whose bits depend on the batch and that has no kernel.
+        CannotRun: raised inside the context by an operation on CUDA tensors whose bits depend on the batch and for
+            which there is no batch-invariant kernel.
     """
     _enter()
     try:
@@ -94,7 +95,7 @@ def invariant() -> Iterator[None]:
 
 
 def is_open() -> bool:
-    """Whether the kernels are replaced in this process now."""
+    """Whether the kernels of this process are replaced at the moment."""
     return _library is not None
 
 
@@ -116,10 +117,10 @@ def _leave() -> None:
 
 
 def _registered() -> Any:
-    """The kernels, in force; all of them or none."""
+    """Register all kernels and return their library; if one cannot be registered, remove the others and raise."""
     library: Any = torch.library.Library("aten", "IMPL")
     try:
-        with warnings.catch_warnings():  # torch warns that kernels are replaced, which is what is wanted
+        with warnings.catch_warnings():  # torch warns about replaced kernels, which is intended
             warnings.simplefilter("ignore", UserWarning)
             for key, kernels in (("CompositeImplicitAutograd", COMPOSITE), ("CPU", CPU), ("CUDA", cuda_kernels())):
                 for name, kernel in kernels.items():

@@ -1,8 +1,9 @@
-"""Sums along a row (`softmax`, `log_softmax`, `logsumexp`, `mean`, `sum`, norms) on the CPU: one row, one fixed order.
+"""Sums along a row (`softmax`, `log_softmax`, `logsumexp`, `mean`, `sum`, norms) on the CPU, each in one fixed order.
 
-Along a last dimension of fixed size torch sums each row by itself once there are two rows in one piece of memory; a
-single long row it splits between threads, so it gets a companion. The width of attention's softmax grows with the keys:
-it is summed in blocks of `BLOCK`, filled up with zeros, one block after the other.
+Along a last dimension of fixed size, torch sums each row by itself if there are at least two rows in contiguous memory.
+It divides a single long row among threads, so a single row is computed together with a copy of itself. The width of
+attention's softmax grows with the number of keys. It is therefore summed in blocks of `BLOCK` keys, padded with zeros,
+one block after the other.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from parity_audit.batch_invariant.batched import LOW
 from parity_audit.batch_invariant.elementwise import GRAIN, pointwise
 
 BLOCK = 64
-"""Keys summed by one call in a softmax."""
+"""Keys in a block of the softmax's sum."""
 Native = Callable[..., Tensor]
 aten = torch.ops.aten
 exp = partial(pointwise, aten.exp.out)
 
 
 def softmax(scores: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
-    """`_softmax` along any dimension, in float32 or wider."""
+    """Compute `_softmax` along any dimension, in float32 or wider."""
     dtype = torch.float32 if half_to_float else scores.dtype
     if scores.dim() == 0 or scores.numel() == 0:
         return torch.ones_like(scores, dtype=dtype)
@@ -47,7 +48,7 @@ def softmax(scores: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
 
 
 def log_softmax(values: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
-    """`_log_softmax`."""
+    """Compute `_log_softmax` along any dimension."""
     last = values.movedim(dim, -1) if values.dim() else values
     rows = _two_rows(last)
     out = torch.empty_like(rows, dtype=torch.float32 if half_to_float else values.dtype)
@@ -57,19 +58,19 @@ def log_softmax(values: Tensor, dim: int, half_to_float: bool = False) -> Tensor
 
 
 def mean(values: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """`mean.dim`."""
+    """Compute `mean.dim`."""
     return _reduced(torch.mean, values if dtype is None else values.to(dtype), dim, keepdim)
 
 
 def total(values: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """`sum.dim_IntList`."""
+    """Compute `sum.dim_IntList`."""
     if dtype is None and not (values.is_floating_point() or values.is_complex()):
         dtype = torch.int64
     return _reduced(torch.sum, values if dtype is None else values.to(dtype), dim, keepdim)
 
 
 def logsumexp(values: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
-    """`logsumexp` from its parts."""
+    """Compute `logsumexp` from a maximum, exponentials, a sum and a logarithm."""
     values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
     peak = values.amax(tuple(dim), keepdim=True)
     peak = torch.where(peak.isinf(), torch.zeros_like(peak), peak)
@@ -79,14 +80,18 @@ def logsumexp(values: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tens
 
 
 def _reduced(native: Native, values: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
-    """Along the last dimension by rows; any other reduction as torch does it."""
+    """Reduce along the last dimension row by row in a fixed order; leave any other reduction to torch."""
     if dim is not None and len(dim) == 1 and values.dim() and dim[0] % values.dim() == values.dim() - 1:
         return _last(native, values, keepdim)
     return _native(native, values, dim, keepdim)
 
 
 def _last(native: Native, values: Tensor, keepdim: bool) -> Tensor:
-    """By rows. Several rows in one piece of memory need no other shape."""
+    """Reduce along the last dimension row by row.
+
+    Several rows in contiguous memory are reduced by one call of torch. A single row is reduced alone if a comparison
+    has shown that this gives the same bits, and together with a copy of itself otherwise.
+    """
     if values.is_contiguous() and values.numel() > values.shape[-1] > 0:
         return _as_it_is(native, values, keepdim)
     if values.is_floating_point() and 0 < values.numel() == values.shape[-1] <= GRAIN:
@@ -96,12 +101,12 @@ def _last(native: Native, values: Tensor, keepdim: bool) -> Tensor:
 
 
 def _as_it_is(native: Native, values: Tensor, keepdim: bool) -> Tensor:
-    """One call of torch."""
+    """Reduce along the last dimension with one call of torch."""
     return native(values, -1, keepdim, out=values.new_empty(0))
 
 
 def _doubled(native: Native, values: Tensor, keepdim: bool) -> Tensor:
-    """With a companion for a row that is alone."""
+    """Reduce along the last dimension; a single row is computed together with a copy of itself."""
     rows = _two_rows(values)
     out = _as_it_is(native, rows, False)
     shape = (*values.shape[:-1], 1) if keepdim else values.shape[:-1]
@@ -109,7 +114,7 @@ def _doubled(native: Native, values: Tensor, keepdim: bool) -> Tensor:
 
 
 def _compare(way: Way, native: Native, values: Tensor) -> bool | None:
-    """Cancelling rows of this width, each alone, against the same rows with companions."""
+    """Compare a way with `_doubled` on cancelling rows of this width, each row alone; see `same_bits` for the result."""
     rows = cancelling(SAMPLED_ROWS, values.new_ones(values.shape[-1], 1))
     shape = values.shape
     found, expected = (torch.stack([one(native, row.view(shape), True) for row in rows]) for one in (way, _doubled))
@@ -117,7 +122,7 @@ def _compare(way: Way, native: Native, values: Tensor) -> bool | None:
 
 
 def _two_rows(values: Tensor) -> Tensor:
-    """`[row, width]` in one piece of memory and at least two rows."""
+    """Return `values` as a contiguous `[row, width]` with at least two rows; a single row is repeated."""
     width = values.shape[-1] if values.dim() else 1
     rows = (
         values.contiguous().view(-1, width) if values.numel() else values.reshape(math.prod(values.shape[:-1]), width)

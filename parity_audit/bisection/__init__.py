@@ -1,1 +1,2 @@
-"""Which release of an engine broke or repaired parity: releases run one after the other, each in its own environment."""
+"""Find the release of an engine that broke or repaired parity, by running releases one after the other in environments
+of their own."""

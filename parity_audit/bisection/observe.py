@@ -1,4 +1,4 @@
-"""One release judged, and what was judged kept on disk: a bisection that was interrupted goes on where it was."""
+"""Judge releases and keep the results on disk, so that a bisection that was interrupted can continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
 
 @dataclass
 class Observer:
-    """Judges releases of a backend on one model; each only once for the same probes."""
+    """Judges releases of a backend on one model, each release only once for the same probes."""
 
     model: str
     backend: BackendRef
@@ -39,11 +39,11 @@ class Observer:
     kept: dict[str, Observation] = field(default_factory=dict)
 
     def observe(self, release: Release, probes: tuple[str, ...]) -> Observation:
-        """Run one release, or take what an earlier run of the same question saw."""
+        """Run one release, or return what an earlier run with the same model, settings and probes observed."""
         return self.observe_all([release], probes)[0]
 
     def observe_all(self, releases: Sequence[Release], probes: tuple[str, ...]) -> list[Observation]:
-        """The same of several, which share the runs of their reference."""
+        """Run several releases, which share the runs of their reference, or return earlier observations."""
         missing = [one for one in releases if self._key(one, probes) not in self.kept]
         if missing:
             found = zip(missing, self._run(missing, probes), strict=True)
@@ -52,11 +52,11 @@ class Observer:
         return [self.kept[self._key(one, probes)] for one in releases]
 
     def known(self, release: Release, probes: tuple[str, ...]) -> Observation | None:
-        """What was seen of a release, where it was run."""
+        """The observation of a release, None if it was not run."""
         return self.kept.get(self._key(release, probes))
 
     def recall(self) -> None:
-        """What an earlier run left in the folder; a release that was skipped is tried again."""
+        """Load the observations that an earlier run left in the folder, except skipped releases, which are tried again."""
         try:
             stored = json.loads((self.out / KEPT).read_text())
             found = from_plain(dict[str, Observation], stored)
@@ -65,14 +65,15 @@ class Observer:
         self.kept = {key: seen for key, seen in found.items() if not seen.skipped}
 
     def _key(self, release: Release, probes: tuple[str, ...]) -> str:
-        """Everything that decides what is seen."""
+        """A key of everything that the observation depends on."""
         return f"{self.model} {self.reference} {self._ref(release)} seed {self.seed} {' '.join(probes) or 'all probes'}"
 
     def _ref(self, release: Release) -> BackendRef:
         return replace(self.backend, version=release.version)
 
     def _run(self, releases: Sequence[Release], probes: tuple[str, ...]) -> list[Observation]:
-        """One audit of them all, because the reference then runs once; where that breaks off, one for each."""
+        """Audit all releases at once, so that the reference runs only once; if that fails, audit each release by
+        itself."""
         started = time.perf_counter()
         try:
             report = audit(
@@ -98,7 +99,7 @@ class Observer:
 
 
 def _seen(one: Candidate) -> dict[str, Any]:
-    """What a candidate's result says of its release."""
+    """The part of an observation that follows from a candidate's result."""
     if one.verdict not in JUDGED:
         return {"skipped": one.why}
     own = {

@@ -1,4 +1,4 @@
-"""A bisection from the two ends to the releases at which faults appear or disappear."""
+"""Bisect between two releases to find those at which faults appear or disappear."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from parity_audit.report.environment import this_machine
 from parity_audit.workers.client import TIMEOUT
 
 CHEAP = ("short",)
-"""What releases are run on, unless both ends look alike on it."""
+"""The probes on which releases are run, unless both ends agree on them."""
 NAME = "bisect.json"
 SAME_VALUE = 0.01
-"""Relative: fitted values of one constant in two releases differ by rounding, those of two constants by more."""
+"""Relative difference up to which two values of a fault are the same: fitted values of one constant in two releases
+differ by rounding, those of two constants by more."""
 
 
 def run_bisection(
@@ -40,17 +41,18 @@ def run_bisection(
     out: Path | None = None,
     progress: Progress = SILENT,
 ) -> BisectReport:
-    """Which release broke or repaired parity of a model's miniature.
+    """Find the releases that broke or repaired parity, on a miniature of a model.
 
     Args:
-        backend: without a version; its settings hold for every release.
+        backend: a backend without a version; its settings apply to every release.
         good: a release without the fault; older than `bad` to find what broke it, newer to find what repaired it.
-        out: where bisect.json, every release's report and what was seen are kept; a second run goes on from there.
+        bad: a release with the fault.
+        out: folder for bisect.json, every release's report and the observations; a second run continues from them.
 
     Raises:
-        UsageError: a version is none, or the backend has no releases.
+        UsageError: a version is invalid, both ends are the same, or the backend has no releases.
         EnvFailed: the index does not have one of the ends.
-        NotJudged: an end could not be judged, or both look alike.
+        NotJudged: an end could not be judged, or both ends have the same faults.
     """
     started = time.perf_counter()
     _check(backend, good, bad)
@@ -90,7 +92,7 @@ def _check(backend: BackendRef, good: str, bad: str) -> None:
 
 
 def _faults(observer: Observer, good: Release, bad: Release) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The cheapest probes on which the ends differ, and the faults of the bad end that the good one does not have."""
+    """The cheapest probes on which the ends differ, and the faults of the bad end that the good end does not have."""
     for probes in (CHEAP, ()):
         observer.observe_all((good, bad), probes)
         clean, faulty = (_end(observer, release, probes) for release in (good, bad))
@@ -133,7 +135,7 @@ def _change(
     fault: str,
     value: str,
 ) -> Change:
-    """The neighbouring releases between which one fault appears or disappears."""
+    """Find the neighbouring releases between which one fault appears or disappears."""
 
     def faulty(place: int) -> bool | None:
         seen = observer.observe(releases[place], probes)

@@ -1,4 +1,4 @@
-"""Bisection where some places cannot be judged."""
+"""Bisection over places of which some cannot be judged."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ State = TypeVar("State")
 
 
 def neighbours(low: int, high: int, state: Callable[[int], State | None]) -> tuple[int, int]:
-    """Two judged places, as near to each other as can be, between which the state changes.
+    """Two judged places, with no other judged place between them, between which the state changes.
 
-    `low` and `high` have been judged, and differ. A place whose state is None is left out: what lies on both sides of it
-    is still asked. Where the state changes more than once, one of the changes is found.
+    `low` and `high` must have been judged, with different states. A place whose state is None is skipped, and the
+    places on both sides of it are still tried. If the state changes more than once, one of the changes is found.
     """
     first, unjudged = state(low), set[int]()
     while between := [place for place in range(low + 1, high) if place not in unjudged]:

@@ -1,1 +1,1 @@
-"""The cache directory: where things are, who uses them, whether they are still what was written."""
+"""The cache directory: its location, locks on its files, and checks that the files are still as they were written."""

@@ -1,4 +1,4 @@
-"""What is damaged is set aside, with a message on stderr, so that it can be made again and still be looked at."""
+"""Move damaged files out of the way, with a message on stderr, so that they can be made again and still be examined."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ LOG = logging.getLogger("parity_audit")
 
 
 def aside_root() -> Path:
-    """Where damaged things are put; `parity-audit cache prune` deletes them."""
+    """Return the directory for damaged files and folders; `parity-audit cache prune` deletes its content."""
     return cache_root() / "set-aside"
 
 
 def set_aside(path: Path, *, what: str, why: str, then: str = "made again") -> Path:
-    """Move a file or folder of the cache out of the way, and say so.
+    """Move a damaged file or folder of the cache to `aside_root`, log a warning, and return its new path.
 
     Args:
-        what: the kind of thing, for the message: "miniature", "capture", "environment".
-        then: what follows, for the message.
+        what: the kind of file for the message, such as "miniature", "capture" or "environment".
+        why: the damage, for the message.
+        then: what is done next, for the message.
     """
     root = aside_root()
     root.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is in a folder, file by file, and what changed since."""
+"""Hash every file of a folder, and compare two sets of such hashes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 BLOCK_BYTES = 1 << 20
-"""Read at once while hashing: large enough that the hash and not the calls takes the time."""
+"""The bytes to read at once while hashing: enough that most of the time is spent on the hash and not on the calls."""
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's bytes, read a block at a time."""
+    """Return the sha256 of a file, which is read one block at a time."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(BLOCK_BYTES):
@@ -21,7 +21,10 @@ def sha256_of(path: Path) -> str:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """The sha256 of every file below a folder by its relative path; a link or special file is told by its kind."""
+    """Return the sha256 of every file in a folder and its subfolders, by relative path.
+
+    For a link or a special file, the value is "not a plain file" instead of a hash.
+    """
     found: dict[str, str] = {}
     for root, folders, files in os.walk(folder):
         for name in (*files, *(item for item in folders if Path(root, item).is_symlink())):
@@ -32,7 +35,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def difference(found: Mapping[str, str], expected: Mapping[str, str]) -> str:
-    """The first file that is missing, new or altered, in words; empty when nothing is."""
+    """Return the first file that is missing, new or altered, in words; empty if there is none."""
     for name in sorted({*found, *expected}):
         if name not in found:
             return f"{name} is missing"

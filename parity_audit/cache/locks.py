@@ -1,4 +1,4 @@
-"""Locks on files of the cache. The kernel lets go of them when their process ends, however it ends."""
+"""Locks on files of the cache. The kernel releases a lock when its process ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 class Lock:
-    """A lock that is held until `release`, or until the process ends. Other processes wait, or look elsewhere."""
+    """A lock that this process holds until `release`, or until the process ends."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let go. Safe to call twice."""
+        """Release the lock. Safe to call twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -26,20 +26,20 @@ class Lock:
 
 
 def hold(path: Path, *, shared: bool = False) -> Lock:
-    """Take the lock, waiting for whoever has it. A `shared` one is held by any number, but not beside an exclusive one."""
+    """Wait until the lock is free and take it. Any number of holders may have a `shared` lock, but not beside an exclusive one."""
     lock = _taken(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     assert lock is not None
     return lock
 
 
 def hold_if_free(path: Path) -> Lock | None:
-    """Take the lock for oneself alone, or None when somebody has it."""
+    """Take an exclusive lock and return it; None if any other holder has the lock."""
     return _taken(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock for one block."""
+    """Hold an exclusive lock during a `with` block."""
     lock = hold(path)
     try:
         yield
@@ -48,7 +48,11 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _taken(path: Path, how: int) -> Lock | None:
-    """Open and lock. A file that was deleted while we waited for it locks nothing: open the new one."""
+    """Open a file and lock it; None if `how` does not allow waiting and the lock is not free.
+
+    If the file was deleted while this process waited, the lock has no effect; the new file of this name is then opened
+    and locked.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,4 +1,4 @@
-"""The cache directory: environments, synthetic checkpoints, captures of unfinished audits."""
+"""The location of the cache directory, which holds environments, synthetic checkpoints and captures of unfinished audits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from platformdirs import user_cache_path
 
 
 def cache_root() -> Path:
-    """`$PARITY_AUDIT_CACHE`, else the platform's cache directory."""
+    """Return `$PARITY_AUDIT_CACHE` if it is set, else the platform's cache directory for parity-audit."""
     given = os.environ.get("PARITY_AUDIT_CACHE")
     return Path(given).expanduser().resolve() if given else user_cache_path("parity-audit")

@@ -1,4 +1,4 @@
-"""Small texts in the cache that save time where they are there, and are made again where they are not."""
+"""Small text files in the cache that only save time: a missing one is made again."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from parity_audit.core.whole_file import write_whole
 
 
 def keep_text(path: Path, text: str) -> None:
-    """Write a text whole or not at all. A cache that cannot be written costs some seconds a command and nothing else."""
+    """Write a text file completely or not at all. Errors are ignored: an unwritable cache only costs a few seconds per command."""
     with contextlib.suppress(OSError):
         write_whole(path, text)

@@ -1,1 +1,1 @@
-"""Pure maths on captures: distances, the noise floor, divergences. Everything in float64, streamed."""
+"""Compute distances, the noise floor and divergences from captures, in float64, reading tensors in chunks."""

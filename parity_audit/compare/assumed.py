@@ -1,13 +1,14 @@
-"""Sites that no module of the candidate shows: they may explain an error, and decide nothing.
+"""Sites that no module of the candidate shows: they may explain an error, but they never decide the verdict.
 
-Rotated queries and keys, scores and pattern are often locals of a program's code. A tap takes them from the calls that
-consume them where attention is written as in the reference (`SiteTap.assumes`). A port that multiplies queries by the
-scale, masks with another number, or runs a softmax in chunks computes the same function and shows other tensors there.
+Rotated queries and keys, scores and pattern are often local variables of a program's code. A tap takes them from the
+arguments of the calls that use them, on the assumption that attention is written as in the reference
+(`SiteTap.assumes`). A port that multiplies queries by the scale, masks with another number, or computes the softmax in
+chunks computes the same function but shows other tensors there.
 
-So where such a tensor departs, the sites that modules of the candidate show are asked. If one of the same block departs
-on the same probe, the tensor is kept, for it may be the explanation. If none does, what the block hands on is right: the
-tensor is set aside as not comparable. Queries and keys that differ by what cancels in every score (see `cancelling`) are
-set aside in any case.
+So if such a tensor departs, the sites that modules of the candidate show are examined. If one of the same block departs
+on the same probe, the tensor is kept, because it may be the explanation. If none does, the output of the block is
+right, and the tensor is set aside as not comparable. Rotated queries and keys whose difference cancels in every score
+(see `cancelling`) are then set aside as well, even if a module shows them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ AT_THE_FLOOR = "everything that modules of this port show of the block is within
 
 @dataclass(frozen=True, kw_only=True)
 class Aside:
-    """A delta that is not compared, and how its tensor differs, where that is known."""
+    """A delta that is not compared, and in words how its tensor differs; `cause` is empty if that is not known."""
 
     delta: SiteDelta
     cause: str
@@ -34,12 +35,14 @@ class Aside:
 def set_aside(
     deltas: Sequence[SiteDelta], assumed: Collection[tuple[str, str]], cause: Callable[[str, int], str]
 ) -> tuple[list[SiteDelta], list[Aside]]:
-    """(deltas that are compared, deltas that are not comparable).
+    """Split the deltas into those that are compared and those that are not comparable.
 
     Args:
+        deltas: the deltas of one candidate.
         assumed: the places (probe, site) that no module shows.
-        cause: how queries and keys of (probe, layer) differ, where the difference cancels in every score. Then they are set
-            aside wherever they are seen, in a hook of the port too.
+        cause: returns in words how rotated queries and keys of (probe, layer) differ, if the difference cancels in
+            every score, else "". If no other site that a module shows in that block departs, they are set aside even in
+            a hook of the port.
     """
     departing = [delta for delta in deltas if share_of_limit(delta) > 1.0]
     shown = {
@@ -64,7 +67,7 @@ def set_aside(
 
 
 def not_comparable(aside: Sequence[Aside], assumed: Mapping[tuple[str, str], str]) -> list[NotVisible]:
-    """One line per site, from the probe where it is furthest from the floor."""
+    """One entry per site that is not comparable, taken from the probe where it is furthest from the floor."""
     worst: dict[str, Aside] = {}
     for item in aside:
         known = worst.get(item.delta.site)

@@ -1,12 +1,12 @@
-"""Whether a block attends to other keys than the judge does, where its result does not show it.
+"""Decide whether a block attends to other keys than the judge does, in cases where the block's result does not show it.
 
-In a narrow dtype the result of attention is a coarse measure: where nearly all weight falls on one key (an attention sink), or
-distances are long, another scale or rotation leaves a result within rounding. The tensors inside attention show it still,
-also where a program writes them in its own way:
+In a narrow dtype the result of attention is a coarse measure: if nearly all weight falls on one key (an attention
+sink), or if distances are long, a wrong scale or rotation may leave the result within rounding. The tensors inside
+attention still show the error, even if a program computes them in its own way:
 
-- a pattern is compared by its logarithms, which rounding moves by what it moves the scores, however large these are;
-- rotated queries and keys are compared by their products, less what is the same for all keys of a query and up to a factor,
-  since a softmax takes no notice of the one and the scale may take up the other.
+- patterns are compared by their logarithms, which rounding changes by as much as the scores, however large these are;
+- rotated queries and keys are compared by their products, after removing the mean over the keys of each query and a
+  common factor, because a softmax ignores the first and the scale may compensate the second.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from parity_audit.core.limits import INNER_RATIO, TINY
 from parity_audit.core.types import Probe
 
 SEEN_WEIGHT = 1e-4
-"""Smaller weights count as equal: what a key of so little weight adds to a result is lost in its rounding in bfloat16."""
+"""Weights below this count as equal: what a key of so little weight adds to a result is lost in bfloat16 rounding."""
 QUERIES = 16
-"""Queries of each row whose products with every key are compared, the last ones: they stand furthest from the first keys."""
+"""Number of queries of each row whose products with every key are compared: the last ones, which are furthest from the
+first keys."""
 
 
 @one_thread()
 def attends_otherwise(candidate: TensorSource, judge: TensorSource, layer: int | None, dtype: str) -> bool:
-    """Whether a pattern, or rotated queries and keys, of a block depart from the judge's by more than rounding in `dtype`.
+    """Whether a block's pattern, or its rotated queries and keys, depart from the judge's by more than rounding.
 
     Args:
-        candidate: what the block shows.
-        judge: the same sites in float64, made of the block's own queries, keys and values before rotation.
+        candidate: the tensors that the candidate shows.
+        judge: the same sites in float64, computed from the block's own queries, keys and values before rotation.
+        layer: the block.
+        dtype: the dtype in which the candidate computes.
     """
     for probe in candidate.probes:
         shared = candidate.sites(probe.name) & judge.sites(probe.name)
@@ -75,8 +78,11 @@ def _rotated_apart(candidate: TensorSource, judge: TensorSource, probe: Probe, l
 
 
 def _products(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Products `[head query key]` of queries `[query head d_head]` and keys `[key kv_head d_head]` less their mean over the keys of
-    a query, and the size of the terms that each is the sum of."""
+    """Products `[head query key]` of queries and keys less their mean over keys, and the size of their terms.
+
+    Queries are `[query head d_head]`, keys `[key kv_head d_head]`. The size of the terms is the root of the sum of
+    their squares.
+    """
     every = repeat(key, "key head d -> key (head group) d", group=query.shape[1] // key.shape[1])
     products, squares = (
         einsum(x, y, "query head d, key head d -> head query key") for x, y in ((query, every), (query**2, every**2))

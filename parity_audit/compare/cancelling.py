@@ -1,14 +1,16 @@
-"""Rotated queries and keys that differ and make the same scores: a common shift of positions, or a factor that the scale takes up.
+"""Rotated queries and keys that differ but give the same scores, because of a shift of positions or of factors.
 
-Scores of a rotary model depend on distances between positions alone. With queries and keys as complex pairs of components,
-a shift by n multiplies both by exp(i n f) of each pair's frequency f, and conj(q) k stays what it is. So a candidate's
-tensors are divided by the reference's: one complex number per row and pair, the same for every token and head and for
-queries and keys, says that the rows only start at another position. The count n follows from the reference's own
-frequency of the first pair, its angle between the tokens at positions 0 and 1. A real factor s on queries with 1/s on
-keys cancels by itself; any other is what the scale of the scores has to take up, which the block's results show it does.
+Scores of a rotary model depend only on distances between positions. With queries and keys as complex pairs of
+components, a shift by n positions multiplies both by exp(i n f) for each pair's frequency f, and conj(q) k does not
+change. So a candidate's tensors are divided by the reference's: if the quotient is one complex number per row and pair,
+the same for every token and head and for queries and keys, the rows only start at another position. The count n follows
+from the reference's frequency of the first pair, which is its angle between the tokens at positions 0 and 1. A real
+factor s on queries with 1/s on keys cancels by itself; any other factor has to be compensated by the scale of the
+scores, and the block's results show whether it is.
 
-Both are decided by what they leave unexplained. `TOLERANCE` is a share of the tensor: far above the rounding of float32
-rotations (1e-6 here), far below what two different rotations leave (more than 0.1 at a shift of one token).
+Both cases are decided by the residual that the explanation leaves. `TOLERANCE` is a share of the tensor: it is far
+above the rounding of float32 rotations (1e-6 here) and far below what two different rotations leave (more than 0.1 at a
+shift of one token).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from parity_audit.core.types import Probe
 
 TOLERANCE = 1e-3
 COUNTED = 0.02
-"""Radians by which the angle of a pair may miss that of a whole number of positions."""
+"""Largest difference in radians between the angle of a pair and that of a whole number of positions."""
 QUERY, KEY = "rot_q", "rot_k"
 BEFORE = ("k_norm.out", "k")
 SAME_FUNCTION = "same function, other positions"
@@ -33,7 +35,7 @@ SAME_FUNCTION = "same function, other positions"
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """Component `first[i]` of a head turns with `second[i]`; the others do not turn."""
+    """Component `first[i]` of a head is rotated together with `second[i]`; the other components are not rotated."""
 
     first: Tensor
     second: Tensor
@@ -45,14 +47,14 @@ class Pairing:
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """Real tokens of one row, `[pos head d_head]`: candidate and reference, queries and keys."""
+    """The real tokens of one row, `[pos head d_head]`: queries and keys, each as (candidate, reference)."""
 
     query: tuple[Tensor, Tensor]
     key: tuple[Tensor, Tensor]
 
 
 def cancelling_cause(candidate: TensorSource, reference: TensorSource, probe: Probe, layer: int) -> str:
-    """How queries and keys of a block differ, in words, where a common shift or a factor explains it; empty where not."""
+    """Describe how queries and keys of a block differ, if a common shift or a factor explains it; "" if not."""
     sites = f"blocks.{layer}.{QUERY}", f"blocks.{layer}.{KEY}"
     if not all(site in side.sites(probe.name) for site in sites for side in (candidate, reference)):
         return ""
@@ -60,7 +62,7 @@ def cancelling_cause(candidate: TensorSource, reference: TensorSource, probe: Pr
         return ""
     tensors = [(_whole(candidate, probe, site), _whole(reference, probe, site)) for site in sites]
     real = torch.tensor(probe.mask, dtype=torch.bool)
-    # In padded places a reference holds numbers, and an engine that does not pad holds none.
+    # At padded positions a reference has numbers, and an engine that does not pad has none.
     factors = [_factor(own[real], true[real]) for own, true in tensors]
     rows = _rows(real, tensors, factors)
     if all(_relative(own, true) < TOLERANCE for row in rows for own, true in (row.query, row.key)):
@@ -77,12 +79,12 @@ def _whole(side: TensorSource, probe: Probe, site: str) -> Tensor:
 
 
 def _factor(own: Tensor, true: Tensor) -> float:
-    """By how much the candidate's vectors are longer."""
+    """The ratio of the candidate's norm to the reference's."""
     return float(own.norm() / true.norm().clamp_min(TINY))
 
 
 def _scaled(factors: list[float]) -> str:
-    """What queries and keys are multiplied by, where it is not 1."""
+    """Words for the factors of queries and keys that differ from 1."""
     named = [
         f"{name} are multiplied by {factor:.6g}"
         for name, factor in zip(("queries", "keys"), factors, strict=True)
@@ -108,7 +110,7 @@ def _relative(own: Tensor, true: Tensor) -> float:
 
 
 def _shifts(rows: list[_Row], per_position: Tensor | None) -> str | None:
-    """By how many positions each row is shifted, in words; None where a constant shift does not explain some row."""
+    """Describe by how many positions each row is shifted; None if a constant shift does not explain some row."""
     moved = max(rows, key=lambda row: _relative(*row.key))
     pairing = _pairing(*moved.key)
     found = [turn for row in rows if (turn := _turn(row, pairing)) is not None]
@@ -127,7 +129,10 @@ def _shifts(rows: list[_Row], per_position: Tensor | None) -> str | None:
 
 
 def _pairing(own: Tensor, true: Tensor) -> Pairing:
-    """Which components turn together: the partner of component 0 that leaves least, the next one or the one half the width away."""
+    """Find which components are rotated together: the partner of component 0 that leaves the smallest residual decides.
+
+    The partner is either the next component (adjacent pairs) or the component at half the rotated width (halves).
+    """
     width = own.shape[-1]
     a = torch.complex(true[..., :1].expand_as(true[..., 1:]), true[..., 1:]).flatten(0, 1)
     b = torch.complex(own[..., :1].expand_as(own[..., 1:]), own[..., 1:]).flatten(0, 1)
@@ -140,7 +145,8 @@ def _pairing(own: Tensor, true: Tensor) -> Pairing:
 
 
 def _turn(row: _Row, pairing: Pairing) -> Tensor | None:
-    """What turns the reference's queries and keys into the candidate's, one complex number per pair `[pair]`; None if none."""
+    """The rotation from the reference's queries and keys to the candidate's, one complex number per pair `[pair]`; None
+    if none."""
     if len(pairing.first) != len(pairing.second):
         return None
     sides = [(pairing.complex(own), pairing.complex(true)) for own, true in (row.query, row.key)]
@@ -157,7 +163,7 @@ def _turn(row: _Row, pairing: Pairing) -> Tensor | None:
 
 
 def _count(angles: Tensor, per_position: Tensor | None) -> int | None:
-    """The whole number of positions that the angles of all pairs stand for, None where there is none near 0."""
+    """The whole number of positions that explains the angles of all pairs; None if none explains them within `COUNTED`."""
     if per_position is None or per_position.shape != angles.shape or not float(per_position[0]):
         return None
     count = round(float(angles[0] / per_position[0]))
@@ -170,7 +176,10 @@ def _wrapped(angles: Tensor) -> Tensor:
 
 
 def _angles(reference: TensorSource, probe: Probe, layer: int) -> Tensor | None:
-    """By how much the reference turns each pair from position 0 to 1 `[pair]`; None where keys before rotation are not visible."""
+    """The angle by which the reference rotates each pair between positions 0 and 1, `[pair]`.
+
+    None if keys before rotation are not visible, or if the first row has fewer than two tokens.
+    """
     held = reference.sites(probe.name)
     before = next((site for name in BEFORE if (site := f"blocks.{layer}.{name}") in held), None)
     keep = torch.tensor(probe.mask[0], dtype=torch.bool)

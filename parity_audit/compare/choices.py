@@ -1,13 +1,14 @@
-"""Where rounding decides which experts a token goes to, and which way a side went.
+"""Find tokens for which rounding decides to which experts they go, and which experts a side chose.
 
-A router sends a token to the k experts of the largest scores. Where the last of those and the first of the others are closer than
-rounding, two correct programs may choose differently, and from there on everything of that token, and of later tokens in later
-blocks, differs by far more than rounding. Such a choice says nothing about a program: what it is held against has to take the
-same experts at that place (see `diagnose.routing`).
+A router sends a token to the k experts with the largest scores. If the k-th and the next score are closer than
+rounding, two correct programs may choose differently. From there on, everything that depends on that token, including
+later tokens in later blocks, differs by far more than rounding. Such a choice says nothing about a program: the run
+that it is compared with has to use the same experts at that place (see `diagnose.routing`).
 
-A choice is undecided where small changes of the judge's logits make another one. A side took the other one where its router's
-weights say so; where it does not show them, where its error behind the router stands out from its own error at other tokens,
-which is rounding, or the effect of whatever is wrong with it.
+A choice is undecided if small changes of the judge's logits lead to another one. A side made the other choice if its
+router's weights show it. If a side does not show these weights, it made the other choice if its error after the router
+is far larger at this token than at its other tokens, where the error is rounding, or the effect of whatever else is
+wrong.
 """
 
 from __future__ import annotations
@@ -26,25 +27,29 @@ from parity_audit.core.sites import layer_of, local_name
 from parity_audit.core.types import Probe
 
 Route = Callable[[int, Tensor], Tensor]
-"""Weights `[batch pos expert]` that a router of a layer makes of its logits of that shape, 0 where an expert is not chosen."""
+"""Function from a layer and its router's logits to expert weights, both `[batch pos expert]`; the weight of an expert
+that is not chosen is 0."""
 ROUTER_LOGITS, ROUTER_WEIGHTS = "mlp.router_logits", "mlp.router_weights"
 DTYPE = "float32"
-"""In narrower dtypes so many choices are undecided that they are part of the floor: the reference makes as many others."""
+"""The only dtype in which choices are followed. In narrower dtypes so many choices are undecided that they are part of
+the floor: the reference makes as many others."""
 SHOW_CHOICES = ("mlp.routed", "mlp_proj", "mlp_out", "resid_post")
-"""Sites that show which experts were chosen, nearest first: what the experts made is no sign where their weights are replayed."""
+"""Sites that show which experts were chosen, nearest first. In a replay that is given the router's weights, the output
+of the experts shows no choice."""
 REACH = 16.0
-"""How far logits are moved, in multiples of their usual rounding: the largest of thousands of roundings is five times the usual one,
-and another program's may be four times the reference's (`core.limits.PARITY_RATIO`)."""
+"""Size by which logits are moved, in multiples of their usual rounding: the largest of thousands of roundings is five
+times the usual one, and another program's rounding may be four times the reference's (`core.limits.PARITY_RATIO`)."""
 APART = 1e-3
-"""How far logits that were moved to their middle are kept apart, in multiples of that rounding: they have an order, and no more."""
+"""Distance, in multiples of that rounding, at which logits are kept that were moved to a common middle: they need an
+order."""
 DRAWS = 16
-"""Random changes of that size that are tried: of two logits within rounding of each other each exchanges them with a chance of
-almost a half, so that one in fifty thousand is missed."""
+"""Number of random changes of that size that are tried. If two logits are within rounding of each other, each change
+exchanges them with a probability of almost one half, so one such pair in fifty thousand is missed."""
 HALVINGS = 24
-"""Steps in which the change that makes another choice is made as small as it can be."""
+"""Bisection steps by which a change that leads to another choice is reduced to the smallest such change."""
 STANDS_OUT = 16.0
-"""How many times a token's error is the usual one where it went to other experts: as much as kernels may differ inside a block
-(`core.limits.INNER_RATIO`)."""
+"""A token went to other experts if its error is more than this many times the usual one: kernels may differ by as much
+inside a block (`core.limits.INNER_RATIO`)."""
 
 
 Source = TypeVar("Source", bound=TensorSource)
@@ -52,7 +57,7 @@ Source = TypeVar("Source", bound=TensorSource)
 
 @dataclass(frozen=True, kw_only=True)
 class Pair(Generic[Source]):
-    """A judge's capture and the native run of the same program, whose distance is rounding."""
+    """A judge's capture and the native run of the same program; the distance between them is rounding."""
 
     judge: Source
     floor: Source
@@ -60,9 +65,10 @@ class Pair(Generic[Source]):
 
 @dataclass(frozen=True, kw_only=True)
 class OtherChoice:
-    """The tokens of one probe that a side sent to other experts of one layer than the judge, and may send there.
+    """The tokens of one probe that a side sent to other experts of one layer than the judge, within rounding.
 
-    `taken` `[batch pos]` is True at those tokens; `weights` `[batch pos expert]` are the router's weights with the other choice.
+    `taken` `[batch pos]` is True at those tokens; `weights` `[batch pos expert]` are the router's weights with the
+    other choice.
     """
 
     layer: int
@@ -71,18 +77,18 @@ class OtherChoice:
 
     @property
     def site(self) -> str:
-        """The site whose tensor makes the choice."""
+        """The site of the router's weights, which make the choice."""
         return f"blocks.{self.layer}.{ROUTER_WEIGHTS}"
 
 
 def other_choices(
     side: TensorSource, judge: TensorSource, rounding: Pair[Source], probe: Probe, route: Route, dtype: str = DTYPE
 ) -> Iterator[OtherChoice]:
-    """The choices of one side on one probe that differ from the judge's within rounding, by layer from the first on.
+    """Yield the choices of one side on one probe that differ from the judge's within rounding, from the first layer on.
 
-    Of a run that was not replayed on the side's own inputs only the first one counts: what differs there makes later layers
-    differ. `rounding` shows how far logits of this probe are rounded; by no less than what storing them in `dtype` costs, the side's
-    own where that is narrower than what was asked for.
+    If the judge did not run on the side's own inputs, only the first one counts, because it changes the inputs of later
+    layers. `rounding` shows by how much logits of this probe are rounded. At least the error of storing them in `dtype`
+    is assumed; `dtype` is the dtype of the side where that is narrower than the one that was asked for.
     """
     named = (site for site in judge.sites(probe.name) if local_name(site) == ROUTER_LOGITS)
     for layer in sorted(layer for site in named if (layer := layer_of(site)) is not None):
@@ -95,13 +101,14 @@ def other_choices(
             taken = _stands_out(side, judge, probe, layer, taken, dtype) if bool(taken.any()) else taken
         else:
             taken, weights = _exchanged(own, logits, rounding_here, layer, route)
-            taken &= (own != judged).any(-1) & _real(probe)  # a choice that was imposed before is the same by now
+            taken &= (own != judged).any(-1) & _real(probe)  # a choice that was imposed on the judge before now agrees
         if bool(taken.any()):
             yield OtherChoice(layer=layer, taken=taken, weights=weights)
 
 
 def _undecided(logits: Tensor, rounding: float, layer: int, route: Route) -> tuple[Tensor, Tensor]:
-    """The tokens `[batch pos]` whose experts change with the logits' rounding, and the weights of the nearest other choice."""
+    """The tokens `[batch pos]` whose experts change within the logits' rounding, and the weights of the nearest other
+    choice."""
     weights = route(layer, logits)
     chosen = weights != 0
     draw = torch.Generator().manual_seed(layer)
@@ -115,7 +122,8 @@ def _undecided(logits: Tensor, rounding: float, layer: int, route: Route) -> tup
         undecided |= other
     if not bool(undecided.any()):
         return undecided, weights
-    # The smallest change on the way that makes the other choice: the weights are then those of the unchanged logits.
+    # Find the smallest change in that direction that leads to the other choice, so that the weights stay close to those of the
+    # unchanged logits.
     few, way, usual = logits[undecided][None], change[undecided][None], chosen[undecided][None]
     low, high = torch.zeros_like(way[..., :1]), torch.ones_like(way[..., :1])
     for _ in range(HALVINGS):
@@ -128,7 +136,7 @@ def _undecided(logits: Tensor, rounding: float, layer: int, route: Route) -> tup
 
 
 def _rounding(pair: Pair[Source], probe: Probe, layer: int, dtype: str) -> float:
-    """The usual error of a router's logits: the median over real tokens, at least what storing them costs."""
+    """The median error of a router's logits over real tokens, but at least the error of storing them in `dtype`."""
     site = f"blocks.{layer}.{ROUTER_LOGITS}"
     if not all(site in side.sites(probe.name) for side in (pair.judge, pair.floor)):
         return 0.0
@@ -138,7 +146,8 @@ def _rounding(pair: Pair[Source], probe: Probe, layer: int, dtype: str) -> float
 
 
 def _experts(side: TensorSource, probe: Probe, layer: int, logits: Tensor) -> Tensor | None:
-    """The experts `[batch pos expert]` that a side's router weighs, for the tokens of these logits; None where it shows none."""
+    """The experts `[batch pos expert]` with a weight in a side's router; None if the side does not show them for these
+    tokens."""
     site = f"blocks.{layer}.{ROUTER_WEIGHTS}"
     if site not in side.sites(probe.name) or side.shape(probe.name, site) != tuple(logits.shape):
         return None
@@ -146,11 +155,11 @@ def _experts(side: TensorSource, probe: Probe, layer: int, logits: Tensor) -> Te
 
 
 def _exchanged(own: Tensor, logits: Tensor, rounding: float, layer: int, route: Route) -> tuple[Tensor, Tensor]:
-    """The tokens `[batch pos]` that are sent to `own` experts where rounding alone can have chosen them, and the weights of that
-    choice.
+    """The tokens `[batch pos]` sent to `own` experts that rounding may have chosen, and that choice's weights.
 
-    Logits on the wrong side of the middle between the smallest of these experts and the largest of the others are moved there.
-    Where the router still chooses otherwise, it doesn't go by the size of logits, and other choices near by are looked for.
+    Let the middle lie between the smallest logit of these experts and the largest of the others. Logits on the wrong
+    side of it are moved to it. If the router then still chooses otherwise, it does not choose by the size of logits,
+    and other choices within rounding are searched instead.
     """
     weights = route(layer, logits)
     usual = weights != 0
@@ -177,7 +186,7 @@ def _exchanged(own: Tensor, logits: Tensor, rounding: float, layer: int, route: 
 def _stands_out(
     side: TensorSource, judge: TensorSource, probe: Probe, layer: int, undecided: Tensor, dtype: str
 ) -> Tensor:  # fmt: skip
-    """The undecided tokens `[batch pos]` at which a side's error behind the router is far above its usual one."""
+    """The undecided tokens `[batch pos]` at which a side's error after the router is far above its usual one."""
     for name in SHOW_CHOICES:
         site = f"blocks.{layer}.{name}"
         shown = all(site in one.sites(probe.name) for one in (side, judge))
@@ -193,7 +202,7 @@ def _stands_out(
 
 
 def _errors(side: TensorSource, judge: TensorSource, probe: Probe, site: str) -> Tensor | None:
-    """The rms of the difference of each token's values, `[batch pos]`; None where the shapes do not fit."""
+    """The rms of the difference of each token's values, `[batch pos]`; None if the shapes cannot be compared."""
     common = common_shape([side, judge], probe.name, site)
     if isinstance(common, Misfit):
         return None
@@ -210,7 +219,7 @@ def _real(probe: Probe) -> Tensor:
 
 
 def _usual(error: Tensor, tokens: Tensor) -> float:
-    """The median error of these tokens, 0 where there is none; NaN counts as nothing."""
+    """The median error of these tokens, ignoring NaN; 0 if there is no token."""
     return float(error[tokens].nanmedian()) if bool(tokens.any()) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Distances between captures, site by site: nothing but one chunk of one site is ever in memory."""
+"""Compute distances between captures, site by site, with only one chunk of one site in memory at a time."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ from parity_audit.core.sites import ATTENTION_SITES, LOGITS, RETURNED, layer_of,
 from parity_audit.core.types import NotTested, NotVisible, Probe
 
 CHUNK_ENTRIES = 1 << 17
-"""1 MiB in float64: what stays in a processor's cache."""
+"""Entries of a chunk: 1 MiB in float64, which stays in a processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Every delta of one candidate. `sites` holds one delta per site, from the probe with the largest
-    noise ratio; `by_probe` holds them all. `decoded` names the probes that the candidate ran token by token, `misshapen`
-    the tensors that were not compared because they have another shape than the reference's.
-    `no_signal` says why agreement with this reference would say nothing; empty where it says something.
-    `assumed` says, by (probe, site), what has to hold of the candidate's code for a delta to be of that site: such
-    deltas may explain and decide nothing, and those in `not_comparable` say nothing at all (see `compare.assumed`).
-    `broke_off` says what the candidate raised in probes that the reference ran.
-    `batches` names the probes of several rows; `variation` is how far the candidate's own runs of other shapes are apart."""
+    """The comparison of one candidate: its deltas, and what was not compared.
+
+    `sites` holds one delta per site, from the probe with the largest noise ratio; `by_probe` holds all deltas.
+    `decoded` names the probes that the candidate decoded with its KV cache. `misshapen` lists the tensors that were not
+    compared because their shape differs from the reference's. `no_signal` says why agreement with this reference would
+    prove nothing; it is empty if agreement means something. `assumed` gives, by (probe, site), the assumption about the
+    candidate's code under which a tensor is that site: such deltas may explain an error but do not decide. Those in
+    `not_comparable` are not used at all (see `compare.assumed`). `broke_off` lists the errors that the candidate raised
+    in probes that the reference ran. `batches` names the probes with several rows. `variation` is the distance between
+    the candidate's own runs of different shapes.
+    """
 
     sites: tuple[SiteDelta, ...]
     by_probe: tuple[SiteDelta, ...]
@@ -62,29 +65,33 @@ class Comparison:
     variation: Variation = field(default_factory=Variation)
 
     def is_beyond(self, delta: SiteDelta) -> bool:
-        """Whether a delta is more than rounding, counting the kernels that the candidate itself changes in runs of that shape."""
+        """Whether a delta exceeds rounding, after widening the limit by how much the candidate's own runs of that shape
+        vary."""
         shape = {"decoded": delta.probe in self.decoded, "batched": delta.probe in self.batches}
         return share_of_limit(delta) > self.variation.widening(delta.site, **shape)
 
     @property
     def deciding(self) -> tuple[SiteDelta, ...]:
-        """One delta per site that the verdict rests on."""
+        """One delta per site, of those that decide the verdict."""
         return worst_per_site(self.deciding_by_probe)
 
     @property
     def deciding_by_probe(self) -> tuple[SiteDelta, ...]:
-        """Every delta that the verdict rests on."""
+        """Every delta that decides the verdict."""
         shown = [delta for delta in self.by_probe if (delta.probe, delta.site) not in self.assumed]
         return tuple(decide(shown))
 
     @property
     def hooked_outputs(self) -> tuple[SiteDelta, ...]:
-        """What the logits hook showed, on every probe."""
+        """The deltas of the logits hook, on every probe."""
         return tuple(delta for delta in self.by_probe if delta.site == LOGITS)
 
     @property
     def misshapen_output(self) -> Misfit | None:
-        """The first output that has another shape; other sites and hooked logits may, if the returned value is compared."""
+        """The first output whose shape differs from the reference's, None if there is none.
+
+        Other sites may have another shape, and so may hooked logits if the returned value of that probe is compared.
+        """
         compared = {delta.probe for delta in self.by_probe if delta.site == RETURNED}
         returned = [item for item in self.misshapen if item.site == RETURNED]
         hooked = [item for item in self.misshapen if item.site == LOGITS and item.probe not in compared]
@@ -102,8 +109,8 @@ def compare(
 ) -> Comparison:
     """Compare every site that both sides show, over every probe.
 
-    `definition` stands in where the reference itself departs from what the judge computes: then the noise ratio is
-    RMSE(candidate, reference) / RMSE(definition, judge), so that the reference's error does not pass for rounding.
+    `definition` is given if the reference itself departs from what the judge computes. The noise ratio is then
+    RMSE(candidate, reference) / RMSE(definition, judge), so that the reference's error does not count as rounding.
 
     Raises:
         CaptureBroken: a file is missing, truncated or altered.
@@ -176,7 +183,7 @@ def compare(
 
 
 def _broke_off(candidate: TensorSource, reference: TensorSource) -> tuple[str, ...]:
-    """What the candidate raised in probes that the reference ran."""
+    """The errors that the candidate raised in probes that the reference ran."""
     ran = (probe.name for probe in reference.probes if reference.sites(probe.name))
     return tuple(error for name in ran if (error := candidate.raised(name)))
 
@@ -184,15 +191,16 @@ def _broke_off(candidate: TensorSource, reference: TensorSource) -> tuple[str, .
 def _assumption(
     candidate: TensorSource, reference: TensorSource, definition: TensorSource | None, probe: str, site: str
 ) -> str:
-    """What has to hold of a side's code for its tensor to be the site.
+    """The assumption about a side's code under which its tensor is the site; "" if there is none.
 
-    The reference's taps are those that its spec was checked with, unless it departs from the definition.
+    The reference's taps are those that its spec was checked with, so its assumptions count only if it departs from the
+    definition.
     """
     return candidate.assumes(probe, site) or ("" if definition is None else reference.assumes(probe, site))
 
 
 def worst_per_site(deltas: Iterable[SiteDelta]) -> tuple[SiteDelta, ...]:
-    """One delta per site: the probe where it stands out most from the floor."""
+    """One delta per site, from the probe with the largest noise ratio."""
     worst: dict[str, SiteDelta] = {}
     for delta in deltas:
         known = worst.get(delta.site)
@@ -206,9 +214,9 @@ def _severity(delta: SiteDelta) -> tuple[float, float]:
 
 
 def rmse_to_forced(own: TensorSource, forced: TensorSource, probe: Probe, site: str) -> tuple[float, float]:
-    """RMSE between a capture and what the judge makes of that capture's own inputs, and the judge's rms.
+    """RMSE between a capture and the judge's replay on that capture's own inputs, and the rms of the replay.
 
-    A score that only one side masks is infinitely far from the other's; tensors of different shapes have no distance (NaN).
+    The RMSE is infinite if only one side masks some score, and both are NaN if the shapes cannot be compared.
     """
     if isinstance(common_shape([own, forced], probe.name, site), Misfit):
         return math.nan, math.nan
@@ -242,7 +250,7 @@ def _measure(
 
 
 def _lockstep(sides: list[TensorSource], probe: str, site: str) -> Iterator[tuple[int, list[Tensor]]]:
-    """Chunks of the same rows of every side, in their common shape."""
+    """Yield chunks of the same rows of every side, cut to their common shape."""
     common = common_shape(sides, probe, site)
     if isinstance(common, Misfit):
         raise ValueError(common.words)
@@ -255,7 +263,7 @@ def _lockstep(sides: list[TensorSource], probe: str, site: str) -> Iterator[tupl
 
 
 def _keep(probe: Probe, site: str, shape: torch.Size, offset: int) -> Tensor:
-    """Which entries of a chunk belong to real tokens. Axis 1 is pos, or head for attention sites."""
+    """A mask of the entries of a chunk that belong to real tokens. Axis 1 is pos, or head for attention sites."""
     mask = torch.tensor(probe.mask, dtype=torch.bool)
     if site.endswith(ATTENTION_SITES):
         queries, keys = mask[:, : shape[2]], mask[:, : shape[3]]
@@ -265,7 +273,8 @@ def _keep(probe: Probe, site: str, shape: torch.Size, offset: int) -> Tensor:
 
 
 def _deltas(measured: Sequence[tuple[str, str, Moments]], probes: Sequence[Probe], dtype: str) -> list[SiteDelta]:
-    """One delta per site and probe; of a probe of few tokens the floor is at least what other probes show of that site."""
+    """One delta per site and probe. For a probe with few tokens, the floor is at least the median floor of that site in
+    the other probes, as a share of the judge's values."""
     few = {probe.name for probe in probes if real_tokens(probe) < FEW_TOKENS}
     shares: dict[str, list[float]] = {}
     for site, probe, moments in measured:
@@ -279,7 +288,8 @@ def _deltas(measured: Sequence[tuple[str, str, Moments]], probes: Sequence[Probe
 
 
 def _delta(site: str, probe: str, moments: Moments, dtype: str, floor_share: float) -> SiteDelta:
-    """`floor_share`: the least floor, as a share of the rms of the judge's values."""
+    """The delta of one site and probe; `floor_share` is the smallest floor, as a share of the rms of the judge's
+    values."""
     rms = moments.rms(moments.judge_square_sum if moments.judged else moments.reference_square_sum)
     rmse = moments.rms(moments.square_sum)
     ratio = None
@@ -293,5 +303,5 @@ def _delta(site: str, probe: str, moments: Moments, dtype: str, floor_share: flo
 
 
 def _relative(rmse: float, rms: float) -> float:
-    """rmse over rms, 0 for no error, at most `LARGEST` where there should be nothing."""
+    """The quotient rmse / rms: 0 if there is no error, at most `LARGEST` (which is reached where rms is 0)."""
     return 0.0 if rmse == 0.0 else min(rmse / max(rms, sys.float_info.min), LARGEST)

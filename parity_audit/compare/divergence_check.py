@@ -1,9 +1,10 @@
-"""Which divergence does somebody's own function compute? A test of generalized Jensen-Shannon implementations.
+"""Identify which divergence a user's function computes, to test generalized Jensen-Shannon implementations.
 
 The function is called on small fixed distributions for several weights, in every calling convention that training code
-uses: logits, log-probabilities or probabilities; teacher or student first; per position, summed or averaged. Each
-candidate formula that reproduces every value under one convention is reported. Identities (zero on equal inputs, symmetry
-at 1/2, the endpoints) cannot tell these formulas apart; values at weights inside (0, 1) can.
+uses: logits, log-probabilities or probabilities; teacher or student first; per position, summed or averaged. The
+candidate formula and the convention that reproduce its values best are reported, if they reproduce every value.
+Identities (zero on equal inputs, symmetry at 1/2, the endpoints) cannot distinguish these formulas; values at weights
+inside (0, 1) can.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from torch import Tensor
 from parity_audit.compare.divergences import generalized_jsd, kl_divergence
 
 BETAS = (0.1, 0.3, 0.5, 0.9)
-"""Weights at which the function is asked; only at 1/2 do two of the formulas agree."""
+"""Weights at which the function is called; only at 1/2 do two of the formulas agree."""
 TOLERANCE = 1e-3
-"""Relative; float32 leaves 1e-6 on these inputs, and the formulas differ by at least 8 % of the largest value."""
+"""Relative tolerance of a match: float32 rounding is 1e-6 on these inputs, and the formulas differ by at least 8 % of
+the largest value."""
 SIZES = (3, 7)
-"""Positions and vocabulary of the test distributions."""
+"""Number of positions and size of the vocabulary of the test distributions."""
 RIGHT = "the generalized Jensen-Shannon divergence"
 
 Formula = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def _log_mixture(p: Tensor, q: Tensor, beta: float) -> Tensor:
-    """The mixture taken of log-probabilities: beta (1 - beta) (KL(p||q) + KL(q||p)), a Jeffreys divergence."""
+    """Use a mixture of log-probabilities, which gives beta (1 - beta) (KL(p||q) + KL(q||p)), a Jeffreys divergence."""
     return beta * (1.0 - beta) * (kl_divergence(p, q) + kl_divergence(q, p))
 
 
 def _swapped_weights(p: Tensor, q: Tensor, beta: float) -> Tensor:
-    """The right mixture, with the two KL terms' weights exchanged."""
+    """Use the right mixture, with the weights of the two KL terms exchanged."""
     log_m = torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))
     return (1.0 - beta) * kl_divergence(p, log_m) + beta * kl_divergence(q, log_m)
 
@@ -68,9 +70,9 @@ TEACHER = ("teacher", "p", "target", "ref")
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What the function computes, None where no formula fits, and how it wants to be called.
+    """The formula that the function computes (None if no formula fits), and its calling convention.
 
-    `values` are its own values at the weights asked for, under the convention found or the first that ran.
+    `values` are the function's own values at the weights, under the convention that fits best.
     """
 
     computes: str | None
@@ -88,9 +90,9 @@ class Checked:
 
 
 def check_divergence(function: Callable[..., Any]) -> Checked:
-    """Find the formula that reproduces `function(first, second, beta)` on every weight; tensors are `[1, pos, d_vocab]`.
+    """Find the formula that reproduces `function(first, second, beta)` at every weight, on `[1, pos, d_vocab]`.
 
-    A parameter named like a student or a teacher settles the order; else both are tried.
+    A first parameter that is named like a student or a teacher determines the order; otherwise both orders are tried.
     """
     teacher, student = _distributions()
     problems: list[str] = []
@@ -126,7 +128,7 @@ def _orders(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _called(function: Callable[..., Any], first: Tensor, second: Tensor, beta: float) -> Tensor:
-    """The function's value as float64; beta by name where it has such a parameter."""
+    """The function's value as float64; beta is passed by name if the function has such a parameter."""
     by_name = {"beta": beta} if "beta" in inspect.signature(function).parameters else {}
     arguments = (first[None].float(), second[None].float(), *(() if by_name else (beta,)))
     value = torch.as_tensor(function(*arguments, **by_name)).detach().double()
@@ -138,7 +140,7 @@ def _called(function: Callable[..., Any], first: Tensor, second: Tensor, beta: f
 def _fits(
     values: Mapping[float, Tensor], teacher: Tensor, student: Tensor, inputs: str, order: str
 ) -> Iterator[Checked]:
-    """Every formula and reduction whose shape is that of the values, with its largest relative deviation."""
+    """Yield every formula and reduction whose values have the function's shape, with the largest relative deviation."""
     shown = tuple((beta, float(value.sum())) for beta, value in values.items())
     for (name, formula), (reduction, reduce) in itertools.product(FORMULAS.items(), REDUCTIONS.items()):
         expected = {beta: reduce(formula(teacher, student, beta)) for beta in values}

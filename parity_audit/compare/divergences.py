@@ -63,7 +63,7 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
 
 
 def hellinger(p: Tensor, q: Tensor) -> Tensor:
-    """sqrt(sum (sqrt p - sqrt q)^2 / 2), between 0 and 1 (no unit)."""
+    """Hellinger distance sqrt(sum (sqrt p - sqrt q)^2 / 2), between 0 and 1 (no unit)."""
 
     def distance(log_p: Tensor, log_q: Tensor) -> Tensor:
         return ((0.5 * log_p).exp() - (0.5 * log_q).exp()).square().sum(-1).mul(0.5).sqrt()
@@ -83,7 +83,7 @@ def chi_squared(p: Tensor, q: Tensor) -> Tensor:
 
 
 def top_k_overlap(p: Tensor, q: Tensor, k: int) -> Tensor:
-    """Share of the k likeliest tokens of p that are among the k likeliest of q, between 0 and 1 (no unit)."""
+    """Share of the k most likely tokens of p that are among the k most likely of q, between 0 and 1 (no unit)."""
 
     def overlap(log_p: Tensor, log_q: Tensor) -> Tensor:
         ours, theirs = log_p.topk(k).indices, log_q.topk(k).indices
@@ -113,7 +113,7 @@ def rank_biased_overlap(p: Tensor, q: Tensor, *, persistence: float = 0.9, depth
 
 
 def kl_lower_bound(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Lower bound of KL(p || q) from log-probabilities `[n, k]` of the same k tokens; the rest is one bucket.
+    """Lower bound of KL(p || q) from log-probabilities `[n, k]` of the same k tokens; all other tokens form one bucket.
 
     Engines return only the top k log-probabilities. Joining outcomes never increases a divergence, so the bound holds
     whatever the tail looks like.
@@ -122,7 +122,7 @@ def kl_lower_bound(log_p: Tensor, log_q: Tensor) -> Tensor:
         ValueError: the given probabilities of a row add up to more than 1 (beyond rounding to float32).
     """
     sides = []
-    rounding = log_p.shape[-1] * torch.finfo(torch.float64).eps  # of a sum of so many probabilities: less is no mass
+    rounding = log_p.shape[-1] * torch.finfo(torch.float64).eps  # of a sum of k terms: a smaller rest counts as this
     for side in (log_p.double(), log_q.double()):
         rest = 1.0 - side.exp().sum(-1, keepdim=True)
         if float(rest.min()) < -1e-5:
@@ -132,7 +132,7 @@ def kl_lower_bound(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def logit_shift(p_logits: Tensor, q_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The constant by which the logits differ (`[n]`, their mean difference), and the largest |difference| left without it.
+    """The mean difference of the logits (`[n]`), and the largest |difference| that remains after removing it.
 
     Softmax ignores a constant shift, so only the second number can change a distribution.
     """

@@ -1,15 +1,15 @@
-"""The noise floor: how far rounding alone takes a correct program, measured and never typed in.
+"""The noise floor: the error that rounding alone causes in a correct program, always measured, never set by hand.
 
 Both sides are measured against the judge (the reference in true float64):
 
     noise_ratio = RMSE(candidate, judge) / max(RMSE(reference, judge), guard)
 
-The guard is what storing the judge's value in the working dtype costs at least. Without it a site that
-the reference happens to compute exactly (a plain table look-up) would turn the last bit of the candidate
-into an infinite ratio. Rounding to nearest moves a value by at most eps/2 relative, uniformly: rms
-eps / (2 sqrt 3), averaged over the mantissa about 0.2 eps. The guard is a quarter of eps, rounded up
-because programs that round once more are still correct. Below the smallest normal number the spacing of a
-dtype stays what it is there, so the guard is never 0 even where the judge is 0 everywhere.
+The guard is the smallest error that storing the judge's value in the working dtype causes. Without it, a site that the
+reference happens to compute exactly (a plain table look-up) would turn a difference in the candidate's last bit into an
+infinite ratio. Rounding to nearest moves a value by at most eps/2 relative, uniformly distributed: its rms is eps / (2
+sqrt 3), which averaged over the mantissa is about 0.2 eps. The guard is a quarter of eps, rounded up because programs
+that round once more are still correct. Below the smallest normal number the spacing of a dtype is constant, so the
+guard is never 0, even where the judge is 0 everywhere.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 from parity_audit.core.types import Probe
 
 LARGEST = 1e30
-"""The largest ratio that is told apart: reports hold finite numbers only."""
+"""The largest ratio that is reported, since reports hold finite numbers only."""
 
 FEW_TOKENS = 8
-"""Real tokens of a probe whose floor is not taken from that probe alone.
+"""Number of real tokens below which a probe's floor is not taken from that probe alone.
 
-The errors of a token's values often share a factor (the weight of an expert, the size of a norm), so n tokens hold about n
-independent errors, and the squared ratio of two correct programs follows an F distribution with n and n degrees of freedom: of two
-tokens it exceeds 4 squared once in 17, of eight once in 2700.
+The errors of a token's values often share a factor (the weight of an expert, the size of a norm), so n tokens give
+about n independent errors. The squared ratio of two correct programs then follows an F distribution with n and n
+degrees of freedom: with two tokens the ratio exceeds 4 once in 17 cases, with eight once in 2700.
 """
 
 _DTYPES = {
@@ -49,12 +49,12 @@ def dtype_eps(dtype: str) -> float:
 
 
 def real_tokens(probe: Probe) -> int:
-    """How many tokens of a probe are no padding."""
+    """The number of tokens of a probe that are not padding."""
     return sum(sum(row) for row in probe.mask)
 
 
 def guard(judge_rms: float, dtype: str) -> float:
-    """The smallest error that counts as a floor, in the unit of the site."""
+    """The smallest error that counts as a floor (see above), in the unit of the site."""
     return 0.25 * dtype_eps(dtype) * max(judge_rms, torch.finfo(_DTYPES[dtype]).tiny)
 
 

@@ -1,17 +1,18 @@
-"""The lowest point of a function of one number that has a single valley, by golden section (Kiefer 1953)."""
+"""Minimise a function of one number that has a single minimum, by golden-section search (Kiefer 1953)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 GOLDEN = (5**0.5 - 1) / 2
-"""The share of a span that each step keeps: one of its two inner points is then one of the next step's."""
+"""Share of the interval that each step keeps. With it, one of the two inner points of a step is an inner point of the
+next."""
 STEPS = 64
-"""The span is then known to 4e-14 of its width."""
+"""Number of steps; the minimum is then known to 4e-14 of the interval's width."""
 
 
 def lowest(of: Callable[[float], float], low: float, high: float) -> float:
-    """Where `of` is lowest between `low` and `high`."""
+    """The argument between `low` and `high` at which `of` is smallest."""
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_left, at_right = of(left), of(right)
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""Logits of both sides as distributions: sums over every position, and the tokens that differ most."""
+"""Compare the logits of both sides as distributions: sums over every position, and the tokens that differ most."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parity_audit.core.report import LogitsDelta, SiteDelta, TokenLogits
 from parity_audit.core.types import Probe
 
 SHOWN = 12
-"""Tokens that a report names: enough to see a pattern in them, few enough for its JSON to stay small."""
+"""Number of tokens that a report lists: enough to show a pattern, few enough to keep its JSON small."""
 
 
 class LogitsSums:
@@ -31,9 +31,9 @@ class LogitsSums:
         self.worst: list[TokenLogits] = []
 
     def add(self, probe: Probe, offset: int, candidate: Tensor, reference: Tensor, keep: Tensor) -> None:
-        """Add logits `[batch, pos, d_vocab]` of the positions from `offset` on, where `keep` `[batch, pos]` marks them.
+        """Add logits `[batch, pos, d_vocab]` from position `offset` on, where `keep` `[batch, pos]` is True.
 
-        Positions with a number that is not finite are left out here; the verdict counts them on its own.
+        Positions with a number that is not finite are left out here; the verdict counts them separately.
         """
         ours, theirs = candidate[keep].double(), reference[keep].double()
         finite = ours.isfinite().all(-1) & theirs.isfinite().all(-1)
@@ -52,7 +52,7 @@ class LogitsSums:
         self.reference_square_sum += float(theirs.square().sum())
 
     def result(self, deltas: list[SiteDelta]) -> LogitsDelta | None:
-        """The summary, None when no logits were compared."""
+        """The summary, or None if no logits were compared."""
         own = [delta for delta in decide(deltas) if delta.site in OUTPUTS]
         if not own or not self.entries:
             return None
@@ -68,13 +68,13 @@ class LogitsSums:
         )
 
     def worst_tokens(self) -> tuple[TokenLogits, ...]:
-        """The tokens with the largest difference of a logit; none where nothing differs."""
+        """The tokens with the largest difference of a logit; empty if nothing differs."""
         return tuple(self.worst)
 
     def _rank(
         self, probe: Probe, places: Tensor, delta: Tensor, divergence: Tensor, ours: Tensor, theirs: Tensor
     ) -> None:  # fmt: skip
-        """Keep the worst of these and of those before. `places` `[token, 2]` are row and position."""
+        """Keep the tokens that differ most, of these and the earlier ones. `places` `[token, 2]` are row and position."""
         furthest, at = delta.abs().max(-1)
         for index in furthest.topk(min(SHOWN, len(furthest))).indices.tolist():
             row, position = places[index].tolist()

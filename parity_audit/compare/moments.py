@@ -1,4 +1,4 @@
-"""Streaming distances between two or three tensors at one site: chunks in, sums out, all in float64."""
+"""Accumulate distances between two or three tensors at one site, chunk by chunk, all in float64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass
 class Moments:
-    """Running sums over the real entries of one site. `judge` may be absent; then its sums stay 0."""
+    """Running sums over the real entries of one site. The judge's tensor may be absent; its sums then stay 0."""
 
     count: int = 0
     abs_sum: float = 0.0
@@ -27,7 +27,7 @@ class Moments:
     judged: bool = field(default=False)
 
     def add(self, candidate: Tensor, reference: Tensor, judge: Tensor | None, keep: Tensor, offset: int) -> None:
-        """Add one chunk. All tensors share one shape; `keep` is a boolean of that shape, `offset` the
+        """Add one chunk. All tensors have the same shape; `keep` is a boolean mask of that shape, and `offset` is the
         position of the chunk's first row on axis 1 of the whole tensor."""
         if not self._add_finite(candidate, reference, judge, keep, offset):
             self._add_with_gaps(candidate, reference, judge, keep, offset)
@@ -35,7 +35,7 @@ class Moments:
     def _add_finite(
         self, candidate: Tensor, reference: Tensor, judge: Tensor | None, keep: Tensor, offset: int
     ) -> bool:
-        """The common case, every kept entry finite, in few passes; False, and nothing added, where it is not."""
+        """Add a chunk in few passes if every kept entry is finite, the common case; else return False and add nothing."""
         count = int(keep.sum())
         whole = count == keep.numel()
         sides = [candidate, reference] + ([judge] if judge is not None else [])
@@ -59,7 +59,11 @@ class Moments:
     def _add_with_gaps(
         self, candidate: Tensor, reference: Tensor, judge: Tensor | None, keep: Tensor, offset: int
     ) -> None:
-        """Masked scores (-inf on both sides) are left out; other entries that are not finite are counted."""
+        """Add a chunk in which some entries are not finite.
+
+        Scores that both sides mask (-inf) are left out; scores that one side masks, and other entries that are not
+        finite, are counted.
+        """
         finite = candidate.isfinite() & reference.isfinite()
         masked_both = torch.isneginf(candidate) & torch.isneginf(reference)
         masked_one = torch.isneginf(candidate) ^ torch.isneginf(reference)
@@ -95,7 +99,10 @@ class Moments:
         self.judge_square_sum += float(torch.where(keep, judge.double(), zero).square().sum())
 
     def over(self, floor: Moments) -> Moments:
-        """These distances, held against those of another pair: as if `floor`'s second side were the judge of both."""
+        """Measure these distances against the distances of another pair of tensors.
+
+        The result has this pair's square distances as the candidate's error, and those of `floor` as the reference's.
+        """
         share = self.count / floor.count
         return replace(
             self, judged=True, candidate_judge=self.square_sum, reference_judge=floor.square_sum * share,
@@ -103,11 +110,11 @@ class Moments:
         )  # fmt: skip
 
     def mean(self, total: float) -> float:
-        """A sum over entries as a mean."""
+        """The mean over entries, from a sum over entries."""
         return total / self.count if self.count else math.nan
 
     def rms(self, square_sum: float) -> float:
-        """A sum of squares over entries as a root mean square."""
+        """The root mean square over entries, from a sum of squares over entries."""
         return math.sqrt(square_sum / self.count) if self.count else math.nan
 
 

@@ -1,4 +1,4 @@
-"""What a model returns and what a hook shows of it: the returned value counts, where it is known."""
+"""The returned value of a model and its logits hook: the returned value decides where it was captured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BY_HOOKS_ALONE = NotTested(
 
 
 class OfSite(Protocol):
-    """Something about one site on one probe."""
+    """An item that concerns one site on one probe."""
 
     @property
     def site(self) -> str:
@@ -31,13 +31,13 @@ Item = TypeVar("Item", bound=OfSite)
 
 
 def decide(items: Sequence[Item]) -> Iterator[Item]:
-    """Those that a verdict rests on: hooked logits give way to what the model returned on the same probe."""
+    """The items that decide a verdict: hooked logits are left out on probes where the returned value was captured."""
     returned = {item.probe for item in items if item.site == RETURNED}
     return (item for item in items if item.site != LOGITS or item.probe not in returned)
 
 
 def returns_what_is_hooked(sides: Iterable[TensorSource], probe: str) -> bool:
-    """Whether no bit of what each side returned differs from its hooked logits, so that one comparison does for both."""
+    """Whether the returned value equals the hooked logits bit by bit on each side, so that one comparison covers both."""
     return all(_same(side, probe) for side in sides)
 
 

@@ -1,15 +1,16 @@
-"""Processed weights: the same function in other coordinates, compared in the coordinates that both sides share.
+"""Compare processed weights: they compute the same function, and are compared in the coordinates that both sides share.
 
-TransformerLens rewrites weights on request. What each rewriting does to the sites, for a model it is meant for:
+TransformerLens rewrites weights on request. These are the effects on the sites, in a model that a rewriting is meant
+for:
 
     fold_ln                          norms lose gain and bias (they move into the next weights)
-    center_writing_weights           what is written to the stream loses its mean over d_model; LayerNorm does not see it
-    center_unembed                   logits lose their mean over the vocabulary; a softmax does not see it
+    center_writing_weights           what is written to the stream loses its mean over d_model, which LayerNorm ignores
+    center_unembed                   logits lose their mean over the vocabulary, which a softmax ignores
     fold_value_biases                v and z lose the value bias (attention's output bias has it instead)
     refactor_factored_attn_matrices  q, k, v and z are rotated and scaled
 
-So sites are compared after the mean is taken from both sides, or not at all. A soft-cap on the logits does see the
-mean: there nothing is allowed for, and a difference is a difference.
+So these sites are compared after the mean is removed from both sides, or they are not compared. A soft-cap on the
+logits depends on the mean, so in a model with one, no difference of the logits is allowed for.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ NORMS, VALUES, FACTORS = ("ln1.out", "ln2.out", "ln_final.out"), ("v", "z"), ("q
 
 
 class Knob(Protocol):
-    """What the spec says of a constant."""
+    """The spec's entry for a constant."""
 
     @property
     def value(self) -> KnobValue:
-        """The value where it applies."""
+        """The value in the layers to which it applies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    """Sites whose mean over the last axis is free, and sites that are not compared, with the reason.
+    """Sites that are compared without their mean over the last axis, and sites that are not compared, with the reason.
 
-    `weights`: the fingerprints that the processed tensors have to have, where they are known.
+    `weights`: the fingerprints that the processed tensors must have, if they are known.
     """
 
     processing: tuple[str, ...]
@@ -51,7 +52,7 @@ class Allowance:
     weights: tuple[WeightPrint, ...] | None = None
 
     def gaps(self) -> list[NotTested]:
-        """What this leaves out."""
+        """The gaps: the sites that are not compared, and the weights if their fingerprints are not known."""
         sites = [NotTested(what=site, why=why) for site, why in self.dropped.items()]
         if self.weights is not None:
             return sites
@@ -59,7 +60,7 @@ class Allowance:
         return [*sites, NotTested(what="weights, tensor by tensor", why=why)]
 
     def words(self) -> str:
-        """One line for the reader."""
+        """One line for the report."""
         shifted = " Logits are compared up to a constant per token." if LOGITS in self.centred else ""
         return f"weights are processed: {', '.join(self.processing)}.{shifted}"
 
@@ -67,7 +68,7 @@ class Allowance:
 def allowance(
     processing: Collection[str], knobs: Mapping[str, Knob], weights: tuple[WeightPrint, ...] | None = None
 ) -> Allowance | None:
-    """What processed weights may change in an architecture; None where nothing is processed."""
+    """The differences that processed weights may cause in an architecture; None if nothing is processed."""
     if not processing:
         return None
     said = {name: knob.value for name, knob in knobs.items()}
@@ -88,7 +89,7 @@ def allowance(
 
 @dataclass(frozen=True)
 class Allowed(View):
-    """A capture without what an allowance drops, and without the means that it sets free."""
+    """A capture without the sites that an allowance drops, and without the means that it ignores."""
 
     allowance: Allowance
 
@@ -97,7 +98,7 @@ class Allowed(View):
         return {site for site in self.source.sites(probe) if local_name(site) not in self.allowance.dropped}
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
-        """The tensor's `[start, stop)` on axis 1, in float64 and centred where its mean is free."""
+        """The tensor's `[start, stop)` on axis 1; in float64 and without its mean where the mean is ignored."""
         value = self.source.rows(probe, site, start, stop)
         if local_name(site) not in self.allowance.centred:
             return value

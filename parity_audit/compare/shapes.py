@@ -1,8 +1,9 @@
-"""Which tensors of two captures can be held against each other, and what cannot be is said with its shape.
+"""Decide in which shape tensors of several captures are compared, and report those that cannot be.
 
-A side that ran fewer positions of a probe says so in its own probe (see `capture.take`): the others are cut to them, for
-a causal model's first positions do not depend on the rest. Logits of another width are compared in the columns that both
-have; padding beyond the vocabulary is named, and what it gets of the probability is measured. Anything else is a misfit.
+A side that ran fewer positions of a probe records that in its own probe (see `capture.take`). The other sides are cut
+to these positions, because the first positions of a causal model do not depend on later ones. Logits with another
+vocabulary size are compared in the columns that both sides have; columns beyond the vocabulary are reported, and the
+probability that they get is measured. Any other difference of shape is a misfit.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from parity_audit.core.sites import ATTENTION_SITES, RETURNED
 from parity_audit.core.types import NotTested, Probe
 
 NO_MASS = 1e-7
-"""Of the probability; what a column of -inf or of the lowest number of a dtype gets is 0."""
+"""Probability up to which columns beyond the vocabulary count as padding; a column of -inf, or of the lowest number of
+a dtype, gets 0."""
 POSITIONS_AT_A_TIME = 64
 SAME_IN_EVERY_ROW = ("pos_embed",)
-"""Sites that depend on positions alone: programs that are given none compute them once for the whole batch."""
+"""Sites that depend only on positions: programs that are not given positions compute them once for the whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A site of the candidate that has another shape than the reference's on the same tokens."""
+    """A site of the candidate whose shape differs from the reference's on the same tokens."""
 
     probe: str
     site: str
@@ -37,12 +39,12 @@ class Misfit:
 
     @property
     def only_vocabulary(self) -> bool:
-        """Whether outputs can be compared in the columns that both sides have."""
+        """Whether the tensor is an output that can be compared in the columns that both sides have."""
         return self.site in OUTPUTS and self.found[:-1] == self.expected[:-1]
 
     @property
     def words(self) -> str:
-        """The two shapes; of a wider vocabulary what its further columns get."""
+        """The two shapes, in words; for a wider vocabulary also the probability that its extra columns get."""
         who = "the model returned" if self.site == RETURNED else f"{self.site} is"
         said = f"{who} {list(self.found)} where the reference has {list(self.expected)} (probe {self.probe})"
         extra = self.found[-1] - self.expected[-1]
@@ -53,22 +55,22 @@ class Misfit:
         return f"{said}: {extra} columns beyond the vocabulary get up to {self.beyond:.2g} of the probability"
 
     def gap(self) -> NotTested:
-        """What was not compared because of it."""
+        """The gap in the comparison that this misfit causes."""
         return NotTested(what=f"{self.probe}/{self.site}", why=self.words)
 
 
 def positions_run(source: TensorSource, probe: str) -> int | None:
-    """How many positions of a probe a side ran; None where it did not run it."""
+    """The number of positions of a probe that a side ran; None if it did not run the probe."""
     return next((own.shape[1] for own in source.probes if own.name == probe), None)
 
 
 def position_axes(site: str) -> tuple[int, ...]:
-    """The axes of a site that count positions."""
+    """The axes of a site that are positions."""
     return (2, 3) if site.endswith(ATTENTION_SITES) else (1,)
 
 
 def common_shape(sides: Sequence[TensorSource], probe: str, site: str) -> tuple[int, ...] | Misfit:
-    """The shape in which all sides can be compared; the first side's misfit with the second where there is none."""
+    """The shape in which all sides can be compared; if there is none, the misfit between the first two sides."""
     run = [positions_run(side, probe) for side in sides]
     reach = min((count for count in run if count is not None), default=0)
     shapes = [_cut(side.shape(probe, site), site, own, reach) for side, own in zip(sides, run, strict=True)]
@@ -80,13 +82,15 @@ def common_shape(sides: Sequence[TensorSource], probe: str, site: str) -> tuple[
 
 
 def _cut(shape: tuple[int, ...], site: str, own: int | None, reach: int) -> tuple[int, ...]:
-    """The shape after positions beyond the common reach are left out; axes that do not hold every position stay."""
+    """The shape after positions beyond the common ones are left out; axes whose size is not the number of positions
+    stay."""
     axes = [axis for axis in position_axes(site) if axis < len(shape) and shape[axis] == own]
     return tuple(reach if axis in axes else size for axis, size in enumerate(shape))
 
 
 def _compared(found: tuple[int, ...], wanted: tuple[int, ...], site: str, columns: int) -> tuple[int, ...]:
-    """The shape as it is compared: columns of the vocabulary that all sides have, one row for all repeated."""
+    """The shape that is compared: for outputs, the columns that all sides have; a single row of positions counts for
+    every row."""
     if site in OUTPUTS:
         return (*found[:-1], columns)
     if site in SAME_IN_EVERY_ROW and found[0] == 1:
@@ -95,7 +99,7 @@ def _compared(found: tuple[int, ...], wanted: tuple[int, ...], site: str, column
 
 
 def clipped(tensor: Tensor, common: tuple[int, ...]) -> Tensor:
-    """A chunk of rows in the common shape; axis 1 was cut when the rows were read."""
+    """A chunk of rows, cut or expanded to the common shape; axis 1 was already cut when the rows were read."""
     if tensor.shape[0] != common[0]:
         tensor = tensor.expand(common[0], *tensor.shape[1:])
     for axis in range(2, tensor.ndim):
@@ -104,7 +108,10 @@ def clipped(tensor: Tensor, common: tuple[int, ...]) -> Tensor:
 
 
 def shape_difference(sides: Sequence[TensorSource], probe: Probe, site: str) -> Misfit | NotTested | None:
-    """Why a site of the first side cannot be compared with the second's, or which of its columns are left out."""
+    """Why a site of the first side cannot be compared with the second's, or which columns are left out.
+
+    None if the whole site can be compared.
+    """
     shown = [side for side in sides if site in side.sites(probe.name)]
     common = common_shape(shown, probe.name, site)
     if isinstance(common, Misfit) or site not in OUTPUTS:
@@ -121,7 +128,7 @@ def shape_difference(sides: Sequence[TensorSource], probe: Probe, site: str) -> 
 
 
 def _beyond_vocabulary(source: TensorSource, probe: Probe, site: str, d_vocab: int) -> float:
-    """The largest probability that columns beyond `d_vocab` get at a real token."""
+    """The largest probability that columns beyond `d_vocab` get together at a real token."""
     worst, length = 0.0, source.shape(probe.name, site)[1]
     mask = torch.tensor(probe.mask, dtype=torch.bool)
     for start in range(0, length, POSITIONS_AT_A_TIME):

@@ -1,14 +1,14 @@
-"""Whether the reference's logits can tell a right program from one that computes nothing.
+"""Check whether the reference's logits can distinguish a right program from one that computes nothing.
 
-Agreement says something only where the reference says something. Three programs that compute nothing are held against the
-reference by the verdict's own rule; where one of them would pass, nobody's pass is worth anything:
+Agreement means something only if the reference's logits do. Three programs that compute nothing are compared with the
+reference by the verdict's own rule. If one of them would pass, no candidate's pass means anything:
 
-- one that ignores its input (at every position the mean over all positions),
+- one that ignores its input (at every position it returns the mean over all positions),
 - one that gives every token of the vocabulary the same logit,
 - one that ignores earlier tokens (equal tokens get equal logits).
 
-And where most logits sit exactly at the largest or smallest value of their position, what was computed before a cap or
-an overflow does not reach them.
+The same holds if most logits are exactly the largest or smallest value of their position: what was computed before a
+cap or an overflow then does not show in them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from parity_audit.core.sites import LOGITS
 from parity_audit.core.types import Probe
 
 SATURATED_SHARE = 0.5
-"""Of the logits of a position, those that equal its largest or smallest one, which logits that are not saturated never do."""
+"""Share of the logits that equal the largest or smallest of their position above which the reference is saturated.
+Logits that are not saturated never reach it."""
 PAIRS = 16
-"""Positions with the same token after different ones; one pair would do, several make it no accident."""
+"""Number of pairs of positions with the same token after different earlier ones: one pair would do, several rule out
+chance."""
 ROWS = 64
-"""Positions in memory at a time."""
+"""Number of positions in memory at a time."""
 
 IGNORES_INPUT = "the reference's logits do not depend on its input: a program that ignores the tokens would pass"
 FLAT = "the reference gives every token of the vocabulary the same logit: a program that computes nothing would pass"
@@ -39,15 +41,16 @@ IGNORES_CONTEXT = "the reference's logits do not depend on earlier tokens: a pro
 SATURATED = "{share:.0%} of the reference's logits are saturated: what is computed before that does not show in them"
 
 Place = tuple[Probe, int, int]
-"""A probe, a row of its batch, a position."""
+"""A probe, a row of its batch, and a position."""
 
 
 def no_signal(reference: TensorSource, judge: TensorSource | None, *, dtype: str) -> str:
-    """Why agreement with this reference says nothing; empty where it says something, or where it shows no logits.
+    """The reason why agreement with this reference means nothing; "" if it means something, or if no logits are shown.
 
     Args:
         reference: the run whose distance to `judge` is rounding.
-        judge: the reference in float64; without one, storing a value is all the rounding that is known.
+        judge: the reference in float64; without one, the rounding of storing a value is all that is known.
+        dtype: the dtype of the run.
     """
     shown = [probe for probe in reference.probes if LOGITS in reference.sites(probe.name)]
     probes = [probe for probe in shown if probe.sites == "all"] or shown
@@ -73,7 +76,8 @@ def no_signal(reference: TensorSource, judge: TensorSource | None, *, dtype: str
 
 @dataclass
 class _Sums:
-    """Sums over positions of the judge's logits, of the reference's error, and of its share at extremes."""
+    """Sums over positions: of the judge's logits, of the reference's error, and of the reference's logits at their
+    extremes."""
 
     rows: int = 0
     entries: int = 0
@@ -113,24 +117,26 @@ class _Sums:
 
     @property
     def at_extremes(self) -> float:
-        """Share of the reference's logits that equal the largest or smallest of their position, these two left out."""
+        """Share of the reference's logits that equal the largest or smallest of their position, not counting one of
+        each."""
         always = 2 * self.rows
         return (self.extremes - always) / max(self.entries - always, 1)
 
     @property
     def over_vocabulary(self) -> float:
-        """RMS of the logits around the mean of their position."""
+        """RMS of the logits around the mean over the vocabulary at their position."""
         return math.sqrt(self.within_rows / self.entries)
 
     @property
     def over_positions(self) -> float:
-        """RMS of the logits around the mean of their token over all positions."""
+        """RMS of the logits around the mean of the same vocabulary entry over all positions."""
         mean = float((self.from_first / self.rows).square().sum()) * self.rows
         return math.sqrt(max(self.squares_from_first - mean, 0.0) / self.entries)
 
 
 def _rows(reference: TensorSource, judge: TensorSource | None, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits `[row d_vocab]` at real positions, of the reference and of its judge (itself without one)."""
+    """Yield logits `[row d_vocab]` at real positions, of the reference and of the judge (of the reference twice if
+    there is none)."""
     mask = torch.tensor(probe.mask, dtype=torch.bool)
     length = reference.shape(probe.name, LOGITS)[1]
     for start in range(0, length, ROWS):
@@ -142,7 +148,7 @@ def _rows(reference: TensorSource, judge: TensorSource | None, probe: Probe) -> 
 
 
 def same_token_pairs(probes: Sequence[Probe]) -> list[tuple[Place, Place]]:
-    """Places that hold the same token after different earlier ones, at most `PAIRS`."""
+    """Pairs of places that have the same token after different earlier tokens, at most `PAIRS`."""
     seen: dict[int, tuple[tuple[int, ...], Place]] = {}
     pairs: list[tuple[Place, Place]] = []
     for probe in probes:
@@ -157,7 +163,7 @@ def same_token_pairs(probes: Sequence[Probe]) -> list[tuple[Place, Place]]:
 
 
 def _apart(truth: TensorSource, pairs: Sequence[tuple[Place, Place]]) -> float:
-    """RMS distance of the logits at each pair of places."""
+    """RMS distance of the logits between the two places of each pair."""
 
     def at(place: Place) -> Tensor:
         probe, row, position = place

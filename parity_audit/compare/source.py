@@ -1,4 +1,4 @@
-"""What the maths needs of a capture: probes, sites, shapes, and rows of a tensor at a time."""
+"""The interface that comparisons need of a capture: probes, sites, shapes, and rows of tensors."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from parity_audit.core.types import Probe
 
 
 class TensorSource(Protocol):
-    """A capture, seen as tensors by probe name and site. `capture.store.Capture` is the one on disk."""
+    """A capture as tensors by probe name and site; `capture.store.Capture` implements this on disk."""
 
     @property
     def probes(self) -> Sequence[Probe]:
         """The probes that were run."""
 
     def sites(self, probe: str) -> set[str]:
-        """The sites held for one probe; empty when it was not run."""
+        """The sites captured for one probe; empty if it was not run."""
 
     def shape(self, probe: str, site: str) -> tuple[int, ...]:
         """The shape of one tensor, without reading it."""
 
     def digest(self, probe: str, site: str) -> str:
-        """A name for the tensor's bytes: equal names, equal tensors. Empty where it is not known."""
+        """A digest of the tensor's bytes: equal digests mean equal tensors. Empty if it is not known."""
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
         """The tensor's `[start, stop)` on axis 1, every other axis whole."""
 
     def assumes(self, probe: str, site: str) -> str:
-        """What has to hold of the program's code for the tensor to be this site; empty where a module of it shows the site."""
+        """The assumption about the program's code under which the tensor is this site; "" if a module of the program
+        shows the site."""
 
     def raised(self, probe: str) -> str:
-        """What of a probe the program broke off in, and its error; empty where it ran it or has no such thing."""
+        """The step in which the program failed on this probe, and its error; "" if it ran or if there is no such
+        record."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A capture as it is; those below show it in part or in other coordinates."""
+    """A capture, unchanged. Subclasses show a part of it, or show it in other coordinates."""
 
     source: TensorSource
 
@@ -58,7 +60,7 @@ class View:
         return self.source.shape(probe, site)
 
     def digest(self, probe: str, site: str) -> str:
-        """A name for the tensor's bytes."""
+        """A digest of the tensor's bytes."""
         return self.source.digest(probe, site)
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
@@ -66,11 +68,11 @@ class View:
         return self.source.rows(probe, site, start, stop)
 
     def assumes(self, probe: str, site: str) -> str:
-        """What has to hold of the program's code for the tensor to be this site."""
+        """The assumption about the program's code under which the tensor is this site."""
         return self.source.assumes(probe, site)
 
     def raised(self, probe: str) -> str:
-        """What the program broke off in, and its error."""
+        """The step in which the program failed, and its error."""
         return self.source.raised(probe)
 
 
@@ -81,5 +83,5 @@ class Without(View):
     hidden: Mapping[str, AbstractSet[str]]
 
     def sites(self, probe: str) -> set[str]:
-        """The sites that are left."""
+        """The sites of the capture without the hidden ones."""
         return self.source.sites(probe) - self.hidden.get(probe, set())

@@ -1,4 +1,4 @@
-"""One thread for work that is made of small operations."""
+"""Use one thread for work that consists of small operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Thousands of small operations: on a busy machine threads that wait for each other cost a hundredfold."""
+    """Limit torch to one thread in this context.
+
+    For thousands of small operations on a busy machine, threads that wait for each other cost a hundred times the work.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,6 @@
-"""One function decides. It needs deltas, finite numbers and the logits; a pass cannot be the default.
+"""Decide the verdict: a pass requires deltas, finite numbers and logits, and is never the default.
 
-Sites that rest on an assumption about the candidate's code (`Comparison.assumed`) take no part: see `assumed`.
+Sites that rest on an assumption about the candidate's code (`Comparison.assumed`) do not decide: see `assumed`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ STREAM = (*ENTERS_BLOCK, "resid_mid", *LEAVES_BLOCK)
 
 
 def judge_comparison(comparison: Comparison) -> tuple[Verdict, str]:
-    """The verdict and, in one line, why.
+    """The verdict, and the reason in one line.
 
-    Agreement with a reference that says nothing about its input claims nothing, and neither does agreement where the candidate
-    ran to the end, when it raised an error in another probe that the reference ran.
+    Two kinds of agreement are inconclusive: with a reference whose logits carry no signal, and in the probes that a
+    candidate completed, if it raised an error in another probe that the reference ran.
     """
     verdict, why = _judged(comparison)
     if verdict not in (Verdict.EXACT, Verdict.PARITY):
@@ -54,7 +54,7 @@ def _judged(comparison: Comparison) -> tuple[Verdict, str]:
 
 
 def judge_rest(comparison: Comparison) -> tuple[Verdict, str]:
-    """The verdict on the sites that were compared where the logits, on purpose, are not among them."""
+    """The verdict on the compared sites, for comparisons that leave the logits out on purpose."""
     if comparison.non_finite or comparison.mask_mismatch or not comparison.deciding_by_probe:
         return _judged(comparison)
     if any(delta.noise_ratio is None for delta in comparison.deciding_by_probe):
@@ -63,7 +63,8 @@ def judge_rest(comparison: Comparison) -> tuple[Verdict, str]:
 
 
 def agreement_outside(comparison: Comparison) -> str:
-    """Words that what a port returns and its residual stream agree, whatever departs inside its blocks; "" where they do not."""
+    """A sentence that a port's output and its residual stream agree, whatever differs inside its blocks; "" if they do
+    not."""
     outside = [
         delta for delta in comparison.deciding_by_probe
         if delta.site in (LOGITS, RETURNED) or local_name(delta.site) in STREAM
@@ -85,7 +86,7 @@ def _against_floor(comparison: Comparison) -> tuple[Verdict, str]:
 
 
 def _of_its_own_making(over: Sequence[SiteDelta]) -> str:
-    """Why what is beyond the plain limit is no mismatch."""
+    """The reason why differences beyond the plain limit are no mismatch."""
     top = max(over, key=share_of_limit)
     return (
         f"{ratio_of(top):.2g}x the noise floor at {top.site} (probe {top.probe}), where the candidate's own runs of other shapes "
@@ -94,7 +95,8 @@ def _of_its_own_making(over: Sequence[SiteDelta]) -> str:
 
 
 def _how_near(comparison: Comparison) -> str:
-    """The largest noise ratio; where whole runs are bit-identical, that they are, and the ratio of cached decoding."""
+    """Words for the largest noise ratio; if whole runs are bit-identical, they say so and give the ratio of cached
+    decoding."""
     moved = [delta for delta in comparison.deciding_by_probe if delta.max_abs > 0.0]
     only_decoded = {delta.probe for delta in moved} <= set(comparison.decoded)
     ran_whole = any(delta.probe not in comparison.decoded for delta in comparison.deciding_by_probe)
@@ -106,9 +108,9 @@ def _how_near(comparison: Comparison) -> str:
 
 
 def first_divergence(comparison: Comparison) -> SiteDelta | None:
-    """The first site, in the order of the data, that the floor does not explain.
+    """The first site, in the order in which sites are computed, that the floor does not explain.
 
-    Hooked logits come before what the model returns; they are named where they depart as well.
+    If the first such site is the returned value and the hooked logits depart as well, the hooked logits are named.
     """
     beyond = filter(comparison.is_beyond, decide(comparison.by_probe))
     first = next(iter(worst_per_site(beyond)), None)

@@ -1,4 +1,5 @@
-"""BACKEND strings: `name[==version][,key=value...]`, and `python:FILE:FUNCTION[,key=value...]` for ports of one's own."""
+"""Parse BACKEND strings: `name[==version][,key=value...]`, and `python:FILE:FUNCTION[,key=value...]` for a user's
+own port."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ BACKENDS = ("hf", "transformer_lens", "nnsight", "vllm", "sglang", "spec")
 EXAMPLE = "hf==4.43.2,attn_implementation=sdpa"
 PORT, PORT_FUNCTION = "python", "load"
 LIVE = "live"
-"""A model that the calling process has loaded; no BACKEND string says that, `parity_audit.audit_live` does."""
+"""The backend name of a model that the calling process has loaded. No BACKEND string selects it;
+`parity_audit.audit_live` does."""
 
 
 def parse_backend(text: str) -> BackendRef:
-    """Read a BACKEND string. Values are JSON where they parse as JSON, `none` is null, anything else text.
+    """Parse a BACKEND string. A value is read as JSON if it parses as JSON, `none` is null, and anything else is text.
 
     Raises:
-        UsageError: unknown name, empty version, or a setting without `=`.
+        UsageError: the text has an unknown name, an empty version, a port without a file, or a setting that is not
+            key=value.
     """
     if not isinstance(text, str):  # what people give to the Python API
         raise UsageError(
@@ -47,7 +50,7 @@ def parse_backend(text: str) -> BackendRef:
 
 
 def _port(head: str, text: str) -> str:
-    """FILE:FUNCTION with an absolute path; the function's usual name is `load`."""
+    """Return FILE:FUNCTION with an absolute path; the function is `load` if the text names none."""
     file, colon, function = head.removeprefix(f"{PORT}:").rpartition(":")
     if not colon or not function.isidentifier():
         file, function = head.removeprefix(f"{PORT}:"), PORT_FUNCTION
@@ -62,7 +65,8 @@ def _port(head: str, text: str) -> str:
 
 
 def report_names(refs: Sequence[BackendRef]) -> list[str]:
-    """What reports call each of these: its name, and for a port FILE:FUNCTION with as many folders as tell files apart."""
+    """Return the name of each backend in reports: for a port, FILE:FUNCTION with as many folders as distinguish the
+    files."""
     files = {Path(ref.target.rpartition(":")[0]) for ref in refs if ref.target and ref.name == PORT}
     return [_report_name(ref, files) for ref in refs]
 
@@ -79,7 +83,7 @@ def _report_name(ref: BackendRef, files: set[Path]) -> str:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have is none."""
+    """Return whether the file exists; False for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):

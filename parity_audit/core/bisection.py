@@ -1,4 +1,4 @@
-"""What a bisection over releases found, as bisect.json carries it."""
+"""The result of a bisection over releases, as bisect.json holds it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ UNEXPLAINED = "unexplained"
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One release, really run: its `faults` by knob with the value that it shows; or `skipped`, why nothing is known of it."""
+    """The result of one release that was run: `faults` maps each wrong knob to the value that the release shows.
+    `skipped` says why nothing is known of it, empty if it was judged."""
 
     version: str
     date: str
@@ -26,9 +27,9 @@ class Observation:
 class Change:
     """The release at which a fault appears (`broke`) or disappears (`repaired`).
 
-    `before` is the last judged release on the other side; `unknown` are releases between the two of which nothing is
-    known, so that the change may be in one of them already. `value` is the faulty value; `otherwise` what the release on the good
-    side shows instead, where that is wrong as well.
+    `before` is the last judged release on the other side. `unknown` are the releases between the two that could not be
+    judged, so that the change may be in one of them already. `value` is the faulty value. `otherwise` is the value that
+    the release on the good side shows, if that is wrong as well.
     """
 
     fault: str
@@ -43,7 +44,8 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectReport:
-    """The whole answer. `order` says what the releases were ordered by; `probes` what each was run on, all when empty."""
+    """The whole result. `order` says how the releases were ordered; `probes` are those that each release ran, empty
+    for all of them."""
 
     schema_version: int = BISECTION_SCHEMA_VERSION
     model: str

@@ -1,4 +1,5 @@
-"""A knob's value that layers do not share, as findings and reports hold it: `{"by_layer": {"0": 8.0, "1": 16.0}}`."""
+"""A knob's value that differs between layers, as findings and reports hold it: `{"by_layer": {"0": 8.0, "1":
+16.0}}`."""
 
 from __future__ import annotations
 
@@ -11,25 +12,27 @@ BY_LAYER = "by_layer"
 
 
 def by_layer(values: Mapping[int | None, KnobValue]) -> dict[str, Any]:
-    """The values of these layers as one; keys are text, as in JSON."""
+    """Return the values of these layers as one value by layer; keys are text, as in JSON."""
     return {BY_LAYER: {str(layer): value for layer, value in values.items()}}
 
 
 def each_layer(value: object) -> dict[int, KnobValue] | None:
-    """The value of each layer; None of a value that is not by layer."""
+    """Return the value of each layer; None if the value is not one by layer."""
     if not isinstance(value, dict) or value.keys() != {BY_LAYER}:
         return None
     return {int(layer): own for layer, own in value[BY_LAYER].items()}
 
 
 def values_of(value: KnobValue) -> list[KnobValue]:
-    """The values of all layers that a value speaks of; itself alone where it is not by layer."""
+    """Return the values of all layers in a value by layer, or a list with the value itself if it is not one by
+    layer."""
     found = each_layer(value)
     return [value] if found is None else list(found.values())
 
 
 def in_layers(value: object, tell: Callable[[Any], str]) -> str:
-    """A value by layer in words: `4096 in layers 0, 2; none in layers 1, 3`. `tell` says the value of one layer."""
+    """Return a value by layer in words: `4096 in layers 0, 2; none in layers 1, 3`. `tell` puts the value of one
+    layer into words."""
     groups: dict[str, list[int]] = {}
     for layer, own in (each_layer(value) or {}).items():
         groups.setdefault(tell(own), []).append(layer)
@@ -37,7 +40,8 @@ def in_layers(value: object, tell: Callable[[Any], str]) -> str:
 
 
 def layer_set(layers: Sequence[int] | None) -> str:
-    """`layers 0-3, 7`; None stands for every layer that has the component."""
+    """Return layers in words: `layers 0-3, 7`, or `everywhere` for None, which means every layer that has the
+    component."""
     if layers is None:
         return "everywhere"
     runs: list[list[int]] = []

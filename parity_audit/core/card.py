@@ -1,4 +1,4 @@
-"""The card of one cell of the matrix: one question about one candidate on one model, as it was answered."""
+"""The card of one cell of the matrix: the answer to one question about one candidate on one model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ CARD_VERSION = 1
 
 
 class Question(str, enum.Enum):
-    """What was asked: does it compute the same function, does it return the same log-probabilities, does it depend on its batch?"""
+    """The question: does it compute the same function, does it return the same log-probabilities, does it depend on
+    its batch?"""
 
     AUDIT = "audit"
     LOGPROBS = "logprobs"
@@ -22,11 +23,11 @@ class Question(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The question of a cell, as it was asked; two cards with the same question answer it twice.
+    """The question of a cell and its conditions; two cards with equal `Asked` answer the same question.
 
-    `candidate` and `reference` are BACKEND strings (the engine and the trainer of log-probabilities), `synthetic` is None for
-    real weights, `probes` empty for all of them, `options` the further words of its command, `program` the release of
-    parity-audit that judged.
+    `candidate` and `reference` are BACKEND strings (for log-probabilities, the engine and the trainer). `synthetic` is
+    None for real weights. `probes` is empty for all probes. `options` are the other words of the command. `program` is
+    the release of parity-audit that judged.
     """
 
     question: Question = Question.AUDIT
@@ -45,7 +46,8 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFinding:
-    """What was wrong, in short; the evidence is in the report. `message` says what two values cannot, else it is empty."""
+    """A finding in short form; the evidence is in the report. `message` says what two values alone cannot express,
+    else it is empty."""
 
     knob: str
     kind: str
@@ -59,13 +61,15 @@ class CardFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """Verdict, agreement and detection limits of one (model, backend, version), and what they hold for.
+    """Verdict, agreement and detection limits of one (model, backend, version), and the conditions under which they
+    hold.
 
-    `package` and `version` are what really ran, `weights` name the source and the fingerprint of the revision,
-    `command` makes the card again, `date` is UTC in ISO 8601. `agreement` is None where nothing could be compared,
-    `patched` the verdict with the patches of the audit, `error` the code and message of a cell that broke off.
-    `detection_limits` are the smallest errors of each constant that the audit was sure to see. `said` is the verdict in the
-    question's own word where it has one (`class-only`); `figures` are the numbers of a question that is no audit.
+    `package` and `version` are what really ran. `weights` has the source and the fingerprint of the revision. `command`
+    produces the card again. `date` is UTC in ISO 8601. `agreement` is None if nothing could be compared. `patched` is
+    the verdict with the patches of the audit. `error` has the code and message of a cell that failed.
+    `detection_limits` has, for each constant, the smallest error that the audit was sure to detect. `said` is the
+    verdict in the question's own word if it has one (`class-only`). `figures` are the numbers of a question other than
+    an audit.
     """
 
     schema_version: int = CARD_VERSION

@@ -1,4 +1,4 @@
-"""What an audit will need, as its JSON carries it."""
+"""The estimated cost of an audit, as its JSON holds it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ COST_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeCost:
-    """One probe. `tokens` of all rows; `native_bytes` and `float64_bytes` are what one capture of it takes on disk."""
+    """One probe. `tokens` counts the tokens of all rows; `native_bytes` and `float64_bytes` are the disk space of
+    one capture."""
 
     name: str
     tokens: int
@@ -20,21 +21,24 @@ class ProbeCost:
 
     @property
     def audit_bytes(self) -> int:
-        """Captures of the reference, its judge and one candidate."""
+        """The disk space of the captures of the reference, its judge and one candidate."""
         return 2 * self.native_bytes + self.float64_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditCost:
-    """One audit before anything is loaded.
+    """The estimated cost of one audit, before anything is loaded.
 
-    `memory_bytes`: the weights of one model and the logits of its longest probe, since one model is held at a time.
-    `disk_bytes`: captures of the reference, its judge and one candidate, which are on disk together. `active`: the parameters
-    that one token meets, which of a mixture are those of the chosen experts. `operations`: multiplications and additions of
-    these three runs. `seconds`: these operations at the speed that a product of two matrices had here, without loading.
-    `free_*`: what this machine has of each now. `fits`: whether both suffice.
-    `most_disk_bytes`: the same with the replays and the patched run that a candidate which departs asks for, at most;
-    `disk_bound_bytes`: the bound that was asked for, and `left_out` what is not run because of it or of `--quick`.
+    `active`: the parameters that one token uses; in a mixture of experts, those of the chosen experts only.
+    `memory_bytes`: the weights of one model and the logits of its longest probe, since one model is in memory at a
+    time. `disk_bytes`: the captures of the reference, its judge and one candidate, which are on disk together.
+    `operations`: the multiplications and additions of these three runs. `seconds`: the time of these operations at the
+    speed measured here for a product of two matrices, without loading. `free_memory_bytes`, `free_disk_bytes`: what
+    this machine has free now. `fits`: whether both suffice.
+
+    `most_disk_bytes`: an upper bound of the disk space, with the replays and the patched run that are needed if a
+    candidate departs. `disk_bound_bytes`: the bound that was requested. `left_out`: what is not run because of that
+    bound or of `--quick`.
     """
 
     schema_version: int = COST_SCHEMA_VERSION

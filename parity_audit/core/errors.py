@@ -1,12 +1,12 @@
-"""Every error a user can meet, each with its code, its place, what to do next, and its exit code.
+"""Every error that a user can meet, each with its code, its place, what to do next, and its exit code.
 
 ParityError
 ├── UsageError        exit 2   wrong option, unknown model, bad spec
-│   └── SpecError     exit 2   carries file, line and column
-├── NotJudged         exit 3   could not compare reliably: nothing is claimed
+│   └── SpecError     exit 2   has file, line and column
+├── NotJudged         exit 3   the comparison was not reliable: no claim is made
 │   ├── WorkerDied    exit 3   a backend crashed, was killed or ran out of time
 │   ├── BackendFailed exit 3   a backend raised an exception
-│   ├── CannotRun     exit 3   the spec says that this release does not run the architecture: the port did not fail
+│   ├── CannotRun     exit 3   the spec says that this release does not run the architecture: no failure of the port
 │   ├── EnvFailed     exit 3   an environment does not resolve or does not start
 │   └── CaptureBroken exit 3   missing, truncated, altered or non-finite capture
 └── Interrupted       exit 130 Ctrl-C
@@ -33,7 +33,7 @@ LESS_MEMORY = "use a smaller --dtype, fewer probes (--probe short), or a machine
 
 
 class ParityError(Exception):
-    """An error that explains itself: what, where, what was expected and found, what to do next."""
+    """An error with its explanation: what happened, where, what was expected and found, and what to do next."""
 
     exit_code = EXIT_NOT_JUDGED
     default_code = "error"
@@ -68,7 +68,7 @@ class ParityError(Exception):
         return out
 
     def to_json(self) -> dict[str, Any]:
-        """The error as the wire and the report carry it."""
+        """Return the error as the wire and the report hold it."""
         keys = ("code", "message", "where", "expected", "found", "hint")
         return {key: getattr(self, key) for key in keys}
 
@@ -90,25 +90,25 @@ class SpecError(UsageError):
 
 
 class NotJudged(ParityError):
-    """The comparison could not be made; nothing is said about parity."""
+    """The comparison could not be made; no claim about parity is made."""
 
     default_code = "not-judged"
 
 
 class WorkerDied(NotJudged):
-    """A backend's process ended without answering."""
+    """A backend's process ended without a reply."""
 
     default_code = "worker-died"
 
 
 class BackendFailed(NotJudged):
-    """A backend raised an exception; its process is still there."""
+    """A backend raised an exception; its process is still running."""
 
     default_code = "backend-failed"
 
 
 class CannotRun(NotJudged):
-    """The spec says why this release does not run the architecture; no failure of the port."""
+    """The spec says that this release does not run the architecture, and why; this is not a failure of the port."""
 
     default_code = "cannot-run"
 
@@ -133,7 +133,8 @@ class Interrupted(ParityError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Python's own error, or a tensor library's, which is a RuntimeError with such words."""
+    """Return whether an exception means lack of memory: Python's own, or a tensor library's RuntimeError with such a
+    message."""
     if isinstance(error, MemoryError):
         return True
     try:
@@ -144,17 +145,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def raised_at(error: BaseException) -> str:
-    """The file's name and the line that raised an exception; empty where it was never raised."""
+    """Return the file name and line where an exception was raised; empty if it was never raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 @contextlib.contextmanager
 def refusals_of_the_disk(doing: str, where: Path, hint: str = "") -> Iterator[None]:
-    """A block that writes files in `where`; `doing` says what for, as in "write the report".
+    """Turn an OSError in the block into a NotJudged; `doing` says what the block does, as in "write the report".
 
     Raises:
-        NotJudged: the disk is full or read-only.
+        NotJudged: the disk is full or read-only, or refuses the files in `where` for another reason.
     """
     try:
         yield
@@ -165,7 +166,7 @@ def refusals_of_the_disk(doing: str, where: Path, hint: str = "") -> Iterator[No
 
 
 def explained(error: Exception, log: str = "") -> ParityError:
-    """Any exception as an error that says what to do; `log` is the file that has its traceback."""
+    """Return any exception as an error that says what to do next; `log` is the file with its traceback."""
     if isinstance(error, ParityError):
         return error
     if is_out_of_memory(error):

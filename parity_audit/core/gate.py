@@ -1,4 +1,4 @@
-"""What a gate says, whatever it ran: one case per thing that was asked, each with a status of its own."""
+"""The result of a gate, whatever it ran: one case per check, each with its own status."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NOTHING = "nothing was compared"
 
 
 class Status(str, enum.Enum):
-    """What became of one case.
+    """The outcome of one case.
 
-    `ERROR`: the program that was asked failed, or its answer decides nothing. `INFRA`: the machine did, and again when
-    it was asked once more. `FLAKE`: judged and passed, after the machine had failed at it before.
+    `ERROR`: the tested program failed, or its answer decides nothing. `INFRA`: the machine failed, and failed again
+    when the case was repeated. `FLAKE`: judged and passed, after the machine had failed on it before.
     """
 
     PASSED = "passed"
@@ -34,10 +34,10 @@ UNJUDGED = (Status.ERROR, Status.INFRA)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing that was asked of one program.
+    """One check of one program.
 
-    `rule` is what a failure is about (a knob, or what kind of check it was); `file` and `line` where a person mends it,
-    relative to the repository, "" and 0 where no file does; `details` the long form of `message`.
+    `rule` is what a failure is about: a knob, or the kind of the check. `file` and `line` are where a person can repair
+    it, relative to the repository, "" and 0 if it is in no file. `details` is the long form of `message`.
     """
 
     group: str
@@ -53,7 +53,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class GateReport:
-    """All cases of a run. `notes` say what was looked at and why; `started` is UTC in ISO 8601."""
+    """All cases of a run. `notes` say what was checked and why; `started` is UTC in ISO 8601."""
 
     schema_version: int = GATE_SCHEMA_VERSION
     title: str
@@ -66,7 +66,7 @@ class GateReport:
 
 
 def exit_code_of_cases(cases: tuple[Case, ...]) -> int:
-    """0 when every case that had to be judged passed and at least one was, 3 when one could not be judged, else 1."""
+    """Return 3 if no case was judged or one could not be judged, 1 if a case failed, else 0."""
     statuses = {case.status for case in cases}
     if statuses.isdisjoint(JUDGED) or not statuses.isdisjoint(UNJUDGED):
         return EXIT_NOT_JUDGED
@@ -74,13 +74,13 @@ def exit_code_of_cases(cases: tuple[Case, ...]) -> int:
 
 
 def with_nothing_said(cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """The cases; where none was judged and none says why not, one more that fails for that."""
+    """Return the cases, with one error case added if none of them was judged and none says why."""
     if any(case.status in (*JUDGED, *UNJUDGED) for case in cases):
         return cases
     return (*cases, Case(group="gate", name=NOTHING, status=Status.ERROR, message=NOTHING, rule="nothing-compared"))
 
 
 def counts(cases: tuple[Case, ...]) -> dict[Status, int]:
-    """How many cases have each status, those without any left out."""
+    """Return how many cases have each status; a status without cases is left out."""
     found = Counter(case.status for case in cases)
     return {status: found[status] for status in Status if found[status]}

@@ -1,4 +1,5 @@
-"""Arguments of the Python API as people write them: a path as text, one backend alone, a dtype or a device of torch."""
+"""Convert arguments of the Python API from what users write: a path as text, a single backend, a dtype or a device
+of torch."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def accepting(**conversions: Callable[[Any], Any]) -> Callable[[Function], Function]:
-    """Convert these arguments before the function is called; one that is None or not given stays so."""
+    """Return a decorator that converts these arguments before the function is called; None and missing arguments
+    stay as they are."""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -35,10 +37,10 @@ def accepting(**conversions: Callable[[Any], Any]) -> Callable[[Function], Funct
 
 
 def path(value: str | os.PathLike[str]) -> Path:
-    """A path, `~` expanded.
+    """Return a path, with `~` expanded.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the value is neither text nor a path.
     """
     if not isinstance(value, (str, os.PathLike)):
         raise UsageError(f"a path is text or a Path, not {type(value).__name__}", found=repr(value))
@@ -46,10 +48,10 @@ def path(value: str | os.PathLike[str]) -> Path:
 
 
 def several(value: Any) -> list[Any]:
-    """One backend or probe alone as a list of one; a sequence as a list."""
+    """Return a list: of one entry for a single backend or probe, of all entries for a sequence."""
     return [value] if isinstance(value, (str, BackendRef)) else list(value)
 
 
 def torch_name(value: object) -> str:
-    """The name of a dtype or device: `torch.bfloat16` is `bfloat16`, `torch.device("cuda")` is `cuda`."""
+    """Return the name of a dtype or device: `bfloat16` for `torch.bfloat16`, `cuda` for `torch.device("cuda")`."""
     return str(value).removeprefix("torch.")

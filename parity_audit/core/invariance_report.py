@@ -1,4 +1,4 @@
-"""What `parity-audit invariance` found, as invariance.json carries it. Logits and log-probabilities are in nats."""
+"""The result of `parity-audit invariance`, as invariance.json holds it. Logits and log-probabilities are in nats."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ INVARIANCE_SCHEMA_VERSION = 1
 class Invariance(str, enum.Enum):
     """How a result depends on the conditions of its run.
 
-    `bitwise`: not at all. `class-only`: its bits depend on the shape of the run alone (how many rows each kernel is given), and
+    `bitwise`: not at all. `class-only`: its bits depend on the shape of the run alone (how many rows each kernel gets);
     a run of the same shape with other neighbours, or at another place, has the same bits. `numeric`: the bits depend on
-    more than that, within the noise floor. `broken`: it moves by more than rounding explains. `error`: it could not be run.
+    more than the shape, but within the noise floor. `broken`: the result changes by more than rounding explains.
+    `error`: it could not be run.
     """
 
     BITWISE = "bitwise"
@@ -28,11 +29,11 @@ class Invariance(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SiteChange:
-    """How far one site is from its value in the base condition.
+    """The change of one site from its value in the base condition.
 
-    `ulp` is the largest difference in units of the last place of the largest number of that token's vector. `ratio` is the
-    largest RMSE of a token over the noise floor at that site and position, None where no floor is known; `position`
-    is that token.
+    `ulp` is the largest difference in units of the last place of the largest number of that token's vector. `ratio` is
+    the largest RMSE of a token over the noise floor at that site and position, None if no floor is known; `position` is
+    that token.
     """
 
     site: str
@@ -44,11 +45,12 @@ class SiteChange:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionResult:
-    """One way to run the subject, against `base`.
+    """The result of one way to run the subject, compared with the condition `base`.
 
-    `bits` hashes every site at the compared positions. `nats` is the largest difference of a log-probability over the
-    vocabulary, `logits_max_abs` of a logit. `repeatable`: whether a second run gave the same bits, None where it was not needed.
-    `facts` is what the program itself counted. A condition that was not run has a `gap` and no verdict.
+    `bits` is a hash of every site at the compared positions. `nats` is the largest difference of a log-probability over
+    the vocabulary, `logits_max_abs` that of a logit. `repeatable`: whether a second run gave the same bits, None if it
+    was not needed. `facts` has what the program itself counted. A condition that was not run has the reason in `gap`
+    and no verdict.
     """
 
     axis: str
@@ -69,10 +71,10 @@ class ConditionResult:
 
 @dataclass(frozen=True, kw_only=True)
 class AxisResult:
-    """One question: its conditions grouped into classes of equal bits, and the worst verdict of them.
+    """The result of one question: its conditions grouped into classes of equal bits, and the worst of their verdicts.
 
-    `classes` holds the names of conditions with equal bits, first those that equal the base. `words` prints them, sizes as
-    "{1} {2,3} {>=4}".
+    `classes` has the names of conditions with equal bits; the first class is the one that equals the base. `words`
+    prints them, sizes as "{1} {2,3} {>=4}".
     """
 
     name: str
@@ -85,9 +87,11 @@ class AxisResult:
 
 @dataclass(frozen=True, kw_only=True)
 class OperationClasses:
-    """One operation by number of rows: sizes with equal bits, and the sizes at which its kernel changes.
+    """One operation run with different numbers of rows: the sizes with equal bits, and the sizes at which its kernel
+    changes.
 
-    `ulp` is the largest difference to the first size, in units of the last place of the largest number of the row.
+    `ulp` is the largest difference from the result at the first size, in units of the last place of the row's largest
+    number. `like_it` counts further operations with the same class and shapes, which were not run.
     """
 
     name: str
@@ -102,10 +106,12 @@ class OperationClasses:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergent:
-    """A greedy completion that leaves the one of the prompt alone: at which token, and whether rounding can turn that choice.
+    """A greedy completion that differs from that of the prompt run alone: the first differing token, and whether
+    rounding explains it.
 
-    `margin` is the difference of the two largest logits there, `moved` the largest movement of a logit that was measured. A
-    flip needs two logits to move against each other by the margin, so twice the largest movement bounds a `tie`.
+    `margin` is the difference of the two largest logits there; `moved` is the largest change of a logit that was
+    measured. For another token to win, two logits have to change against each other by the margin, so it is a `tie` if
+    the margin is at most twice the largest change.
     """
 
     batch: int
@@ -120,7 +126,7 @@ class Divergent:
 
 @dataclass(frozen=True, kw_only=True)
 class Completions:
-    """Greedy completions of one prompt under changing batches."""
+    """The greedy completions of one prompt in different batches."""
 
     runs: int
     tokens: int
@@ -131,7 +137,8 @@ class Completions:
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """The negative control: whether anything differed at all, so that equal bits mean something. `where` says what did."""
+    """The negative control: whether anything differed at all, so that equal bits mean something. `where` says what
+    differed."""
 
     fired: bool
     where: str
@@ -139,7 +146,7 @@ class Control:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateInvariance:
-    """One backend; `code` is that of the error that ended it."""
+    """The result of one backend; `code` is that of the error that ended it."""
 
     backend: str
     package: str
@@ -162,7 +169,7 @@ class CandidateInvariance:
 
 @dataclass(frozen=True, kw_only=True)
 class InvarianceReport:
-    """The whole answer; `reference` is the backend whose float64 run measures the noise floor."""
+    """The whole result; `reference` is the backend whose float64 run measures the noise floor."""
 
     schema_version: int = INVARIANCE_SCHEMA_VERSION
     model: str

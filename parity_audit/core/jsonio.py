@@ -1,4 +1,4 @@
-"""Dataclasses to JSON and back. NaN and infinity never reach JSON: the caller counts them first."""
+"""Convert dataclasses to JSON and back. NaN and infinity never reach JSON: the caller counts them first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ def to_plain(value: Any) -> Any:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Serialise; raises ValueError on NaN or infinity instead of writing invalid JSON."""
+    """Return a value as JSON text.
+
+    Raises:
+        ValueError: a number is NaN or infinite, which is not valid JSON.
+    """
     return json.dumps(to_plain(value), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
@@ -35,8 +39,9 @@ def from_plain(kind: type[T], value: Any) -> T:
     """Build `kind` (a dataclass, or a type built of them) from plain JSON values.
 
     Raises:
-        TypeError: a required field is missing, a field is unknown, or a value is of another type.
-        ValueError: a value is none of an enum's, or a tuple has another length.
+        TypeError: a required field is missing, a field is unknown, a value has the wrong type, or values are nested too
+            deeply.
+        ValueError: a value is not in an enum, or a tuple has the wrong length.
     """
     try:
         return typing.cast(T, _build(kind, value))
@@ -63,7 +68,11 @@ def _build(kind: Any, value: Any) -> Any:
 
 
 def _of(kind: type, value: Any) -> Any:
-    """The value, if it is of that JSON type; whole numbers are floats too, and truth values are no numbers."""
+    """Return the value if it has that JSON type: a whole number is a float too, and a boolean is no number.
+
+    Raises:
+        TypeError: it has another type.
+    """
     fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
     if not fits:
         raise TypeError(f"expected {kind.__name__}, found {type(value).__name__} {value!r:.60}")
@@ -72,7 +81,8 @@ def _of(kind: type, value: Any) -> Any:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields: evaluating their annotations takes longer than building a value of them."""
+    """Return the types of a dataclass's fields. They are cached, since evaluating annotations takes longer than
+    building a value."""
     return typing.get_type_hints(kind)
 
 

@@ -1,4 +1,4 @@
-"""What a lint found, as its JSON carries it."""
+"""The result of a lint, as its JSON holds it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ LINT_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """One constant of one name: what the engine's config says, and what the spec says. `field`: of the engine's config."""
+    """One constant of one model at which the engine's config and the spec differ, with both values. `field` is its
+    name in the config."""
 
     model: str
     architecture: str
@@ -22,9 +23,10 @@ class Departure:
 
 @dataclass(frozen=True, kw_only=True)
 class LintReport:
-    """One release. `compared` names were held against a spec, `constants` values in all; `without` names and why not.
+    """The result for one release of an engine.
 
-    `note` says how far the engine computes with this config.
+    `compared` are the names of models that were compared with a spec, with `constants` values in all; `without` has the
+    names that were not, each with the reason. `note` says how far the engine computes with this config.
     """
 
     schema_version: int = LINT_SCHEMA_VERSION

@@ -1,4 +1,4 @@
-"""What `parity-audit logprobs` found, as logprobs.json carries it. Log-probabilities are in nats."""
+"""The result of `parity-audit logprobs`, as logprobs.json holds it. Log-probabilities are in nats."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LOGPROB_SCHEMA_VERSION = 1
 class Leg:
     """One source of log-probabilities.
 
-    `name` is engine-decode, engine-prefill, trainer or judge. `meaning` says what quantity its numbers are.
-    `rmse_to_judge` is over all tokens; `noise_ratio` divides it by the trainer-side rounding, RMSE(trainer, judge).
+    `name` is engine-decode, engine-prefill, trainer or judge. `meaning` says which quantity its numbers are.
+    `rmse_to_judge` is over all tokens; `noise_ratio` divides it by the trainer's rounding, RMSE(trainer, judge).
     """
 
     name: str
@@ -33,7 +33,8 @@ class Leg:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBin:
-    """|train - rollout| of a group of tokens: `low` and `high` bound what they are grouped by."""
+    """Statistics of |train - rollout| over a group of tokens; `low` and `high` bound the quantity that they are
+    grouped by."""
 
     low: float
     high: float
@@ -45,9 +46,9 @@ class TokenBin:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRow:
-    """One sampled token and what each leg says of it.
+    """One sampled token and its log-probability in each leg.
 
-    `text` is the token decoded, `before` and `after` the text around it; all empty without a tokenizer.
+    `text` is the token decoded, `before` and `after` the text around it; all are empty without a tokenizer.
     """
 
     sequence: int
@@ -63,7 +64,8 @@ class TokenRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PresetRow:
-    """A metric under the name that one framework gives it; `alarm` says from where on it is one, `raised` whether it is."""
+    """A metric under the name that one framework gives it. `alarm` is the framework's condition for an alarm,
+    `raised` whether it holds."""
 
     key: str
     value: float
@@ -74,9 +76,9 @@ class PresetRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingEffect:
-    """What the mismatch does to training.
+    """The effect of the mismatch on training.
 
-    Shares are of sampled tokens; the effective sample size is of a batch of sequences, as a share of it.
+    Shares are of sampled tokens. The effective sample size is that of a batch of sequences, as a share of the batch.
     """
 
     clipped: float
@@ -88,7 +90,8 @@ class TrainingEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram:
-    """Tokens by |d|: `counts` in bins of equal ratio between `low` and `high` in nats, `zeros` are equal to the last bit."""
+    """Numbers of tokens by |d|: `counts` in bins of equal ratio between `low` and `high` in nats; `zeros` are equal
+    to the last bit."""
 
     low: float
     high: float
@@ -98,7 +101,7 @@ class Histogram:
 
 @dataclass(frozen=True, kw_only=True)
 class PairReport:
-    """Two legs on the same tokens, in one and the same quantity (`meaning`)."""
+    """The comparison of two legs on the same tokens, in the same quantity (`meaning`)."""
 
     rollout: str
     train: str
@@ -118,7 +121,8 @@ class PairReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Flips:
-    """Places where two legs rank another token first. A tie: the judge's two best differ by less than rounding moves them."""
+    """Places where two legs rank different tokens first. It is a tie if the judge's two best logits differ by less
+    than rounding changes them."""
 
     tokens: int
     ties: int
@@ -130,7 +134,7 @@ class Flips:
 class FirstDivergence:
     """The first token of a greedy completion that is not the judge's likeliest.
 
-    `margin` is the difference of the judge's two largest logits there; `tie`: rounding can turn it.
+    `margin` is the difference of the judge's two largest logits there; `tie` is whether rounding can exchange them.
     """
 
     sequence: int
@@ -143,7 +147,7 @@ class FirstDivergence:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Greedy completions against the judge's choice at every step: those that leave it, the earliest first."""
+    """Greedy completions compared with the judge's choice at every step: those that differ, the earliest first."""
 
     sequences: int
     first: tuple[FirstDivergence, ...] = ()
@@ -151,10 +155,11 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The engine run again with a finding's settings, and those of the findings before it.
+    """The result of running the engine again with the settings of a finding and of the findings before it.
 
-    RMSE in nats of its decode leg to the judge, both at the sampling temperature over the whole vocabulary, before and
-    after; `ratio` is the one after over the trainer's rounding. `error` says why there is no "after".
+    The RMSE, in nats, is that of the engine's decode leg to the judge, before and after, both at the sampling
+    temperature over the whole vocabulary. `ratio` divides the RMSE after by the trainer's rounding. `error` says why
+    there is no RMSE after.
     """
 
     rmse_before: float
@@ -165,9 +170,11 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMode:
-    """An engine setting that the user chose: what the engine says of it, and its leg's RMSE to the trainer with and without.
+    """An engine setting that the user chose: the engine's own statement about it, and its leg's RMSE to the trainer
+    with and without it.
 
-    `moved` is the largest change of a log-probability in nats between the two values; `gap` why the other was not run.
+    `moved` is the largest change of a log-probability, in nats, between the two values; `gap` is why the other value
+    was not run.
     """
 
     name: str
@@ -183,7 +190,7 @@ class EngineMode:
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobFinding:
-    """A named reason why two legs differ, the leg to blame, and the setting that removes it, where there is one."""
+    """A named reason why two legs differ, the leg that causes it, and the setting that removes it, if there is one."""
 
     name: str
     leg: str
@@ -196,10 +203,11 @@ class LogprobFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchEffect:
-    """What flipping one switch does to the squared error of a pair.
+    """The effect of changing one switch on the squared error of a pair of legs.
 
-    `leg` is trainer, engine or both; `settings` what to write to have it. `rmse` is left in nats, `share` explained of the
-    squared error, with its 95 % interval over resampled sequences. `moves`: whether any log-probability changed at all.
+    `leg` is trainer, engine or both; `settings` are what to write to make the change. `rmse` is what remains, in nats;
+    `share` is the explained share of the squared error, with its 95 % interval over resampled sequences. `moves`:
+    whether any log-probability changed at all.
     """
 
     name: str
@@ -213,12 +221,13 @@ class SwitchEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """Where the mismatch of an engine's leg and the trainer comes from, by flipping switches on the same tokens.
+    """The sources of the mismatch between an engine's leg and the trainer, found by changing switches on the same
+    tokens.
 
-    `alone`: each switch by itself, the one that leaves least first. `together`: the set as it grew, each entry's numbers
-    those of the set so far. `proposed` is the smallest part of that set that reaches the target (all of it where `reached`
-    is false); `share`, `interval` and `rmse_left` are of this set. `control` is the engine run once more
-    without any change. Switches that could not be flipped are in `not_tested`.
+    `alone`: each switch by itself, the one that leaves least first. `together`: the growing set of switches, where each
+    entry has the numbers of the set so far. `proposed` is the smallest part of that set that reaches the target (all of
+    it if `reached` is false); `share`, `interval` and `rmse_left` are those of this part. `control` is the engine run
+    once more without any change. Switches that could not be changed are in `not_tested`.
     """
 
     leg: str
@@ -238,7 +247,7 @@ class Attribution:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTable:
-    """Every sampled token of one pair of legs, as columns `[token]`; what the pictures are drawn from."""
+    """Every sampled token of one pair of legs, as columns `[token]`; plots are drawn from it."""
 
     sequence: tuple[int, ...]
     position: tuple[int, ...]
@@ -249,7 +258,7 @@ class TokenTable:
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobReport:
-    """The whole answer; the verdict is `parity` only when every leg was compared and is within the noise floor."""
+    """The whole result; the verdict is `parity` only if every leg was compared and is within the noise floor."""
 
     schema_version: int = LOGPROB_SCHEMA_VERSION
     model: str

@@ -1,7 +1,7 @@
-"""The capture manifest: what lies in a capture directory, readable and writable by anyone.
+"""The manifest of a capture: the contents of a capture directory, which any program can read and write.
 
-A capture directory is `manifest.json` plus one safetensors file per probe and site, each holding one
-tensor named `x`. llama.cpp, MLX or JAX can write it; `parity-audit diff` reads it.
+A capture directory is `manifest.json` plus one safetensors file per probe and site, each with one tensor named `x`.
+llama.cpp, MLX or JAX can write it; `parity-audit diff` reads it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ CAPTURE_FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One tensor of a capture. `file` is relative to the manifest; `non_finite` counts NaN and infinity
-    (for `attn_scores`, masked entries are -inf by definition and are not counted). `assumes` says what has to hold of the
-    program's code for the tensor to be this site; it is empty where a module or hook of the program is the site."""
+    """One tensor of a capture.
+
+    `file` is relative to the manifest. `non_finite` counts NaN and infinity; in `attn_scores`, masked entries are -inf
+    by definition and are not counted. `assumes` says what must hold of the program's code for the tensor to be this
+    site; it is empty if a module or hook of the program is the site.
+    """
 
     probe: str
     site: str
@@ -36,10 +39,11 @@ class Entry:
 class Manifest:
     """Provenance and contents of one capture.
 
-    `precision` is "native", or "float64" for a run with every cast promoted, which alone can judge others. `architecture`
-    and `spec` say by which spec the sites were read; both may be empty. `checkpoint.fingerprint` is equal only for
-    captures of the same weights. `probes` are as they were run: a port that takes fewer positions says so there. `shares`
-    is what each rank of a sharded engine held. `raised` says by probe what the program broke off in, with its own error.
+    `precision` is "native", or "float64" for a run with every cast promoted; only such a run can judge others.
+    `architecture` and `spec` name the spec by which the sites were read; both may be empty. `checkpoint.fingerprint` is
+    equal only for captures of the same weights. `probes` are the probes as they were run: fewer positions if a port
+    takes fewer. `shares` is what each rank of a sharded engine held. `raised` has, for each probe that failed, the
+    program's own error.
     """
 
     format: int = CAPTURE_FORMAT

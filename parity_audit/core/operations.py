@@ -1,4 +1,4 @@
-"""Operations of a model run again on rows of their own input, as the wire carries them."""
+"""Messages between parent and worker for running single operations of a model again, on rows of their own input."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from parity_audit.core.types import NotTested, Probe
 
 ROWS, BATCH, QUERIES, KEYS = "rows", "batch", "queries", "key splits"
-"""What is varied: rows of a matrix product or norm, sequences of attention, queries at once, parts that its keys come in."""
+"""What is varied: the rows of a matrix product or norm, the sequences of attention, the queries computed at once, or
+the number of parts in which the keys of attention are reduced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationsRequest:
-    """Run `probe` (one row) once, record what each operation is given, and run each again at every size in `sizes`.
+    """Run `probe` (one row) once, record the input of each operation, and run each operation again at every size in
+    `sizes`.
 
-    `splits` are the numbers of parts that the keys of attention are reduced in.
+    `splits` are the numbers of parts in which the keys of attention are reduced.
     """
 
     probe: Probe
@@ -24,11 +26,11 @@ class OperationsRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation and the bits of one and the same row of its result at each size.
+    """One operation, and the bits of the same row of its result at each size.
 
-    `name` is the module's path or the function, `kind` its class, `like_it` how many others have the same class and shapes
-    and were not run. `hashes` is `[size]`, in the order of `sizes`. `relative` is the largest difference to the result at
-    the first size, over the largest number of that result.
+    `name` is the module's path or the function, `kind` its class. `like_it` counts the other operations with the same
+    class and shapes, which were not run. `hashes` is `[size]`, in the order of `sizes`. `relative` is the largest
+    difference from the result at the first size, relative to the largest number of that result.
     """
 
     name: str
@@ -43,7 +45,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True)
 class OperationsReply:
-    """Operations in the order in which the model ran them first."""
+    """The operations, in the order in which the model first ran them."""
 
     operations: tuple[Operation, ...]
     not_tested: tuple[NotTested, ...] = field(default_factory=tuple)

@@ -1,25 +1,26 @@
-"""Progress as a value passed down: the stages report, the CLI draws, a notebook hears nothing."""
+"""Progress reporting: stages call a listener that is passed down; the CLI draws it, and a notebook ignores it."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 RUNS, CAPTURE, REUSE = "runs", "capture", "reuse"
-"""Stages: how many runs of all probes are to come (`total`), the beginning of a probe of one, and a run that need not be made."""
+"""Stages: the number of runs of all probes to come (`total`), the start of one probe, and a run that is reused
+instead of repeated."""
 
 
 class Progress(Protocol):
-    """A listener for long work."""
+    """A listener for the progress of long work."""
 
     def update(self, stage: str, text: str = "", done: int | None = None, total: int | None = None) -> None:
-        """Say what is going on: `stage` is a short stable name, `text` the detail, `done` of `total` if known."""
+        """Report progress: `stage` is a short stable name, `text` the detail, `done` of `total` if these are known."""
 
 
 class Silent:
-    """A listener that ignores everything."""
+    """A listener that ignores every report."""
 
     def update(self, stage: str, text: str = "", done: int | None = None, total: int | None = None) -> None:
-        """Ignore the news."""
+        """Ignore the report."""
 
 
 SILENT: Progress = Silent()

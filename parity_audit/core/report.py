@@ -1,4 +1,4 @@
-"""The judged nouns: deltas, findings, patches, verdicts and the Report, as report.json carries them."""
+"""The types of judged results (deltas, findings, patches, verdicts and the Report), as report.json holds them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 class Verdict(str, enum.Enum):
-    """What is claimed about one candidate. `PARITY` is never a default."""
+    """The claim about one candidate. `PARITY` is never a default."""
 
     EXACT = "exact"
     PARITY = "parity"
@@ -24,12 +24,11 @@ class Verdict(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class SiteDelta:
-    """Distance of candidate and reference at one site, over all probes that show it (the worst is reported).
+    """The distance between candidate and reference at one site: the worst of all probes that show it.
 
-    `max_abs`, `rmse`, `rel` (rmse over the judge's rms) are candidate against reference;
-    `noise_ratio` is RMSE(candidate, judge) / RMSE(reference, judge);
-    `introduced_ratio` is the same with both replayed on their own immediate inputs, None when not replayed.
-    `worst` is the coordinate of max_abs in the site's axes.
+    `max_abs`, `rmse` and `rel` (rmse over the judge's rms) compare the candidate with the reference. `noise_ratio` is
+    RMSE(candidate, judge) / RMSE(reference, judge). `introduced_ratio` is the same with both replayed on their own
+    immediate inputs, None if not replayed. `worst` is the coordinate of max_abs in the site's axes.
     """
 
     site: str
@@ -45,7 +44,8 @@ class SiteDelta:
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsDelta:
-    """Distance at the logits over every real position of every probe. `kl` is mean KL(reference || candidate) in nats."""
+    """The distance of the logits over every real position of every probe. `kl` is mean KL(reference || candidate) in
+    nats."""
 
     max_abs: float
     mean_abs: float
@@ -58,10 +58,11 @@ class LogitsDelta:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogits:
-    """One token behind which the logits differ: at `row` and `position` of a probe, by `max_abs` at the vocabulary entry `at_id`.
+    """One token after which the logits differ.
 
-    `kl` is KL(reference || candidate) in nats, `reference_id` and `candidate_id` are the likeliest next tokens of each side.
-    The texts are empty where the checkpoint has no tokenizer.
+    The token is at `row` and `position` of a probe; the largest difference, `max_abs`, is at the vocabulary entry
+    `at_id`. `kl` is KL(reference || candidate) in nats; `reference_id` and `candidate_id` are the likeliest next tokens
+    of each side. The texts are empty if the checkpoint has no tokenizer.
     """
 
     probe: str
@@ -80,11 +81,14 @@ class TokenLogits:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnVariation:
-    """The candidate's own runs of one prompt, decoded from the cache and all at once: how far apart rounding and kernels take them.
+    """The difference between the candidate's own two runs of one prompt: decoded from the cache, and all tokens at
+    once.
 
-    At `site`, what the model returns: `rmse` between its two runs, `distance` of the decoded run to the reference (which runs all
-    at once), `distance_at_once` of the other one, and `explained`, the share of the squared distance that is gone there.
-    `noise_ratio` is the largest multiple of the noise floor between its two runs, on the residual stream and the outputs.
+    It shows how far rounding and kernels alone move the result. At `site`, the output of the model: `rmse` is between
+    the two runs; `distance` is from the decoded run to the reference (which runs all tokens at once),
+    `distance_at_once` from the other run; `explained` is the share of the squared distance that is gone in the other
+    run. `noise_ratio` is the largest multiple of the noise floor between the two runs, on the residual stream and the
+    outputs.
     """
 
     site: str
@@ -97,16 +101,17 @@ class OwnVariation:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is wrong, where, and how we know.
+    """What is wrong, where, and by which evidence.
 
-    `kind` is one of: constant, variant, mask, weights, settings, hook, sharding, unexplained. `hook`: a hook point shows
-    something else than its name says; `knob` is its name, `reference_value` the site that it should show, `candidate_value`
-    what it shows. `sharding`: ranks of one engine hold or compute different things, or their parts are put together wrongly;
-    `evidence` has the `ranks` that are wrong.
-    `departs_from_spec` names the side that is wrong: "candidate", "reference", "both", "unknown", or "neither"
-    (a setting of the arithmetic, on which the spec is silent).
-    A value that layers do not share says that of each one: `{"by_layer": {"1": 16.0, "2": 24.0}}`.
-    `confidence` in [0, 1]; `evidence` holds the numbers that a sceptic would ask for.
+    `kind` is one of: constant, variant, mask, weights, settings, hook, sharding, unexplained. `hook`: a hook point
+    shows something other than its name says; `knob` is its name, `reference_value` the site that it should show,
+    `candidate_value` what it shows. `sharding`: ranks of one engine hold or compute different things, or their parts
+    are put together wrongly; `evidence` has the `ranks` that are wrong.
+
+    `departs_from_spec` names the side that is wrong: "candidate", "reference", "both", "unknown", or "neither" (a
+    setting of the arithmetic, for which the spec has no value). A value that differs between layers is given for each
+    of them: `{"by_layer": {"1": 16.0, "2": 24.0}}`. `confidence` is in [0, 1]; `evidence` holds the numbers that a
+    sceptic would ask for.
     """
 
     knob: str
@@ -124,7 +129,8 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """Settings of one backend that repair findings: as data, as code, and with what was read back."""
+    """Settings of one backend that repair findings: as data, as code, and with the values read back after applying
+    them."""
 
     knob: str
     backend: str
@@ -138,9 +144,9 @@ class Patch:
 
 @dataclass(frozen=True, kw_only=True)
 class Patched:
-    """The candidate again, with its patches applied.
+    """The comparison of the candidate with its patches applied.
 
-    `against` is the BACKEND string of the reference that it was judged against, empty for the one that was given.
+    `against` is the BACKEND string of the reference that it was compared with, empty for the given reference.
     """
 
     verdict: Verdict
@@ -153,11 +159,12 @@ class Patched:
 
 @dataclass(frozen=True, kw_only=True)
 class RightReference:
-    """The given reference departs from the spec in `knobs`: what to take in its place, and the candidate as shipped against that.
+    """What to use in place of a given reference that departs from the spec in `knobs`, and the unpatched candidate
+    compared with it.
 
-    `backend` is the BACKEND string for `-r`; empty where no setting does it and `code` edits the loaded reference.
-    `verified` says that its activations show the spec's values, or that a candidate which has them agrees with it; `why`
-    says which. `verdict` and `logits` compare the candidate as shipped with it; None where it was not run.
+    `backend` is the BACKEND string for `-r`; it is empty if no setting suffices and `code` edits the loaded reference.
+    `verified` says that its activations show the spec's values, or that a candidate with these values agrees with it;
+    `why` says which. `verdict` and `logits` compare the candidate as shipped with it; None if it was not run.
     """
 
     knobs: tuple[str, ...]
@@ -171,10 +178,11 @@ class RightReference:
 
 @dataclass(frozen=True, kw_only=True)
 class Imposed:
-    """A value of the candidate that the reference was given, for a proof; layers None is everywhere.
+    """A value of the candidate that the reference was given for a proof; layers None means everywhere.
 
-    `by` is "setting" (the live reference's), or "formula": the reference has no such setting, and the formula with this value makes
-    the candidate's tensor of the candidate's inputs up to rounding, from which the reference then went on.
+    `by` is "setting" (the live reference has one), or "formula": the reference has no such setting. Then the formula
+    with this value, applied to the candidate's inputs, reproduces the candidate's tensor up to rounding, and the
+    reference continued from that tensor.
     """
 
     knob: str
@@ -185,11 +193,12 @@ class Imposed:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The reference with the candidate's constants, against the candidate: `before` as shipped, `after` with them.
+    """The reference with the candidate's constants, compared with the candidate: `before` as shipped, `after` with the
+    constants.
 
-    `proven` says that both now agree within the noise floor of that reference; `verdict` and `why` are of that comparison.
-    `not_imposed` are findings that the reference could not be given, with the reason: there it went on from the candidate's
-    own tensors, and those sites were not compared.
+    `proven` says that both now agree within the noise floor of that reference; `verdict` and `why` are of that
+    comparison. `not_imposed` are findings that could not be imposed on the reference, with the reason: there it
+    continued from the candidate's own tensors, and those sites were not compared.
     """
 
     proven: bool
@@ -204,9 +213,10 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerLimit:
-    """The smallest error of one constant that this run could have seen in one layer alone: the one where it shows least.
+    """The smallest error of one constant, in one layer alone, that this run could have detected: in the layer where it
+    is hardest to see.
 
-    `limit` None: no error that was tried there shows at all. Other fields as in `DetectionLimit`.
+    `limit` None: no error that was tried there is detected. The other fields are as in `DetectionLimit`.
     """
 
     layer: int
@@ -217,10 +227,11 @@ class LayerLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionLimit:
-    """The smallest error of one constant that this run could have seen: in every layer, and in one layer alone.
+    """The smallest error of one constant that this run could have detected, in all layers together and in one layer
+    alone.
 
-    `limit` is in the unit of the constant, `relative` its share of `value` (of 1 where that is 0); `site` and `probe`
-    would show it first. `one_layer` is None for constants that blocks do not have.
+    `limit` is in the unit of the constant, `relative` its share of `value` (of 1 if that is 0). `site` and `probe`
+    would show the error first. `one_layer` is None for constants outside the blocks.
     """
 
     knob: str
@@ -234,9 +245,11 @@ class DetectionLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class HookEdit:
-    """One site replaced by the same edited tensor on both sides: `same` says whether the logits then agree.
+    """One site replaced by the same edited tensor on both sides; `same` says whether the edit has the same effect on
+    the logits of both.
 
-    The effects are the RMS by which the edit moves the logits; `says` is what it does where it does something else.
+    The effects are the RMS by which the edit changes each side's logits. `says` describes what the candidate's edit
+    does instead, if `same` is false.
     """
 
     site: str
@@ -249,7 +262,7 @@ class HookEdit:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Everything about one candidate. `hooks` are hook points read under their own names, one delta each."""
+    """All results about one candidate. `hooks` are hook points compared under their own names, one delta each."""
 
     backend: str
     package: str
@@ -284,7 +297,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """The reference or the judge, as it ran."""
+    """The reference or the judge, as it was run."""
 
     backend: str
     package: str
@@ -297,7 +310,8 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineFigure:
-    """One figure of the logits of one candidate, in an earlier audit and in this one; `ratio` is None where one of them is 0."""
+    """One figure of the logits of one candidate, in an earlier audit and in this one; `ratio` is None if one of them
+    is 0."""
 
     candidate: str
     figure: str
@@ -309,10 +323,11 @@ class BaselineFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """An earlier report that this one was held against.
+    """The comparison of this report with an earlier one.
 
-    `changed_question` names what differs in model, weights, reference or the tokens of a probe: then no figure was
-    compared. `departures` say in words which verdicts changed and which figures left the band, in either direction.
+    `changed_question` names what differs in model, weights, reference or the tokens of a probe; if anything does, no
+    figure is compared. `departures` say in words which verdicts changed and which figures left the band, in either
+    direction.
     """
 
     band: float
@@ -323,7 +338,7 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The whole audit; `report.json` is this, field by field."""
+    """The whole audit; `report.json` holds these fields."""
 
     schema_version: int = SCHEMA_VERSION
     model: str
@@ -345,7 +360,7 @@ class Report:
         return f"<Report on {self.model}: {list(self.candidates)}, exit code {self.exit_code}>"
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows of it, once a renderer has registered."""
+        """Return the report as HTML for a notebook; None if no renderer is registered."""
         return _NOTEBOOKS[-1](self) if _NOTEBOOKS else None
 
 
@@ -353,5 +368,6 @@ _NOTEBOOKS: list[Callable[[Report], str]] = []
 
 
 def shown_in_notebooks_by(render: Callable[[Report], str]) -> None:
-    """Register what draws a Report as HTML; reports are drawn above `core`, which imports none of it."""
+    """Register the function that renders a Report as HTML. `core` cannot import it, since rendering is built on top
+    of `core`."""
     _NOTEBOOKS[:] = [render]

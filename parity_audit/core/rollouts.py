@@ -1,4 +1,4 @@
-"""Sampled completions and what a leg says of them, as the wire and rollout files carry them. Token ids only."""
+"""Sampled completions and their scores, as the wire and rollout files hold them. Token ids only."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from parity_audit.core.wire import NATIVE
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How completions are drawn. `top_k` 0 and `top_p` 1 keep the whole vocabulary; temperature 0 is greedy.
+    """How completions are sampled. `top_k` 0 and `top_p` 1 keep the whole vocabulary; temperature 0 is greedy.
 
-    `ignore_eos` goes on after an end-of-sequence token, so that every completion has `max_new_tokens` tokens.
+    With `ignore_eos`, sampling continues after an end-of-sequence token, so that every completion has `max_new_tokens`
+    tokens.
     """
 
     temperature: float = 1.0
@@ -31,7 +32,8 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """One sampled completion: `logprobs[i]` is what the engine returned for `token_ids[i]`, in nats; empty if nothing."""
+    """One sampled completion: `logprobs[i]` is the engine's value for `token_ids[i]`, in nats; empty if the engine
+    returned none."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -49,7 +51,8 @@ class SampleRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReply:
-    """Completions in the order of the prompts, the samples of one prompt side by side; `facts` of the engine beside them."""
+    """Completions in the order of the prompts, the samples of one prompt side by side, and `facts` that the engine
+    reported."""
 
     completions: tuple[Completion, ...]
     facts: dict[str, Any] = field(default_factory=dict)
@@ -57,10 +60,10 @@ class SampleReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Variation:
-    """How the model that scores is run otherwise than it was loaded.
+    """Changes in how the scoring model is run, compared with how it was loaded.
 
-    `hidden_tokens` are ids that attention does not see (a mask made from ids). The dtypes are those of one step each, where
-    empty leaves the step as it is: `head_dtype` of the head's product and its result, `rope_dtype` of the rotary tables,
+    `hidden_tokens` are ids that attention does not see (a mask made from ids). Each dtype is that of one step; if
+    empty, the step is unchanged: `head_dtype` of the head's product and its result, `rope_dtype` of the rotary tables,
     `router_dtype` of the routers of a mixture of experts, `kv_dtype` of the keys and values that attention reads.
     `attention` is an attention implementation of the engine; `rows` bounds the sequences of one batch (0: no bound).
     """
@@ -78,10 +81,10 @@ class Variation:
 class ScoreRequest:
     """Score the tokens of given completions, each from everything before it (teacher forcing).
 
-    `temperatures` asks for the log-probability at each of them; `truncation` (top_p, top_k, temperature) for the share
-    of probability that a sampler with those settings keeps. `memory_bytes` bounds the logits held at a time.
-    `precision` "float64" is the judge. `decoded` asks for the path that sampling takes, one token at a time from the
-    cache, instead of one pass over all of them.
+    `temperatures` are those at which the log-probability is computed. `truncation` (top_p, top_k, temperature), if
+    given, also asks for the share of probability that a sampler with those settings keeps. `memory_bytes` bounds the
+    logits held at a time. `precision` "float64" is the judge. `decoded` uses the code path of sampling, one token at a
+    time from the cache, instead of one pass over all tokens.
     """
 
     completions: tuple[Completion, ...]
@@ -96,11 +99,11 @@ class ScoreRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What one leg says of the tokens of one completion; every list is `[token]`.
+    """The scores of one completion's tokens in one leg; every list is `[token]`.
 
-    `logprobs` has one list per temperature asked for. `top1` is the likeliest token, `margin` the difference of the two
-    largest logits, `log_kept` the logarithm of the probability that truncation keeps. A list is empty where the leg does
-    not tell.
+    `logprobs` has one list per requested temperature. `top1` is the likeliest token, `margin` the difference of the two
+    largest logits, `log_kept` the logarithm of the probability that truncation keeps. A list is empty if the leg does
+    not provide it.
     """
 
     logprobs: tuple[tuple[float, ...], ...]
@@ -111,7 +114,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreReply:
-    """Scores in the order of the completions; `facts` records what was chosen on the way (chunk and batch sizes)."""
+    """Scores in the order of the completions; `facts` records choices made while scoring (chunk and batch sizes)."""
 
     scores: tuple[Scores, ...]
     facts: dict[str, Any] = field(default_factory=dict)

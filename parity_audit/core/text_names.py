@@ -1,6 +1,6 @@
-"""Names of a text model's tensors in a checkpoint that holds it beside other modalities.
+"""The names of a text model's tensors in a checkpoint that also holds other modalities.
 
-transformers 4 stored the whole text model under `language_model.`, its head included; classes that came later, and live modules of
+transformers 4 stored the whole text model under `language_model.`, with its head. Later classes, and live modules of
 transformers since 4.52, have the decoder as `model.language_model.` and the head as `lm_head.`.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 PREFIXES = {"language_model.": "", "model.language_model.": "model."}
-"""How the name of a tensor of the text model begins, and how it begins in a checkpoint of that model alone."""
+"""Prefixes of a text model's tensors, each with the prefix in a checkpoint of the text model alone."""
 HEAD = "lm_head."
 
 
 def text_names(names: Iterable[str]) -> dict[str, str]:
-    """The given name of every tensor of the text model, by its name in a checkpoint of that model alone.
+    """Return the given name of every tensor of the text model, by its name in a checkpoint of the text model alone.
 
-    Names of a checkpoint that holds nothing else stand for themselves. Of one that does, what belongs to other modalities is
-    left out.
+    In a checkpoint that holds nothing else, each name maps to itself. Tensors of other modalities are left out.
     """
     names = list(names)
     inside = {
@@ -32,7 +31,8 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def in_whole(path: str, paths: Mapping[str, str]) -> str:
-    """A path in a text model as a path in the model that it is a part of; see `core.types.Description.text_paths`."""
+    """Return a path in a text model as a path in the model that contains it; see
+    `core.types.Description.text_paths`."""
     for own, whole in paths.items():
         if not own:
             return f"{whole}.{path}"

@@ -1,4 +1,4 @@
-"""The nouns that flow through an audit, before anything is judged. The judged ones are in `report.py`."""
+"""The types of data in an audit before anything is judged. The types of judged results are in `report.py`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TAKEN_FOR_GRANTED = {
     "attention:pattern": "what leaves a softmax in the attention is the pattern",
     "attention:output": "the product of two 4-D tensors behind the softmax in the attention is the output of its heads",
 }
-"""What a tap without a module of its own assumes of the way a port computes, by its `take`."""
+"""What a tap without a module of its own assumes about the way a port computes, by its `take`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotTested:
-    """Something this run did not look at, and why."""
+    """Something that this run did not check, and why."""
 
     what: str
     why: str
@@ -42,9 +42,9 @@ class NotVisible:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendRef:
-    """A BACKEND string, parsed: `name[==version][,key=value...]`, or `python:FILE:FUNCTION[,key=value...]`.
+    """A parsed BACKEND string: `name[==version][,key=value...]`, or `python:FILE:FUNCTION[,key=value...]`.
 
-    `target` is FILE:FUNCTION with an absolute path, None for backends that are installed.
+    `target` is FILE:FUNCTION with an absolute path, None for installed backends.
     """
 
     name: str
@@ -59,7 +59,7 @@ class BackendRef:
 
 
 def _written(value: Any) -> str:
-    """A setting as a BACKEND string holds it: JSON, but text without its quotes."""
+    """Return a setting as text in a BACKEND string: JSON, but text without quotes."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -67,13 +67,12 @@ def _written(value: Any) -> str:
 class Checkpoint:
     """Weights on disk: `path` holds config.json and safetensors.
 
-    `by_name`: the worker's hub cache holds these weights as `repo_id`, so that they are loaded by that name; a directory
-    that the user gave is loaded by its path.
-    `hf_home` is set when the weights live in a hub cache of our own (miniatures, and one commit of a model of the hub):
-    workers then get `HF_HOME` and `HF_HUB_OFFLINE=1`, so every backend loads `repo_id` through its ordinary code path.
-    `revision` is the commit of a model of the hub.
-    `synthetic` is None for real weights, else "mini", "small" or "full"; only then may a backend
-    replace the sizes (never the constants) that a port hard-codes by model name.
+    `by_name`: the worker's hub cache holds these weights as `repo_id`, and they are loaded by that name; a directory
+    that the user gave is loaded by its path. `hf_home` is set if the weights are in a hub cache of our own (miniatures,
+    and single commits of hub models). Workers then get `HF_HOME` and `HF_HUB_OFFLINE=1`, so that every backend loads
+    `repo_id` through its ordinary code path. `revision` is the commit of a hub model. `synthetic` is None for real
+    weights, else "mini", "small" or "full"; only for synthetic weights may a backend replace the sizes (never the
+    constants) that a port hard-codes by model name.
     """
 
     repo_id: str
@@ -86,12 +85,12 @@ class Checkpoint:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the directory holds a tokenizer's file, whatever is in it."""
+        """Whether the directory holds a tokenizer file, whatever its contents."""
         return any(Path(self.path, name).is_file() for name in TOKENIZER_FILES)
 
     @property
     def in_reports(self) -> dict[str, object]:
-        """Where the weights came from, their fingerprint, and of a model of the hub its name and commit."""
+        """The source of the weights, their fingerprint, and for a hub model its name and commit."""
         source = f"synthetic:{self.synthetic}" if self.synthetic else self.path
         hub = {"repo_id": self.repo_id, "revision": self.revision} if self.revision else {}
         return {"source": source, "fingerprint": self.fingerprint, **hub}
@@ -99,15 +98,15 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Token ids built to expose something.
+    """Token ids that are built to expose a kind of error.
 
-    `token_ids` and `mask` are `[batch, pos]`; mask 0 marks padding, which no backend may attend to and
-    no comparison may look at. `sites` names what to capture: "all", or "residual" (embed, resid_*, norms
-    out of blocks, logits) for probes whose attention matrices would not fit. `decode_from` is the position from which
-    candidates are given one token at a time, with their cache; the reference and the judge run every probe whole. `at_once`:
-    how many tokens the first step behind the prompt has, as where a prompt is continued or drafted tokens are verified;
-    engines, which schedule by themselves, decode these one at a time as well.
-    `kept` are the positions that are written, all where it is empty; a capture's own probe has the tokens of these alone.
+    `token_ids` and `mask` are `[batch, pos]`. Mask 0 marks padding, which no backend may attend to and no comparison
+    may read. `sites` names what to capture: "all", or "residual" (embed, resid_*, norms outside blocks, logits) for
+    probes whose attention matrices would not fit. `decode_from` is the position from which candidates get one token at
+    a time, with their cache; the reference and the judge run every probe as a whole. `at_once` is the number of tokens
+    in the first step after the prompt, as when a prompt is continued or drafted tokens are verified; engines, which
+    schedule by themselves, decode these one at a time too. `kept` are the positions that are written, all if it is
+    empty; a capture's own probe has the tokens of these positions alone.
     """
 
     name: str
@@ -125,18 +124,18 @@ class Probe:
 
     @property
     def length(self) -> int:
-        """How many positions were run, whether they are kept or not."""
+        """The number of positions that were run, whether they are kept or not."""
         return max(self.shape[1], self.kept[-1] + 1 if self.kept else 0)
 
     def as_captured(self) -> Probe:
-        """The tokens of the positions that are kept."""
+        """Return the probe with only the tokens at the positions that are kept."""
         if not self.kept or len(self.kept) == self.shape[1]:
             return self
         ids, mask = (tuple(tuple(row[at] for at in self.kept) for row in rows) for rows in (self.token_ids, self.mask))
         return replace(self, token_ids=ids, mask=mask)
 
     def columns(self, start: int, stop: int | None) -> Probe:
-        """The same rows from position `start` up to `stop`."""
+        """Return the same rows, cut to the positions from `start` to `stop` (exclusive)."""
         ids, mask = (tuple(row[start:stop] for row in rows) for rows in (self.token_ids, self.mask))
         if len(self.kept) == self.shape[1]:
             return replace(self, token_ids=ids, mask=mask, kept=self.kept[start:stop])
@@ -147,26 +146,25 @@ class Probe:
 @dataclass(frozen=True, kw_only=True)
 class SiteTap:
     """Where one backend shows one site.
+    `module` is a dotted path from the root module; `take` says which tensor of the module is the site:
 
-    `module` is a dotted path from the root module; `take` says what of it is the site:
-
-    - `output` / `input`: the first tensor the module returns / is given
+    - `output` / `input`: the first tensor that the module returns / gets
     - `output:N` / `input:N`: the N-th element of the returned tuple / N-th positional input
-    - `input:NAME`: the argument of that name, of a module that is given it by name
-    - `method:NAME` / `method:NAME:N`: what a method other than forward returns / its N-th positional argument
+    - `input:NAME`: the keyword argument of that name
+    - `method:NAME` / `method:NAME:N`: the result of a method other than forward / its N-th positional argument
     - `output_sum`: the sum of the first two returned tensors (vLLM's `(hidden, residual)`)
-    - `output_scatter:N`: element N, weights of the experts that element N+1 names, as a dense tensor over all experts
+    - `output_scatter:N`: element N, the weights of the experts in element N+1, as a dense tensor over all experts
     - `input_sum:N`: the sum of positional inputs N and N+1, where the second may be None or missing
     - `compute_logits`: the engine's own logits of the module's first output, at every position (vLLM)
     - `attention:query|key|scores|pattern|output`: locals of the attention's code, taken from the calls that consume them
-      (query and key after rotation). No module shows them, so such a tap rests on an assumption, see `assumes`
-    - `hook`: what TransformerLens' own hook of the name `module` is given, set by name as its users do
+      (query and key after rotation). No module shows them, so such a tap relies on an assumption, see `assumes`
+    - `hook`: the tensor that TransformerLens' own hook of the name `module` gets, set by name as its users do
 
     `slice` keeps `[start, stop)` of the last axis, `layout` is an einops pattern from the backend's own axes
     to the canonical ones of DESIGN (`b p d_model`, `b p head d_head`, `b head query_pos key_pos`), with `sizes`
     for the axes that einops cannot infer; `b` and `p` of a flattened `(b p ...)` are the probe's. Fused and
-    interleaved tensors go on: `part` keeps `[start, stop)` of the last axis that `layout` made, and `relayout`
-    leads from there to the canonical axes.
+    interleaved tensors need two more steps: `part` keeps `[start, stop)` of the last axis that `layout` made, and
+    `relayout` is the pattern from there to the canonical axes.
     """
 
     site: str
@@ -181,16 +179,16 @@ class SiteTap:
 
     @property
     def assumes(self) -> str:
-        """What has to hold of a port's code for this tap to show its site; empty where a module shows it."""
+        """What must hold of a port's code for this tap to show its site; empty if a module shows it."""
         return TAKEN_FOR_GRANTED.get(self.take, "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightTap:
-    """Where one backend keeps one checkpoint tensor, and how to bring it back to the checkpoint's layout.
+    """Where one backend keeps one checkpoint tensor, and how to convert it back to the checkpoint's layout.
 
-    Canonical value = rearrange(rearrange(param[slice], layout)[part], relayout) * scale + shift; `slice` and
-    `part` cut the first axis.
+    Canonical value = rearrange(rearrange(param[slice], layout)[part], relayout) * scale + shift; `slice` and `part` cut
+    the first axis.
     """
 
     name: str
@@ -206,10 +204,11 @@ class WeightTap:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderFacts:
-    """All that the formulas need to know of a model besides its tensors.
+    """Everything that the formulas need to know of a model besides its tensors.
 
-    `values` has one value per layer for each knob of the spec. `outside` and `blocks` say which checkpoint tensor, or which
-    part of one, plays a role outside the blocks and in each block. `tied`: an unembedding that is not stored is the embedding.
+    `values` has one value per layer for each knob of the spec. `outside` and `blocks` map each role, outside the blocks
+    and in each block, to a checkpoint tensor or a part of one. `tied`: if the unembedding is not stored, it is the
+    embedding.
     """
 
     dims: dict[str, int]
@@ -223,9 +222,9 @@ class DecoderFacts:
 class WeightPrint:
     """Fingerprint of one tensor in the checkpoint's layout, taken in float64.
 
-    `sketch` are inner products with fixed waves, relative to the norm: equal tensors have equal
-    sketches up to rounding, a transposed, shifted or permuted one does not. `ranks` says it where a rank of a sharded engine
-    does not hold its own part.
+    `sketch` holds inner products with fixed waves, relative to the norm: equal tensors have equal sketches up to
+    rounding, a transposed, shifted or permuted one does not. `ranks` is set if a rank of a sharded engine does not hold
+    its own part.
     """
 
     name: str
@@ -237,11 +236,13 @@ class WeightPrint:
 
 
 MAY_BE_MISSING = "?"
-"""Ends the name of a step of a path that an object may be without; the path then ends there."""
+"""Marks, at the end of a step's name in a path, an attribute that an object may lack; the path then matches nothing
+in that object."""
 
 
 EVERY = "[*]"
-"""In the path of an edit or a reading: every element of a list of modules. A list as value has one entry for each."""
+"""In the path of an edit or a reading: every element of a list of modules. If the value is a list, it has one entry
+for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +269,7 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadBack:
-    """What the live module held before an edit and holds after it, per matched path; long tensors only by their shape."""
+    """The value in the live module before an edit and after it, per matched path; long tensors only by their shape."""
 
     path: str
     before: Any
@@ -278,13 +279,13 @@ class ReadBack:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a loaded backend says about itself: versions and settings read from live modules, not from configs.
+    """What a loaded backend reports about itself: versions and settings read from live modules, not from configs.
 
-    `section` names the spec's section that describes a port, whose kind is only known once it is loaded.
-    `processing` lists what was done to the weights (TransformerLens: `fold_ln`, `center_unembed`, ...); `not_run` the
-    ways to run this backend that its settings leave out; `ranks_differ` the live values in which ranks of it differ.
-    `tokenizer_error` is why the checkpoint's tokenizer could not be loaded. `text_paths` says of a text model among other
-    modalities how paths in it begin, and how they do in the model that was loaded.
+    `section` names the spec's section that describes a port, whose kind is known only after loading. `processing` lists
+    what was done to the weights (TransformerLens: `fold_ln`, `center_unembed`, ...). `not_run` are the ways to run this
+    backend that its settings exclude. `ranks_differ` are the live values in which its ranks differ. `tokenizer_error`
+    is why the checkpoint's tokenizer could not be loaded. `text_paths`, for a text model among other modalities, maps
+    the start of a path in the text model to its start in the loaded model.
     """
 
     backend: str
@@ -308,6 +309,7 @@ class Description:
 
     @property
     def release(self) -> str:
-        """The engine's version and that of the transformers beneath it, as a spec's variants ask for them: `3.0.0 on 5.5.4`."""
+        """The engine's version and that of the transformers it runs on, as a spec's variants ask for them: `3.0.0 on
+        5.5.4`."""
         beneath = self.versions.get("transformers")
         return f"{self.version} on {beneath}" if beneath else self.version

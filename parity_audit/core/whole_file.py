@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever ends the process that writes them."""
+"""Write files completely or not at all, however the writing process ends."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, in UTF-8 where it is text, in place of one that is there; the directories above it are made.
+    """Write a file (text in UTF-8), replacing an existing one; missing parent directories are created.
 
     Raises:
-        OSError: the disk is full or read-only; what was there before still is.
+        OSError: the disk is full or read-only; an existing file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")  # several processes may write the same file at once

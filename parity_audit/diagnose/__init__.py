@@ -1,1 +1,1 @@
-"""From a mismatch to findings: where it starts, and which constants explain it."""
+"""Turn a mismatch into findings: where an error starts, and which constants or choices explain it."""

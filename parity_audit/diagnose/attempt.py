@@ -1,8 +1,8 @@
-"""One step of a diagnosis that fails is a gap in the report; the other steps go on.
+"""Run one step of a diagnosis so that its failure becomes a gap in the report and the other steps go on.
 
-Fits read tensors of programs that may compute anything. What a program shows can break the arithmetic of a fit (an index
-beyond an axis, a singular matrix), and says nothing about the fits beside it. Errors of the audit itself (a capture that
-cannot be read, no memory, Ctrl-C) are not of this kind and are raised.
+Fits read tensors of programs that may compute anything. Such tensors can break the arithmetic of one fit (an index
+beyond an axis, a singular matrix), which says nothing about the other fits. Errors of the audit itself (a capture that
+cannot be read, no memory, Ctrl-C) are raised.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def attempt(what: str, step: Callable[[], T]) -> Union[T, NotTested]:
-    """The result of `step`, or what could not be done, with the error and the line that raised it.
+    """Return the result of `step`, or a `NotTested` with the error and the line that raised it.
 
     Raises:
-        ParityError, MemoryError: as `step` does.
+        ParityError, MemoryError: as `step` does, `torch.OutOfMemoryError` included.
     """
     try:
         return step()

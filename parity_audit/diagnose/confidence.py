@@ -1,9 +1,12 @@
-"""How sure a finding is: how often findings with the same marks were right, among planted faults.
+"""The confidence of a finding: how often findings with the same marks were right, measured on planted faults.
 
-    confidence = (right + 1) / (found + 2)          (Laplace's rule of succession, for the mark that was right least often)
+    confidence = (right + 1) / (found + 2)          (Laplace's rule of succession)
 
-A mark that no finding of the corpus had gives one half: nothing is known of it. The corpus was written next to the auditor, so that
-these are upper bounds for faults of other kinds.
+A mark is a property of a finding that may make it less certain. A finding with several marks gets the confidence of the
+mark whose findings were right least often.
+
+A mark that no finding of the corpus had gives one half, since nothing is known about it. The corpus was written
+together with the auditor, so these are upper bounds for faults of other kinds.
 """
 
 from __future__ import annotations
@@ -22,16 +25,20 @@ SEEN: Mapping[str, tuple[int, int]] = {
     TIED: (0, 0),
     DESCRIBED: (14, 14),
 }
-"""Of the findings with each mark: how many were right, and how many there were, in 641 planted faults of 24 November 2026, on random
-weights and on trained and trained-like ones: `benchmarks/README.md` has both runs."""
+"""For each mark, the number of findings with it that were right, and the number of findings with it.
+
+Measured on 641 planted faults on 24 November 2026, in models with random weights and in trained and trained-like ones;
+`benchmarks/README.md` describes both runs.
+"""
 
 BY_COMPARISON = 0.99
-"""Of a finding that compares what is held, returned or repeated with what it should be: it follows from the comparison, and only
-what is compared (the spec, the map of sites, the checkpoint) can be wrong."""
+"""Confidence of a finding that compares a stored tensor, a returned value or a repeated run with what it should be.
+Such a finding follows from the comparison itself, so only what it is compared with (the spec, the map of sites, the
+checkpoint) can be wrong."""
 
 
 def confidence(marks: Iterable[str]) -> float:
-    """The least share of right findings over the marks of a finding, `UNMARKED` where it has none; in (0, 1)."""
+    """The lowest share of right findings over the marks of a finding and `UNMARKED`, in (0, 1)."""
     return round(min(_share(*SEEN[mark]) for mark in (*marks, UNMARKED)), 3)
 
 

@@ -1,7 +1,8 @@
-"""Causes that show only while a candidate decodes from its cache: read off the decoded tokens, not off whole runs.
+"""Find causes that show only while a candidate decodes from its KV cache, by fitting the decoded tokens.
 
-What a component does to a token by itself is fitted on the decoded tokens alone, positions and attention with the prompt
-before them.
+In a whole run all tokens of a probe are computed in one forward pass. A component that computes each token by itself is
+fitted on the decoded tokens alone; positions and attention are fitted on the decoded tokens with the prompt before
+them.
 """
 
 from __future__ import annotations
@@ -27,23 +28,26 @@ from parity_audit.diagnose.localise import component_of
 from parity_audit.formulas.knobs import KNOBS
 
 READS_OTHERS = (*ATTENTION, "rope", "pos_embed", "delta")
-"""Components that make a token of the tokens before it or of its position."""
+"""Components whose output for a token depends on the tokens before it or on the token's position."""
 
 
 def decoded_probes(probes: Iterable[Probe]) -> set[str]:
-    """The names of the probes that candidates decode."""
+    """The names of the probes whose last tokens candidates decode step by step."""
     return {probe.name for probe in probes if probe.decode_from is not None}
 
 
 def only_decoded(found: Collection[str], everywhere: Collection[str]) -> set[str]:
-    """Suspects that are right in whole runs. Attention matrices of decoded tokens are hidden, so there what is wrong with
-    them shows at z."""
+    """The suspects of decoded tokens that are right in whole runs.
+
+    Decoding shows no attention scores and no pattern, so an error of these appears at z. If any attention component is
+    wrong in whole runs as well, all of them are left out.
+    """
     hidden = set(ATTENTION) if set(ATTENTION) & set(everywhere) else set()
     return set(found) - set(everywhere) - hidden
 
 
 def run_whole(layers: ByLayer) -> dict[int | None, Evidence]:
-    """The evidence of the probes that every side runs whole."""
+    """The evidence of the probes that every side computes in one forward pass, without decoding."""
     return _only(layers, [probe for one in layers.values() for probe in one.probes if probe.decode_from is None])
 
 
@@ -51,15 +55,18 @@ def identify_decoded(
     candidate: ByLayer, reference: ByLayer, wrong: Collection[str], whole: Sequence[Finding] = (),
     probes: Collection[str] | None = None,
 ) -> tuple[list[Finding], list[NotTested]]:  # fmt: skip
-    """Findings for sites whose components are right in whole runs and wrong in decoded tokens: what a component does to a token
-    by itself is explained as in whole runs, positions and attention with the prompt before them, by causes of `whole` runs first.
-    Probes whose attention these causes explain say nothing more. Where nothing explains the attention of all others, each of them
-    is explained by itself: one token a step may have one fault, and several a step another. What is still left is listed here: a
-    cause of whole runs for the same component must not stand for it.
+    """Findings for sites whose components are right in whole runs and wrong in decoded tokens.
+
+    Components that compute each token by itself are explained on the decoded tokens alone. Positions and attention are
+    explained with the prompt included; the causes of `whole` runs are tried first, and probes whose attention they
+    explain are left out. If no cause explains the attention of all remaining probes, each probe is explained by itself,
+    because a step of one token may have one fault and a step of several tokens another. Sites that remain without a
+    cause are reported here as unexplained, so that a cause found in whole runs for the same component does not count as
+    their explanation.
 
     Args:
-        probes: the decoded probes that are explained, all of them by default. Programs have other code for one token than for
-            several, and for padded rows: what one of them does need not explain the others.
+        probes: names of the decoded probes to explain, by default all. Programs use other code for one token than for
+            several, and for padded rows, so the cause for one probe need not explain the others.
     """
     if not wrong:
         return [], []
@@ -86,8 +93,11 @@ def identify_decoded(
 
 
 def _each_once(shown: Sequence[tuple[Probe, Sequence[Finding]]], asked: Sequence[Probe]) -> list[Finding]:
-    """The findings of these decoded probes, each once. One that some of the probes show which were asked, and others do not, holds
-    in steps of one token alone, or of several, if that tells these probes from those."""
+    """The findings of the decoded probes, without duplicates.
+
+    A finding is limited to steps of one token, or to steps of several tokens, if all probes that show it have steps of
+    that kind only and some asked probe that does not show it has steps of the other kind.
+    """
     found: list[Finding] = []
     for item in (item for _, findings in shown for item in findings):
         if any(says_the_same(item, other) for other in found):
@@ -102,7 +112,7 @@ def _each_once(shown: Sequence[tuple[Probe, Sequence[Finding]]], asked: Sequence
 def _attended(
     own: ByLayer, true: ByLayer, sites: Sequence[str], known: Sequence[Setting]
 ) -> tuple[list[Finding], list[NotTested]]:
-    """Causes of what reads the tokens before it, and the sites of attention that have none."""
+    """Causes for components that read earlier tokens or positions, and unexplained attention sites; also the gaps."""
     found, gaps = causes_at(own, true, sites, known)
     attended = departing([site for site in sites if component_of(site) in ATTENTION], own, true)
     left = unexplained({site: [site] for site in attended}, found)
@@ -110,22 +120,29 @@ def _attended(
 
 
 def not_left_in_whole_runs(decoded: Collection[str], whole: Collection[str], findings: Sequence[Finding]) -> list[str]:
-    """The sites that are wrong in decoded tokens, but for components that are wrong in whole runs of the same block as well and not
-    explained there: what would explain a token by itself (of which any sum over tokens is itself) is not what is wrong."""
+    """The sites wrong in decoded tokens, without components that are also wrong, and unexplained, in whole runs.
+
+    The comparison is made per block and component. Such a site is left out because a formula that computes each token
+    by itself fits a single decoded token too easily: over one token, any sum over tokens is the token itself. That
+    formula need not be what is wrong.
+    """
     explained = {place for item in findings for place in places_of(item)}
     left = {_part_of(site) for site in whole if site not in explained}
     return [site for site in decoded if _part_of(site) not in left]
 
 
 def _part_of(site: str) -> tuple[int | None, str]:
-    """The block of a site, and its component; all of attention is one, since decoded tokens show its end alone."""
+    """The block of a site and its component; scores, pattern and z count as one, since decoded tokens show only z."""
     component = component_of(site)
     return layer_of(site), ATTENTION[-1] if component in ATTENTION else component
 
 
 def _settings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The candidate's values by findings that a formula explains: all that a layer has together, and each alone. What a projection's
-    weights are is no knob of a formula."""
+    """The candidate's settings according to the findings that a formula explains.
+
+    First come the settings that hold together in a layer, largest first, then the value of each finding alone. Findings
+    about the weights of a projection are left out, since no formula has a knob for them.
+    """
     fitted = [item for item in findings if item.knob in KNOBS and is_by_formula(item)]
     layers = dict.fromkeys(layer for item in fitted for layer in item.layers or (None,))
     together = [
@@ -137,10 +154,10 @@ def _settings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 
 def not_in(whole: Sequence[Finding], decoded: Sequence[Finding], suspects: Collection[str]) -> list[Finding]:
-    """What decoded tokens say that whole runs do not: a cause that holds everywhere holds in decoded tokens as well.
+    """The findings of decoded tokens that whole runs lack: a cause in whole runs holds in decoded tokens too.
 
-    Where whole runs have another value of the same knob, or the component is none of their `suspects`, only the decoded tokens
-    have this one.
+    A finding is limited to decoded tokens if whole runs have another value of the same knob, or if its component is not
+    among their `suspects`.
     """
     new = [
         item for item in decoded
@@ -155,20 +172,25 @@ def not_in(whole: Sequence[Finding], decoded: Sequence[Finding], suspects: Colle
 
 
 def _rounds(whole: Finding, decoded: Finding) -> bool:
-    """Whether whole runs have a narrow dtype where a constant was read off decoded tokens: over a few tokens its rounding is as
-    likely to look like another constant."""
+    """Whether whole runs found a narrow dtype where decoded tokens gave a constant.
+
+    Over a few tokens, the rounding of a narrow dtype can look like another value of a constant.
+    """
     same_place = places_of(whole) & places_of(decoded)
     return whole.knob.endswith(".dtype") and decoded.kind == "constant" and bool(same_place)
 
 
 def _nears(whole: Finding, decoded: Finding) -> bool:
-    """Whether weights nearly make what a projection makes, in whole runs and in decoded tokens: the numbers of a description that
-    leaves more than rounding depend on the tokens that it was read off."""
+    """Whether both findings say that other weights nearly reproduce a projection.
+
+    The numbers of a description that leaves more than rounding depend on the tokens it was fitted on, so they may
+    differ between whole runs and decoded tokens.
+    """
     return is_nearly(whole) and is_nearly(decoded) and whole.knob == decoded.knob and _share_layers(whole, decoded)
 
 
 def says_the_same(a: Finding, b: Finding) -> bool:
-    """Whether two findings name the same knob with the same value, in layers of which one finding has the other's."""
+    """Whether two findings have the same knob and value, and the layers of one include those of the other."""
     return a.knob == b.knob and _share_layers(a, b) and _same_value(a, b)
 
 
@@ -178,7 +200,7 @@ def _share_layers(a: Finding, b: Finding) -> bool:
 
 
 def _same_value(a: Finding, b: Finding) -> bool:
-    """Within their errors: a constant is read less sharply off a few decoded tokens."""
+    """Whether two values are equal within their errors: a few decoded tokens give larger errors."""
     x, y = a.candidate_value, b.candidate_value
     if same(x, y):
         return True
@@ -187,14 +209,14 @@ def _same_value(a: Finding, b: Finding) -> bool:
 
 
 def _only(layers: ByLayer, probes: Sequence[Probe]) -> dict[int | None, Evidence]:
-    """The evidence of these probes."""
+    """The evidence of each layer, limited to these probes."""
     names = {probe.name for probe in probes}
     return {layer: replace(one, probes=tuple(probe for probe in one.probes if probe.name in names))
             for layer, one in layers.items()}  # fmt: skip
 
 
 def _tokens(layers: Mapping[int | None, Evidence]) -> dict[int | None, Evidence]:
-    """The decoded tokens without their prompt."""
+    """The evidence of the decoded tokens, without their prompts."""
     return {layer: _without_prompt(evidence, evidence.probes) for layer, evidence in layers.items()}
 
 
@@ -210,5 +232,5 @@ def _without_prompt(evidence: Evidence, probes: Sequence[Probe]) -> Evidence:
 
 
 def _behind(probe: Probe, first: int) -> Probe:
-    """The tokens of a probe from the first decoded one on, which stand where they stood."""
+    """The tokens of a probe from position `first` on, as a probe; `kept` records their original positions."""
     return replace(probe.columns(first, None), kept=tuple(range(first, probe.shape[1])), decode_from=None)

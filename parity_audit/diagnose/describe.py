@@ -1,4 +1,4 @@
-"""Components that no constant explains, described by what they made of their own inputs (see `forms`)."""
+"""Describe the output of components that no constant explains, as a function of what they should compute (see `forms`)."""
 
 from __future__ import annotations
 
@@ -24,43 +24,51 @@ from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, f64, real
 from parity_audit.diagnose.findings import MADE_BY, is_nearly, remainder_of, shown
 from parity_audit.diagnose.forms.attended import attended, averaged, neighbours
 from parity_audit.diagnose.forms.described import described, descriptions
+from parity_audit.diagnose.forms.elementwise import ACTIVATION, elementwise
 from parity_audit.diagnose.forms.pair import Form, Pair
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.sample import NOT_STORED
 from parity_audit.diagnose.thresholds import ALIKE, CLEAN, CLEARLY_MORE
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
-MEASURED = ("gain", "bias", "norm")
-"""Kinds of descriptions whose words give the size or range of what differs in every token or channel."""
+MEASURED = ("gain", "bias", "norm", ACTIVATION)
+"""Kinds of descriptions that state a size or range of the difference over all tokens or channels; it may vary by layer."""
 MOST_TOKENS = 512
-"""Tokens that a description is searched in: more say no more, and cost memory in wide models."""
+"""Number of tokens that descriptions are fitted on: more tokens add nothing, and cost memory in wide models."""
 COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
 BEHIND = {COPIED: "pattern", UNIFORM: "z"}
-"""What is replayed from such a site cannot be right."""
+"""The component that the judge replays from a site with this description. Since it is replayed from a wrong tensor, an
+unexplained finding about it is dropped."""
 STREAM = (
     "resid_pre", "altup.active", "ln1.out", "laurel.out", "attn_proj", "ln1_post.out", "attn_out", "resid_mid", "ln2.out",
     "mlp_proj", "ln2_post.out", "mlp_out", "altup.activated", "resid_post",
 )  # fmt: skip
 STREAMS = ("altup.pre", "altup.predicted", "altup.corrected", "altup.post")
 SPACES = (STREAM, STREAMS, ("q", "q_norm.out", "rot_q"), ("k", "k_norm.out", "rot_k"))
-"""Sites of a block whose tensors have the same axes, in the order of the data."""
+"""Groups of sites of a block whose tensors have the same axes, in the order in which they are computed."""
 BESIDE = (("q", "k", "v"), ("q_latent", "kv_latent"), ("mlp.pre", "mlp.pre_linear"))
-"""Sites of one component none of which is made of another."""
+"""Groups of sites of one component that are computed independently of each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """One side's capture, and the judge's replay of it: what every site should be, given that side's own inputs."""
+    """One side's capture (`own`), and the judge's replay of it (`true`): every site as the judge computes it from that
+    side's own inputs.
+
+    `activation` is the MLP's activation in the spec.
+    """
 
     own: Capture
     true: Capture
     ratios: Mapping[tuple[str, str], float]
     d_head: int
+    activation: KnobValue = None
 
 
 @one_thread()
 def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> tuple[list[Finding], list[NotTested]]:
-    """The findings, those that say only "unexplained" replaced by what can be said, layer by layer; and what broke off."""
+    """Replace findings that are only "unexplained" by descriptions, layer by layer, where one is found; also return the
+    gaps."""
     out: list[Finding] = []
     gaps: list[NotTested] = []
     for finding in findings:
@@ -74,7 +82,7 @@ def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> tuple[lis
 
 
 def _joined(findings: Sequence[Finding]) -> list[Finding]:
-    """Descriptions of one site that say the same, each once, with the layers of all of them."""
+    """Merge equal descriptions of one site into one finding with the layers of all of them."""
     out: list[Finding] = []
     for finding in findings:
         alike = (one for one in out if one.knob == finding.knob and _says_the_same(one, finding))
@@ -99,8 +107,12 @@ def _described(finding: Finding, sides: Replayed) -> list[Finding]:
 
 
 def _better(finding: Finding, sides: Replayed) -> list[Finding]:
-    """What is nearly the checkpoint's weights, scaled, or simply not these, may be what they make, clamped, rounded or normalised:
-    if that leaves clearly less, it is said instead."""
+    """Replace a finding about the weights of a projection by a description of its output, if that leaves clearly less.
+
+    A projection whose output is nearly what the checkpoint's weights give, scaled, or is not what they give, may in
+    truth be the right output that was clamped, rounded or normalised. A finding that only says "not the checkpoint's"
+    is replaced by any description that is found.
+    """
     own = [site for _, site in sides.ratios if local_name(site) == local_name(finding.site)]
     about = {**finding.evidence, "component": component_of(finding.site), "sites": own}
     asked = dataclasses.replace(finding, kind="unexplained", evidence=about)
@@ -135,7 +147,7 @@ def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """One description, and the sites of one name, in one layer each, that it holds of."""
+    """One description, and the sites of one name (in one layer each) that it holds for."""
 
     form: Form
     name: str
@@ -143,8 +155,11 @@ class _Group:
 
 
 def _shared(found: Sequence[_Group], sides: Replayed) -> list[_Group]:
-    """Sites of one name with the same description together. Where they differ, that of most layers stands for every layer where
-    it fits as well: activations of which one key or one token has nearly all fit several descriptions."""
+    """Group the sites of one name that have the same description.
+
+    If descriptions differ between layers, the one that holds in most layers takes over every layer that it fits as
+    well: activations in which one key or one token dominates fit several descriptions.
+    """
     groups: list[_Group] = []
     for one in found:
         home = next((group for group in groups if group.name == one.name and _alike(group.form, one.form)), None)
@@ -162,7 +177,7 @@ def _shared(found: Sequence[_Group], sides: Replayed) -> list[_Group]:
 
 
 def _every_form(site: str, sides: Replayed) -> Iterator[Form]:
-    """Every description that fits the values of a site, or those that its attention averaged."""
+    """Every description that fits a site's values, or fits the value vectors that its attention averaged."""
     pair, values = _pairs(site, sides)
     yield from () if pair is None else descriptions(pair)
     yield from () if values is None else map(_of_values, descriptions(values))
@@ -170,8 +185,11 @@ def _every_form(site: str, sides: Replayed) -> Iterator[Form]:
 
 
 def _forms(sites: Iterable[str], layer: int | None, sides: Replayed) -> list[tuple[str, Form]]:
-    """The first of these sites in this layer whose values have a form, with that form, and the sites of `BESIDE` it with theirs:
-    each of them follows from the component's input, and none from the other."""
+    """The first of these sites in this layer that has a description, with that description.
+
+    Sites that are listed in `BESIDE` together with it are described as well: each of them is computed from the
+    component's input, and none from the other.
+    """
     own = sorted((site for site in sites if layer_of(site) == layer), key=site_order)
     found: list[tuple[str, Form]] = []
     for site in own:
@@ -184,15 +202,35 @@ def _forms(sites: Iterable[str], layer: int | None, sides: Replayed) -> list[tup
 
 
 def _form(site: str, sides: Replayed) -> Form | None:
-    """The form that the values of a site have."""
+    """The description of a site's values, None if there is none."""
     if site.endswith(".attn_scores") and _is_pattern(site, sides.own):
         return Form(kind="source", value=COPIED, usual="as computed", left=0.0)
     if site.endswith(".pattern") and _is_uniform(site, sides.own):
         return Form(kind="source", value=UNIFORM, usual="as computed", left=0.0)
     pair, values = _pairs(site, sides)
     form = None if pair is None else described(pair)
+    if pair is not None and local_name(site) == "mlp.post":
+        activation = _activation(site, pair, sides)
+        # A function of what the activation should give is one of what it reads, and is named by the knob.
+        form = activation if form is not None and form.kind == "curve" and activation else form
+        form = form if activation is None else nearer(form, activation)
     behind = _averaged(site, sides) or (None if values is None else described(values))
     return form if behind is None else nearer(form, _of_values(behind))
+
+
+def _activation(site: str, pair: Pair, sides: Replayed) -> Form | None:
+    """The description of an MLP's output as one function of each number of its gate's projection, None if it is none."""
+    probes = [
+        probe for probe in sides.true.probes if site in sides.true.sites(probe.name) & sides.own.sites(probe.name)
+    ]
+    inputs = [site.removesuffix("post") + name for name in ("pre", "pre_linear")]
+    pre, linear = (
+        _tokens(sides.own, probes, name) if all(name in sides.own.sites(probe.name) for probe in probes) else None
+        for name in inputs
+    )
+    if sides.activation is None or pre is None or pre.shape != pair.own.shape:
+        return None
+    return elementwise(pair.own, pair.true, pre, linear, sides.activation)
 
 
 def _averaged(site: str, sides: Replayed) -> Form | None:
@@ -200,7 +238,7 @@ def _averaged(site: str, sides: Replayed) -> Form | None:
 
 
 def _pairs(site: str, sides: Replayed) -> tuple[Pair | None, Pair | None]:
-    """What a site holds beside what it should hold; and of z the values that were attended to beside those of `v`."""
+    """Pair a site's own tensor with the true one; for z, also pair the values it attended to with those of `v`."""
     pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
     return pair, attended(site, sides.own, sides.true, sides.d_head) if local_name(site) == "z" else None
 
@@ -210,20 +248,22 @@ def _of_values(form: Form) -> Form:
 
 
 def nearer(form: Form | None, behind: Form) -> Form:
-    """What was done to attended values, where it leaves clearly less than anything said of z itself: where one key has nearly
-    all the weight, the two are nearly one."""
+    """Choose the description of the attended values if it leaves clearly less than that of z itself, else that of z.
+
+    Where one key has nearly all the weight, both descriptions fit about equally well.
+    """
     return behind if form is None or behind.left * CLEARLY_MORE < form.left else form
 
 
 def _introducing(finding: Finding, sides: Replayed) -> set[str]:
-    """The sites that a finding leaves unexplained; all of its component that introduce error where it names none."""
+    """The sites that a finding leaves unexplained, or all sites of its component that introduce error if it names none."""
     component, named = finding.evidence["component"], finding.evidence.get("sites")
     wrong = (site for (_, site), ratio in sides.ratios.items() if ratio > limit_of(site))
     return {site for site in wrong if component_of(site) == component and (named is None or site in named)}
 
 
 def _is_pattern(site: str, capture: Capture) -> bool:
-    """Whether what goes by the name of scores is what the softmax made of them."""
+    """Whether the tensors captured as scores equal the pattern, that is, the output of the softmax."""
     both = site, site.removesuffix("attn_scores") + "pattern"
     held = (probe.name for probe in capture.probes if set(both) <= capture.sites(probe.name))
     pairs = [(capture.tensor(name, both[0]), capture.tensor(name, both[1])) for name in held]
@@ -231,7 +271,7 @@ def _is_pattern(site: str, capture: Capture) -> bool:
 
 
 def _is_uniform(site: str, capture: Capture) -> bool:
-    """Whether every query attends to as many keys as it sees, to each as much."""
+    """Whether every query gives the same weight to every key that it attends to."""
     patterns = [f64(capture.tensor(probe.name, site)) for probe in capture.probes if site in capture.sites(probe.name)]
     return bool(patterns) and all(_even(pattern) for pattern in patterns)
 
@@ -252,7 +292,11 @@ def _pair(site: str, sides: Replayed) -> Pair | None:
 
 
 def _others(site: str, probes: Sequence[Probe], own: Tensor, capture: Capture) -> dict[str, Tensor]:
-    """Sites of the same block that come before this one and live in the same space, but for the norm whose output it is."""
+    """Tensors of the same shape as this site's: of earlier sites of its block, and of the same site in nearby blocks.
+
+    For the output of a sublayer (`attn_out`, `mlp_out`) the post-norm that produces it is left out, as both are the
+    same.
+    """
     name = local_name(site)
     space = next((sites for sites in SPACES if name in sites), ())
     prefix = site.removesuffix(name)
@@ -268,13 +312,13 @@ def _others(site: str, probes: Sequence[Probe], own: Tensor, capture: Capture) -
 
 
 def _entering(site: str, probes: Sequence[Probe], capture: Capture) -> list[str]:
-    """What the norms outside the blocks are given."""
+    """The input sites of the norms outside the blocks."""
     ends = sorted((other for other in capture.sites(probes[0].name) if other.endswith(".resid_post")), key=site_order)
     return {"ln_final.out": ends[-1:], "embed_ln.out": ["embed"]}.get(site, [])
 
 
 def _tokens(capture: Capture, probes: Sequence[Probe], site: str) -> Tensor:
-    """Real tokens of all probes, `[token, channel]`, at most `MOST_TOKENS` of them."""
+    """Real tokens of all probes, `[token, channel]`, at most the first `MOST_TOKENS` of them."""
     rows = [f64(capture.tensor(probe.name, site)[real(probe)]) for probe in probes]
     return torch.cat([rearrange(part, "token ... -> token (...)") for part in rows])[:MOST_TOKENS]
 
@@ -286,7 +330,7 @@ def _alike(a: Form, b: Form) -> bool:
 
 
 def _same_value(kind: str, a: KnobValue, b: KnobValue) -> bool:
-    """Whether two descriptions of one kind say the same. Where the words of a kind give a measure, it may differ by layer."""
+    """Whether two descriptions of one kind are equal. For kinds that state a measured size, the numbers may differ."""
     if isinstance(a, float) and isinstance(b, float):
         return abs(a - b) <= ALIKE * max(abs(a), abs(b))
     if kind.endswith(MEASURED):
@@ -298,9 +342,11 @@ def _finding(unexplained: Finding, group: _Group) -> Finding:
     numbers = tuple(layer for site in group.sites if (layer := layer_of(site)) is not None)
     form, site, name = group.form, group.sites[0], group.name
     said = f"{shown(form.value)}{f' ({form.where})' if form.where else ''}"
+    is_knob = form.kind == ACTIVATION
     return dataclasses.replace(
-        unexplained, knob=f"{name}.{form.kind}", kind="variant", layers=numbers or None, site=site,
-        candidate_value=form.value, reference_value=form.usual, departs_from_spec="candidate",
+        unexplained, knob=form.kind if is_knob else f"{name}.{form.kind}", kind="variant", layers=numbers or None,
+        site=site, spec_value=form.usual if is_knob else unexplained.spec_value, reference_value=form.usual,
+        candidate_value=form.value, departs_from_spec="candidate",
         evidence={**unexplained.evidence, "where": form.where or "everywhere", "unexplained": form.left,
                   **({EXPLAINED_BY: FORMULA} if form.rest <= CLEAN else {})},
         confidence=confidence([DESCRIBED]),

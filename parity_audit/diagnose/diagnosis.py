@@ -1,4 +1,5 @@
-"""From a mismatch to findings: replay on own inputs, pick the suspects, fit their constants on both sides."""
+"""Turn a mismatch into findings: replay each side on its own inputs, select the wrong components, and fit their
+constants on both sides."""
 
 from __future__ import annotations
 
@@ -31,23 +32,25 @@ from parity_audit.diagnose.extent import with_extents
 from parity_audit.diagnose.findings import says_nothing, unexplained
 from parity_audit.diagnose.fit.sides import inputs_of_sites
 from parity_audit.diagnose.fitting import causes_at
+from parity_audit.diagnose.forms.elementwise import ACTIVATION
 from parity_audit.diagnose.localise import component_of, origins, suspects
 from parity_audit.diagnose.misreported import misreported, without
 from parity_audit.diagnose.narrow import follows_from, hidden_by_dtype, narrow_dtype
 from parity_audit.diagnose.numerics import hidden_by_tf32, of_that_size, tf32_finding
 from parity_audit.diagnose.replay import Introduced, Judging, Replays, Sides, introduced
 from parity_audit.diagnose.routing import route_of
-from parity_audit.specs.view import dims
+from parity_audit.specs.view import dims, spec_values
 
 DETAIL_SITES = (
     "kv_latent", "q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "z", "z_gated", *DELTA_SITES,
 )  # fmt: skip
-"""Of a block in which a long text departs: what attention is made of, and its result, but for the matrices between them."""
+"""Sites that are captured, in addition, in the blocks where a long probe diverges: the inputs of attention and its
+result, but not the attention matrices between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found, with the introduced ratios that led there."""
+    """The findings, the introduced ratio of every (probe, site) that led to them, and what was not tested."""
 
     findings: tuple[Finding, ...]
     introduced: dict[tuple[str, str], float]
@@ -56,12 +59,12 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One candidate against its reference: sessions to ask, captures to read, and a place for new ones.
+    """One candidate and its reference: their sessions, their captures, and a folder for new captures.
 
-    `judge` is the session that replays in float64. `definition` is its native run where the reference does not compute
-    the same function: then rounding is the definition's, and the reference is a suspect as well. `thorough`: look also
-    where known causes would hide others (see `diagnose`). `replays` are shared by the diagnoses of one reference: what the
-    judge made of a run need not be made twice.
+    `judge` is the session that replays in float64. `definition` is the judge's native run, given if the reference does
+    not compute the same function as the definition: then the definition's rounding is the floor, and the reference is a
+    suspect as well. `thorough` also looks where known causes would hide others (see `diagnose`). `replays` holds the
+    judge's replays and is shared by all diagnoses of one reference, so that no replay is made twice.
     """
 
     candidate: Session
@@ -79,22 +82,24 @@ class Case:
 
     @property
     def judging(self) -> Judging:
-        """Who replays, and where the replays go."""
+        """The judge and the settings of its replays."""
         return Judging(
             judge=self.judge, dtype=self.dtype, out=self.out, made=self.replays, route=route_of(self.judge.plan)
         )
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Localise, then identify. Where TF32 alone explains the size of the difference, nothing else is searched for:
-    the repair switches it off and looks again.
+    """Localise the components that introduce error, then identify their causes.
 
-    Probes with every site are replayed as they are. A probe that captures the residual stream alone is long, or was cut
-    down for a large model, so it is dear to run once more with the attention's inputs and outputs. That is done when the
-    other probes show nothing: what they explain is repaired first, and what only length shows is left for the next round.
-    Decoded tokens likewise are fitted by themselves only for components that are right in whole runs. Where a cause cannot
-    be repaired there is no next round that is free of it; a `thorough` diagnosis looks at long, padded and decoded probes
-    all the same.
+    If TF32 alone explains the size of the difference, nothing else is searched for: the repair switches TF32 off and
+    runs the diagnosis again.
+
+    Probes that capture every site are replayed as they are. A probe that captures only the residual stream is long, or
+    was reduced for a large model, so it is expensive to run again with the inputs and outputs of attention. That is
+    done only if the other probes show nothing: the causes that they show are repaired first, and causes that show only
+    in long texts are left for the next round. For the same reason decoded tokens are fitted by themselves only for
+    components that are right in whole runs. If a cause cannot be repaired, no later round is free of it; a `thorough`
+    diagnosis therefore looks at long, padded and decoded probes in any case.
     """
     coarse = tf32_finding(
         case.candidate.description(), case.reference.description(), case.comparison.sites,
@@ -119,8 +124,12 @@ def diagnose(case: Case) -> Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shown:
-    """What the replays show: introduced ratios by (probe, site), of all replays; hooks that show something else than the model
-    computes; the replays, the first that of the wide probes; what could not be looked at."""
+    """The result of the replays.
+
+    `ratios`: introduced ratios by (probe, site), over all replays. `hooks`: findings about hooks that show another
+    tensor than the one the model computes with. `seen`: the replays, first that of the probes with every site. `gaps`:
+    what could not be replayed.
+    """
 
     ratios: dict[tuple[str, str], float]
     hooks: Sequence[Finding]
@@ -129,7 +138,7 @@ class _Shown:
 
 
 def _shown(case: Case) -> _Shown:
-    """Replay the probes that show every site, and in detail those of the others that may show more."""
+    """Replay the probes that capture every site, and, with more sites, those other probes that may show further causes."""
     wide = tuple(probe for probe in case.probes if probe.sites == "all")
     own = Sides(
         candidate=case.candidate_capture, reference=case.reference_capture, definition=case.definition
@@ -148,7 +157,7 @@ def _shown(case: Case) -> _Shown:
 
 
 def _causes(case: Case, shown: _Shown) -> tuple[list[Finding], list[NotTested]]:
-    """Causes in whole runs, then those that decoded tokens alone show, then what has none; and what could not be read."""
+    """The causes found in whole runs, those found only in decoded tokens, and the sites without a cause; also the gaps."""
     plan = case.reference.plan
     candidate = evidence_by_layer("candidate", [one.sides.candidate for one in shown.seen], plan, case.dtype)
     reference = evidence_by_layer("reference", [one.sides.reference for one in shown.seen], plan, case.dtype)
@@ -169,16 +178,23 @@ def _causes(case: Case, shown: _Shown) -> tuple[list[Finding], list[NotTested]]:
 
 
 def _described(case: Case, shown: _Shown, found: Sequence[Finding]) -> tuple[list[Finding], list[NotTested]]:
-    """The findings with what can be said where no constant is known, and what broke off. A site is described by the first replay in
-    which it is wrong: a long text shows tokens that the others do not have."""
-    d_head = dims(case.reference.plan.spec, case.reference.plan.config).get("d_head", 0)
+    """Add descriptions to the findings where no constant explains a site; also return the gaps.
+
+    A site is described from the first replay in which it is wrong, since a long text has tokens that the other probes
+    do not have.
+    """
+    plan = case.reference.plan
+    d_head = dims(plan.spec, plan.config).get("d_head", 0)
+    activation = spec_values(plan.spec, plan.config).get(ACTIVATION)
     told, gaps, wrong_before = list(found), [], frozenset[str]()
     for one in shown.seen:
         own = {probe.name for probe in one.replayed.probes}
         here = {
             place: ratio for place, ratio in shown.ratios.items() if place[0] in own and place[1] not in wrong_before
         }
-        sides = Replayed(own=one.sides.candidate, true=one.replayed, ratios=here, d_head=d_head)
+        sides = Replayed(
+            own=one.sides.candidate, true=one.replayed, ratios=here, d_head=d_head, activation=activation
+        )  # fmt: skip
         told, more = with_descriptions(told, sides)
         gaps += more
         wrong_before |= {site for (_, site), ratio in here.items() if ratio > limit_of(site)}
@@ -186,8 +202,11 @@ def _described(case: Case, shown: _Shown, found: Sequence[Finding]) -> tuple[lis
 
 
 def _to_detail(case: Case, wide: Sequence[Probe], *, found: bool) -> list[Probe]:
-    """Probes of the residual stream alone that the floor does not explain: all of them where the wide ones show nothing;
-    where those show something, only longer, padded and decoded ones can add to it, and only a thorough diagnosis asks for that."""
+    """The probes to replay in detail: those with the residual stream only that differ by more than the floor.
+
+    All of them are returned if the probes with every site show nothing (`found` is false). Otherwise only longer,
+    padded and decoded probes can add a cause, and they are returned only in a thorough diagnosis.
+    """
     wrong = {
         delta.probe for delta in case.comparison.by_probe if share_of_limit(delta) > 1.0 and delta.site != RETURNED
     }
@@ -202,13 +221,16 @@ def _to_detail(case: Case, wide: Sequence[Probe], *, found: bool) -> list[Probe]
 
 
 def _layers_to_detail(comparison: Comparison, probe: Probe) -> set[int]:
-    """Every layer with a diverging site on this probe; errors are inherited, so later layers come along."""
+    """Layers with a diverging site on this probe, including later layers that only inherit the error."""
     wrong = [delta for delta in comparison.by_probe if delta.probe == probe.name and share_of_limit(delta) > 1.0]
     return {layer for delta in wrong if (layer := layer_of(delta.site)) is not None}
 
 
 def _detail_within(case: Case, probe: Probe) -> Introduced | NotTested:
-    """As `_detail`, in every position; a gap where `--disk` leaves no room for it."""
+    """Call `_detail` for the layers in which this probe diverges, with every position of the probe kept.
+
+    Returns a `NotTested` if the space that `--disk` allows does not suffice for the capture.
+    """
     what = f"causes that probe {probe.name} alone shows"
     try:
         return _detail(case, replace(probe, kept=()), _layers_to_detail(case.comparison, probe))
@@ -219,7 +241,7 @@ def _detail_within(case: Case, probe: Probe) -> Introduced | NotTested:
 
 
 def _detail(case: Case, probe: Probe, layers: set[int]) -> Introduced:
-    """Capture the attention of these layers on a probe without it, on every side, and replay it."""
+    """Capture the attention of these layers on a probe that was captured without it, on every side, and replay it."""
 
     def choose(tap: SiteTap, probe: Probe) -> bool:
         return wanted(tap, probe) or (layer_of(tap.site) in layers and local_name(tap.site) in DETAIL_SITES)

@@ -1,8 +1,8 @@
-"""What an identifier is given, and what it answers: activations of one side in, fitted constants out.
+"""The input and output of the identifiers: activations of one side in, fitted constants out.
 
-An identifier never reads a config. It sees the tensors that one side computed, makes the same fit on
-both sides, and leaves the comparison to `findings.merge`. Tensors may come in any floating dtype;
-identifiers promote what they use to float64.
+An identifier never reads a config. It sees the tensors that one side computed, makes the same fit on both sides, and
+leaves the comparison to `findings.merge`. Tensors may have any floating dtype; identifiers convert what they use to
+float64.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class KnobSpec(Protocol):
-    """What the spec says of one knob; `parity_audit.specs.ResolvedKnob` is one."""
+    """The spec's values of one knob; `parity_audit.specs.ResolvedKnob` implements this protocol."""
 
     @property
     def by_layer(self) -> bool:
         """Whether each layer has a value of its own."""
 
     def at(self, layer: int | None) -> KnobValue:
-        """The value in a layer."""
+        """The knob's value in a layer."""
 
 
 TensorOf = Callable[[str, str], Union[Tensor, None]]
@@ -41,13 +41,14 @@ TensorOf = Callable[[str, str], Union[Tensor, None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One side's activations in one layer (or outside the blocks: `layer` None).
+    """One side's activations in one layer, or outside the blocks if `layer` is None.
 
-    `tensor(probe, site)` takes a site relative to the block ("q", "ln1.out") when `layer` is a number,
-    else a full one ("embed", "blocks.3.resid_post", "logits"); None means not visible.
-    `weight(role)` is a checkpoint tensor: "embed" and "unembed" `[d_vocab d_model]`, "norm.ln1", "norm.ln2",
-    "norm.ln1_post", "norm.ln2_post", "norm.final" `[d_model]`, "mlp.gate" and "mlp.up" `[d_mlp d_model]`.
-    `dims` has d_model, n_heads, n_kv_heads, d_head, n_layers. `dtype` is what the run computes in; None: what it is stored in.
+    `tensor(probe, site)` takes a site relative to the block ("q", "ln1.out") when `layer` is a number, else a full site
+    name ("embed", "blocks.3.resid_post", "logits"); it returns None if the site is not visible. `weight(role)` returns
+    a checkpoint tensor, for example: "embed" and "unembed" `[d_vocab d_model]`, "norm.ln1", "norm.ln2",
+    "norm.ln1_post", "norm.ln2_post", "norm.final" `[d_model]`, "mlp.gate" and "mlp.up" `[d_mlp d_model]`. `dims` has
+    d_model, n_heads, n_kv_heads, d_head and n_layers. `dtype` is the dtype in which the run computes; if None, it is
+    the dtype in which the activations are stored.
     """
 
     side: str
@@ -60,11 +61,11 @@ class Evidence:
     dtype: str | None = None
 
     def spec_value(self, knob: str) -> KnobValue:
-        """What the spec says of a knob in this layer; None where it is silent."""
+        """The spec's value of a knob in this layer; None if the spec has no such knob."""
         return spec_value(self.knobs, knob, self.layer)
 
     def spec_number(self, knob: str, default: float) -> float:
-        """The spec's number, or a start value where it has none."""
+        """The spec's number for a knob in this layer, or `default` if the spec has no number for it."""
         value = self.spec_value(knob)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
@@ -74,15 +75,22 @@ class Evidence:
 
 
 EXPLAINED_BY, FORMULA = "explained_by", "formula"
-"""In the evidence of a fit: that a formula of the component with this value leaves rounding."""
+"""Entry in the evidence of a fit: with this value, a formula of the component leaves only rounding."""
 POINTS = "points"
-"""In the evidence of a fit: some of what it was fitted to, for a picture. A finding keeps those of its first layer."""
+"""Entry in the evidence of a fit: a sample of the points that were fitted, for a plot. A finding keeps those of its
+first layer."""
 PICTURE_POINTS = 120
-"""Scores of a picture: enough to see a curve bend."""
+"""Number of attention scores in a plot: enough to see a curve bend."""
 
 
 def drawn_points(products: Tensor, scores: Tensor, law: Tensor) -> list[list[float]]:
-    """(q.k, captured score, fitted score) of `[entry]` each, evenly over the order of q.k, with the digits that a picture shows."""
+    """Sample points (q.k, captured score, fitted score) for a plot, evenly over the order of q.k, with five digits.
+
+    Args:
+        products: the products q.k, `[entry]`.
+        scores: the captured scores, `[entry]`.
+        law: the fitted scores, `[entry]`.
+    """
     columns = torch.stack([products, scores, law], -1)
     rows = columns[products.argsort()][spread(len(columns), PICTURE_POINTS)]
     return [[float(f"{value:.5g}") for value in row] for row in rows.tolist()]
@@ -90,9 +98,10 @@ def drawn_points(products: Tensor, scores: Tensor, law: Tensor) -> list[list[flo
 
 @dataclass(frozen=True, kw_only=True)
 class KnobFit:
-    """One constant as one side's activations show it.
+    """One constant, fitted on the activations of one side.
 
-    `residual` is the relative rms that the fit leaves unexplained. Comparison uses `value` and, of numbers, `stderr`.
+    `residual` is the relative RMS that the fit leaves unexplained. The comparison of both sides uses `value` and, for
+    numbers, `stderr`.
     """
 
     knob: str
@@ -109,33 +118,37 @@ Outcome = Union[KnobFit, NotTested]
 
 
 def spoken_of(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
-    """Whether the spec has the knob; what it says of norms holds for those of q and k where it says no more."""
+    """Whether the spec has a value for this knob. A knob of the norms of q and k may take its value from the same knob
+    of norms."""
     return said_by(knob, knobs) is not None
 
 
 def spec_value(knobs: Mapping[str, KnobSpec], knob: str, layer: int | None) -> KnobValue:
-    """The spec's value of a knob in a layer, None where the spec has no such knob."""
+    """The spec's value of a knob in a layer; None if the spec has no such knob."""
     name = said_by(knob, knobs)
     return None if name is None else knobs[name].at(layer)
 
 
 def where(evidence: Evidence) -> str:
-    """The place, for messages."""
+    """The name of this evidence's layer, for messages."""
     return "outside the blocks" if evidence.layer is None else f"layer {evidence.layer}"
 
 
 def gap(evidence: Evidence, knob: str, why: str) -> NotTested:
-    """A knob that could not be read off this side, and why."""
+    """A `NotTested` for a knob that could not be fitted on this side, with the reason."""
     return NotTested(what=f"{knob} of the {evidence.side}, {where(evidence)}", why=why)
 
 
 def real(probe: Probe) -> Tensor:
-    """`[batch pos]` True at real tokens."""
+    """A mask `[batch pos]` that is True at real tokens and False at padding."""
     return torch.tensor(probe.mask, dtype=torch.bool)
 
 
 def tokens_of(evidence: Evidence, *names: str) -> list[Tensor] | None:
-    """Real tokens `[token ...]`, in float64, of sites that are all visible, over all short probes."""
+    """The real tokens of these sites, `[token ...]` in float64, over all probes that capture every site.
+
+    Probes in which one of the sites is not visible are skipped; None if no probe is left.
+    """
     rows: list[list[Tensor]] = []
     for probe in evidence.short_probes():
         tensors = [evidence.tensor(probe.name, name) for name in names]
@@ -145,20 +158,20 @@ def tokens_of(evidence: Evidence, *names: str) -> list[Tensor] | None:
 
 
 def spread(count: int, wanted: int) -> Tensor:
-    """At most `wanted` indices spread evenly over `range(count)`, both ends included; the same every time."""
+    """At most `wanted` indices, spread evenly over `range(count)` and including both ends; the result is deterministic."""
     if count <= wanted:
         return torch.arange(count)
-    # Steps are longer than 1, so none repeats.
+    # The step between indices is longer than 1, so no index repeats.
     return torch.linspace(0, count - 1, wanted, dtype=torch.float64).round().long()
 
 
 def f64(tensor: Tensor) -> Tensor:
-    """The tensor in float64 on the CPU."""
+    """The tensor, detached, in float64 on the CPU."""
     return tensor.detach().to(device="cpu", dtype=torch.float64)
 
 
 def relative_rms(residual: Tensor, of: Tensor) -> float:
-    """rms(residual) / rms(of), 0 when both vanish."""
+    """Relative rms: rms(residual) / rms(of). The norm of `residual` if `of` is 0 everywhere, so 0 if both are."""
     norm = float(of.norm())
     return float(residual.norm()) / norm if norm > 0.0 else float(residual.norm())
 
@@ -166,11 +179,16 @@ def relative_rms(residual: Tensor, of: Tensor) -> float:
 def evidence_by_layer(
     side: str, captures: Sequence[Capture], plan: SidePlan, dtype: str | None = None
 ) -> dict[int | None, Evidence]:
-    """Evidence from captures of one side: one per block, and None for what lies outside the blocks.
+    """Evidence from captures of one side: one entry per block, and the entry None for sites outside the blocks.
 
-    A (probe, site) is read from the first capture that holds it, of those that kept the most positions of that probe;
-    tensors and checkpoint weights are read when asked for. `plan` is the reference's: its spec, config and checkpoint. `dtype`: what
-    the run computes in, where its captures may be stored in a wider one.
+    A tensor of a (probe, site) is read from the first capture that has it, among those that kept the most positions of
+    that probe. Activations and checkpoint weights are read from disk when they are asked for.
+
+    Args:
+        side: the name of the side, for messages.
+        captures: captures of this side.
+        plan: the reference's plan: its spec, config and checkpoint.
+        dtype: the dtype in which the run computes, if its captures may be stored in a wider one.
     """
     sizes, knobs = dims(plan.spec, plan.config), knob_values(plan.spec, plan.config)
     said = config_names(plan.config, **sizes)
@@ -198,7 +216,7 @@ def evidence_by_layer(
 
 
 def _most_positions(captures: Sequence[Capture]) -> tuple[dict[str, Probe], dict[str, list[Capture]]]:
-    """Every probe with the most positions that a capture kept of it, and the captures that kept those."""
+    """Each probe in the version with the most positions that any capture kept, and the captures that kept that many."""
     probes: dict[str, Probe] = {}
     owners: dict[str, list[Capture]] = {}
     for capture in captures:

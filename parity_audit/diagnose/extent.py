@@ -1,7 +1,8 @@
-"""Where a component is wrong, if not everywhere: from a position on, up to one, in padded rows, in some rows of a batch.
+"""Find rules for the tokens at which a component is wrong, for example from a position on, or only in padded rows.
 
-A token is wrong where what the candidate has differs from what the judge makes of the same inputs by more than `MANY_ROUNDINGS`
-of its largest number. Only a rule that tells nearly every token is said, and most of the wrong ones.
+A token is wrong if the candidate's tensor differs there from what the judge computes from the same inputs by more than
+`MANY_ROUNDINGS` roundings of the token's largest number. A rule such as "from position 20 on" is reported only if the
+tokens that it classifies wrongly are at most 1 % of all tokens and at most 10 % of the wrong tokens.
 """
 
 from __future__ import annotations
@@ -26,22 +27,28 @@ from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.thresholds import MANY_ROUNDINGS, MOST_UNEXPLAINED, NEARLY_ALL, SHOWN
 
 Pair = tuple[Capture, Capture]
-"""A capture, and the judge on its inputs."""
+"""A capture, and the judge's replay on the inputs in it."""
 DECODED = "in tokens decoded from the cache"
 ONE_AT_A_TIME, SEVERAL_AT_A_TIME = f"{DECODED} one at a time", f"{DECODED} several at a time"
 DTYPE = "float32"
-"""In coarser ones a single token says little."""
+"""The only dtype in which extents are searched: in coarser ones a single token shows little."""
 OF_POSITIONS = (
     "attention.temperature_by_position", "attention.window", "attention.window_first", "attention.chunk", "delta.chunk",
 )  # fmt: skip
-"""Knobs that say themselves from where on they act: no rule of positions is said beside them."""
+"""Knobs whose value already states the positions at which they act; no rule about positions is reported for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Every real token of every probe: its id, its position, its column (padding counted), its row, how that is padded,
-    how many rows and positions its probe has, whether the probe had been run before, whether the token was decoded from the
-    cache, in a step of several tokens or not, whether it ended its row when it was computed, and whether it is wrong."""
+    """Properties of every real token of every probe, one entry per token.
+
+    `ident`: the token id. `rows`, `length`: the number of rows of its probe, and of real tokens of its row. `again`:
+    whether its probe repeats an earlier one, after other texts. `position`, `column`: its position without and with
+    padding counted. `row`: its row. `in_batch`: whether its probe has more than one row. `padded_left`, `padded_right`:
+    how its row is padded. `decoded`: whether it was decoded from the KV cache. `of_several`: whether that was in a step
+    of several tokens. `last`: whether it was the last token of its row when it was computed. `wrong`: whether it is
+    wrong.
+    """
 
     ident: Tensor
     rows: Tensor
@@ -60,7 +67,11 @@ class Tokens:
     wrong: Tensor
 
     def is_where(self, rule: Tensor) -> bool:
-        """Whether wrong tokens are those of the rule, and there are others."""
+        """Whether `rule` (a mask over tokens) separates wrong tokens from right ones, up to a few misclassified tokens.
+
+        These may be at most a share 1 - `NEARLY_ALL` of all tokens and `MOST_UNEXPLAINED` of the wrong ones. False if
+        the rule holds for all tokens or for none.
+        """
         strays = int((rule != self.wrong).sum())
         few = strays <= min((1 - NEARLY_ALL) * len(rule), MOST_UNEXPLAINED * int(self.wrong.sum()))
         return bool(rule.any()) and not bool(rule.all()) and few
@@ -70,7 +81,7 @@ class Tokens:
 def with_extents(
     findings: Sequence[Finding], pairs: Sequence[Pair], dtype: str
 ) -> tuple[list[Finding], list[NotTested]]:
-    """The findings, with `extent` in the evidence of those that do not hold everywhere; and what broke off."""
+    """Add `extent` to the evidence of findings that do not hold for all tokens; also return the gaps."""
     if dtype != DTYPE:
         return list(findings), []
     found = [attempt(f"where {item.knob} holds", partial(_with_extent, item, pairs)) for item in findings]
@@ -79,30 +90,31 @@ def with_extents(
 
 
 def _with_extent(finding: Finding, pairs: Sequence[Pair]) -> Finding:
-    known = finding.evidence.get(
-        "extent", ""
-    )  # what only decoded tokens say says so already, and may hold in some of them
+    # A finding of decoded tokens already has this extent, and may get one that covers some of them only.
+    known = finding.evidence.get("extent", "")
     tokens = _tokens(pairs, finding.site)
     said = None if tokens is None else extent(tokens, by_position=finding.knob not in OF_POSITIONS)
     return finding if said is None or not said.startswith(known) else only_where(finding, said)
 
 
 def only_where(finding: Finding, said: str) -> Finding:
-    """The finding, said to hold only there."""
+    """The finding, with its extent and its message limited to the tokens that `said` describes."""
     known = f"; only {finding.evidence.get('extent')}"
     message = f"{finding.message.removesuffix(known)}; only {said}"
     return dataclasses.replace(finding, evidence={**finding.evidence, "extent": said}, message=message)
 
 
 def is_of_decoding(finding: Finding) -> bool:
-    """Whether a finding holds in tokens alone that were decoded from the cache."""
+    """Whether a finding is limited to tokens that were decoded from the KV cache."""
     return str(finding.evidence.get("extent", "")).startswith(DECODED)
 
 
 def extent(tokens: Tokens, *, by_position: bool) -> str | None:
-    """The rule that tells wrong tokens from right ones, in words; None where there is none, or no need of one.
+    """The first rule that separates wrong tokens from right ones, in words; None if there is no such rule.
 
-    `by_position`: whether it may be one of positions.
+    Args:
+        tokens: the tokens of a site.
+        by_position: whether rules about positions are allowed.
     """
     if not bool(tokens.wrong.any()) or bool(tokens.wrong.all()):
         return None
@@ -116,7 +128,7 @@ def _rules(tokens: Tokens, by_position: bool) -> Iterator[tuple[str, Tensor]]:
     yield DECODED, tokens.decoded
     yield ONE_AT_A_TIME, tokens.decoded & ~tokens.of_several
     yield SEVERAL_AT_A_TIME, tokens.decoded & tokens.of_several
-    # The last token of a step sees no key too many, whatever its mask.
+    # The last token of a step may attend to all keys, so that a wrong mask does not show at it.
     yield SEVERAL_AT_A_TIME, tokens.decoded & tokens.of_several & ~tokens.last
     yield f"{DECODED}, in rows that are padded on the left", tokens.decoded & tokens.padded_left
     yield f"{DECODED}, in batches of more than one row", tokens.decoded & tokens.in_batch
@@ -148,13 +160,15 @@ def _rules(tokens: Tokens, by_position: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def _begins_late(first: int) -> bool:
-    """Whether an error begins behind position 1: the first token sees only itself and is not rotated, so that an error of all later
-    tokens is an error everywhere."""
+    """Whether an error begins after position 1.
+
+    The first token sees only itself and is not rotated, so an error at all later tokens counts as an error everywhere.
+    """
     return first > 1
 
 
 def _span(place: Tensor, tokens: Tokens) -> tuple[int, int]:
-    """The first and the last place of wrong tokens."""
+    """The smallest and the largest value of `place` among wrong tokens."""
     return int(place[tokens.wrong].min()), int(place[tokens.wrong].max())
 
 
@@ -172,7 +186,7 @@ def _tokens(pairs: Sequence[Pair], site: str) -> Tokens | None:
 
 
 def _as_run(own: Capture, true: Capture) -> list[Probe]:
-    """The replayed probes, as far as the candidate ran them."""
+    """The replayed probes, with the positions that the candidate ran."""
     replayed = {probe.name for probe in true.probes}
     return [probe for probe in own.probes if probe.name in replayed]
 
@@ -186,7 +200,7 @@ def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
     first = keep.shape[1] if probe.decode_from is None else probe.decode_from
     decoded = column >= first
     of_several = decoded & (column < first + probe.at_once) & (probe.at_once > 1)
-    # Cached decoding computes the end of the prompt, and of every step behind it, as the last token of its row.
+    # Cached decoding computes the last token of the prompt, and of every later step, as the last token of its row.
     last = (column == first - 1) | (column >= first + probe.at_once - 1) | (keep.flip(1).cumsum(1).flip(1) == 1)
     left, right = ~keep[:, :1].expand_as(keep), ~keep[:, -1:].expand_as(keep)
     of_batch = torch.full_like(keep, keep.shape[0] > 1)
@@ -199,13 +213,14 @@ def _of_probe(own: Tensor, true: Tensor, probe: Probe, site: str) -> Tokens:
 
 
 def _difference(own: Tensor, true: Tensor) -> Tensor:
-    """Entries that only one side masks are infinitely far apart, those that both mask are equal."""
+    """The difference own - true, entry by entry: 0 where both sides mask an entry, and +-1e300 where only one of them
+    does."""
     apart = f64(own) - f64(true)
     return torch.where(own.isinf() & true.isinf(), 0.0, apart).nan_to_num(0.0, 1e300, -1e300)
 
 
 def _by_token(value: Tensor, site: str) -> Tensor:
-    """The norm over everything but batch and position (the query's, for attention)."""
+    """The largest absolute value over all axes but batch and position (the query's position for attention matrices)."""
     if site.endswith(ATTENTION_SITES):
         return value.abs().amax(dim=(1, 3))
     return value.flatten(2).abs().amax(-1)

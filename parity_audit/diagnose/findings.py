@@ -1,7 +1,8 @@
-"""From fits on both sides to findings: one per knob and pair of values, with its layers and its evidence.
+"""Turn the fits of both sides into findings: one per knob and pair of values, with its layers and its evidence.
 
-Whether two fits differ is decided in `agreement`. Layers whose own errors admit the difference as well as its
-absence count with the rest, so that a constant that is wrong everywhere is not reported for the sharpest layer.
+`agreement` decides whether two fits differ. A layer whose error bars include both no difference and the difference of other layers
+is counted with those layers, so that a constant that is wrong everywhere is not reported only for the layers where it is measured
+most precisely.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.knobs import KNOBS, ROWS, meant, said_by
 
 SIDES_WITH_SPEC = 0.25
-"""Of the distance of both sides: a value that is so much nearer to the spec's than to the other side's is the spec's."""
+"""A fitted number is the spec's if its distance to the spec is at most this share of the distance between both sides."""
 SO_MANY_VALUES = 3
-"""Numbers of one constant in different layers that are one matter. Two are often two: windowed layers and others have their own
-settings."""
+"""Number of different values of one constant, in different layers, from which they are one finding. Two values are often two
+findings, since windowed layers and the other layers have settings of their own."""
 MASKS = ("attention.window", "attention.mask")
 DEFAULTS: dict[str, KnobValue] = {
     **{row.name: row.default for row in ROWS if row.judged},
@@ -67,20 +68,20 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "qk_norm": ("qk_norm.",), "rope": ("rope.", "qk_norm.", "n_kv_heads"), "scores": CORE, "pattern": CORE, "z": CORE,
     "mlp": ("mlp.", "weights.mlp", "residual.parallel", "norm.order"), "logits": ("logits.",), "mlp.router_logits": ROUTER,
     "router_norm": (*NORMS, "moe.router_input_scale"),
-    "mlp.router_weights": ("moe.", *ROUTER),  # one module makes both: its weights follow its own logits
+    "mlp.router_weights": ("moe.", *ROUTER),  # one module computes the router's logits and its weights
 }  # fmt: skip
 ONE_SITE = (*NORMS, *(f"weights.{item.role}" for item in PROJECTIONS), *(bias_knob(item.role) for item in PROJECTIONS))
-"""Knobs of components that a block has several of: what was read off one of them says nothing of the others."""
+"""Knobs of components that a block has several of: a value fitted at one of them says nothing about the others."""
 RIGHT_AT = "right_at"
-"""The evidence that a knob of several components of a block is right in others of the same block: their sites."""
+"""Entry in a finding's evidence: the sites of the same block at which the same knob was fitted and is right."""
 MADE_BY = {"attn_out": "ln1_post.out", "mlp_out": "ln2_post.out"}
-"""Where a block has a norm behind a sublayer, what the sublayer adds is that norm's output."""
+"""The post-norm whose output a sublayer adds to the residual, in blocks that have one: both sites have the same values."""
 FOLLOWS = {**MADE_BY, "mlp.router_weights": "mlp.router_logits"}
-"""Sites whose errors are those of another: a router's weights follow its own logits, one module makes both."""
+"""Sites whose errors are those of another site: a router's weights follow its own logits, because one module computes both."""
 
 
 def with_followed(site: str) -> tuple[str, ...]:
-    """A site, and the one of its block whose errors are its own (see `FOLLOWS`)."""
+    """The site, and the site of the same block whose errors it repeats, if there is one (see `FOLLOWS`)."""
     name = local_name(site)
     return (site, site.removesuffix(name) + FOLLOWS[name]) if name in FOLLOWS else (site,)
 
@@ -88,7 +89,7 @@ def with_followed(site: str) -> tuple[str, ...]:
 def merge(
     candidate_fits: Sequence[KnobFit], reference_fits: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]
 ) -> list[Finding]:
-    """Findings where both sides were fitted and differ; knobs in order of their names."""
+    """Findings for the knobs whose fits on both sides differ, in the order of the knobs' names."""
     by_knob: dict[str, list[Pair]] = {}
     for pair in pairs_of(candidate_fits, reference_fits):
         by_knob.setdefault(pair.candidate.knob, []).append(pair)
@@ -100,15 +101,15 @@ def merge(
 
 
 def _is_by_layer(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
-    """Whether what is wrong with a knob in several layers is one matter, whatever the values: a window's pattern over layers, and
-    what a spec says layer by layer."""
+    """Whether differences of a knob in several layers are one finding, whatever the values. This holds for a window, whose sizes
+    form a pattern over the layers, and for knobs that the spec gives layer by layer."""
     name = said_by(knob, knobs)
     return knob == "attention.window" or (name is not None and knobs[name].by_layer)
 
 
 def _groups(pairs: Sequence[Pair], knobs: Mapping[str, KnobSpec], *, together: bool) -> list[list[Pair]]:
-    """Differing pairs with the same two values; all of them `together` where a model has a value per layer, and where one side has
-    (see `_one_per_layer`)."""
+    """The pairs that differ, grouped by their two values. They form one group if `together` is true, which it is for knobs with a
+    value per layer, or if one side's value changes from layer to layer (see `_one_per_layer`)."""
     wrong = [pair for pair in pairs if differs(pair)]
     if not wrong:
         return []
@@ -125,7 +126,8 @@ def _groups(pairs: Sequence[Pair], knobs: Mapping[str, KnobSpec], *, together: b
 
 
 def _one_per_layer(groups: Sequence[Sequence[Pair]], knobs: Mapping[str, KnobSpec]) -> bool:
-    """Whether these are the numbers of one constant that changes from layer to layer on one side, and on the other does not."""
+    """Whether one side has a different number in each group's layers and the other side has one value: at least `SO_MANY_VALUES`
+    groups, each layer in one group only, all fits of one site, and the same spec value for all."""
     firsts = [group[0] for group in groups]
     layers = [layer for group in groups for layer in {pair.candidate.layer for pair in group}]
     candidate, reference = [pair.candidate for pair in firsts], [pair.reference for pair in firsts]
@@ -150,7 +152,7 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     knob = first.candidate.knob
     own = {id(pair) for pair in group}
     expected = _spec(first.candidate, knobs)
-    # A layer that should have another value is not assumed to have the same fault.
+    # A layer for which the spec has another value is not assumed to have the same fault.
     alike_places = [pair for pair in every if id(pair) not in own and _spec(pair.candidate, knobs) == expected]
     candidate, reference = _told([p.candidate for p in group]), _told([p.reference for p in group])
     blunt = [pair for pair in alike_places if each_layer(candidate) is None and undecided(pair, group)]
@@ -168,7 +170,7 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
 
 
 def _layers(group: Iterable[Pair], every: Iterable[Pair]) -> tuple[int, ...] | None:
-    """The group's layers, None when it covers every place that was fitted (and there is more than one block)."""
+    """The group's layers; None if they are all layers that were fitted (and more than one), or if the knob is outside the blocks."""
     own, all_places = ({pair.candidate.layer for pair in pairs} for pairs in (group, every))
     numbers = sorted(layer for layer in own if layer is not None)
     return None if not numbers or (own == all_places and len(numbers) > 1) else tuple(numbers)
@@ -183,13 +185,13 @@ def _whole_name(layer: int | None, site: str) -> str:
 
 
 def _told(fits: Sequence[KnobFit]) -> KnobValue:
-    """The value of these layers, or one for each where they do not agree."""
+    """The value of these fits, pooled if they agree, else one value for each layer."""
     in_all = all(alike(fits[0], fit) for fit in fits[1:])
     return _pooled(fits) if in_all else by_layer({fit.layer: fit.value for fit in fits})
 
 
 def _pooled(fits: Sequence[KnobFit]) -> KnobValue:
-    """The mean of numeric values weighted by 1/stderr^2; the first of anything else."""
+    """The mean of the values, weighted by 1/stderr^2; the first value if one is no number, has no error, or if all are equal."""
     numbers = [(float(fit.value), fit.stderr) for fit in fits if is_number(fit.value) and fit.stderr]  # type: ignore[arg-type]
     if len(numbers) != len(fits) or len({value for value, _ in numbers}) == 1:
         return fits[0].value
@@ -198,21 +200,21 @@ def _pooled(fits: Sequence[KnobFit]) -> KnobValue:
 
 
 def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
-    """The spec's value in the form of the fit; the usual value where the spec is silent."""
+    """The spec's value in the form of the fit; the default value if the spec does not have the knob."""
     said = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else DEFAULTS.get(fit.knob)
     return _in_form_of(meant(fit.knob, said), fit)
 
 
 def _spec_of(fits: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]) -> KnobValue:
-    """The spec's value in these layers, or one for each where it says so."""
+    """The spec's value in these layers, or one value for each layer where they differ."""
     said = {fit.layer: _spec(fit, knobs) for fit in fits}
     first, *others = said.values()
     return first if all(same(one, first) for one in others) else by_layer(said)
 
 
 def _in_form_of(value: KnobValue, fit: KnobFit) -> KnobValue:
-    """A value as a fit of its knob says it: a multiple of the usual ALiBi slopes as the slopes themselves, the number of heads of
-    keys and values as the one that each query head reads."""
+    """Convert a value to the form that a fit of its knob has. A multiple of the standard ALiBi slopes becomes the list of slopes,
+    and a number of key-value heads becomes the list of the key-value heads that the query heads read."""
     if fit.knob == "attention.alibi" and isinstance(value, (int, float)) and isinstance(fit.value, list):
         return [float(value) * slope for slope in standard_slopes(len(fit.value))]
     of_heads = fit.value["k"] if isinstance(fit.value, dict) and "k" in fit.value else fit.value
@@ -222,7 +224,8 @@ def _in_form_of(value: KnobValue, fit: KnobFit) -> KnobValue:
 
 
 def departure(candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]) -> str:
-    """Which side's fitted values are not the spec's: "candidate", "reference", "both", or "unknown"."""
+    """The side whose fitted values are not the spec's: "candidate", "reference" or "both"; "unknown" if neither or if there is no
+    spec."""
     if not spoken_of(knobs, candidate[0].knob) and candidate[0].knob not in DEFAULTS:
         return "unknown"
 
@@ -234,7 +237,7 @@ def departure(candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs:
 
 
 def _agrees(fit: KnobFit, other: KnobFit, knobs: Mapping[str, KnobSpec]) -> bool:
-    """Whether a fit is the spec's value: within its error, or much nearer to it than the two sides to each other."""
+    """Whether a fit agrees with the spec: within its error, or much nearer to the spec than the two sides are to each other."""
     spec = _spec(fit, knobs)
     if isinstance(spec, (int, float)) and isinstance(fit.value, (int, float)):
         apart = abs(fit.value - other.value) if isinstance(other.value, (int, float)) else 0.0
@@ -255,9 +258,9 @@ def _kind(knob: str, candidate: KnobValue, reference: KnobValue) -> str:
 
 
 def _marks(group: Sequence[Pair]) -> Iterator[str]:
-    """What makes a finding less sure: see `diagnose.confidence`."""
+    """The properties of a finding that make it less certain; see `diagnose.confidence`."""
     worst = max(group, key=lambda pair: pair.candidate.residual)
-    # It leaves more than rounding, and clearly more than the reference's value leaves of its own: something else is wrong as well.
+    # The candidate's value leaves more than rounding, and clearly more than the reference's does: something else is wrong as well.
     if worst.candidate.residual > max(CLEAN, CLEARLY_MORE * worst.reference.residual):
         yield REMAINDER
     if min(pair.sigmas for pair in group) < 2 * SIGMAS:
@@ -272,7 +275,7 @@ def _ties(group: Sequence[Pair]) -> list[str]:
 
 
 def _evidence(group: Sequence[Pair], blunt: Sequence[Pair], right: Sequence[Pair]) -> dict[str, Any]:
-    """The numbers a sceptic would ask for, of both sides, in each layer, and at which other sites of these layers they are right."""
+    """The evidence of a finding: the fits of both sides in each layer, and the other sites of these layers that are right."""
     least, ties = min(pair.sigmas for pair in group), _ties(group)
     out: dict[str, Any] = {
         "sigmas": None if math.isinf(least) else least,
@@ -300,7 +303,7 @@ def _facts(fit: KnobFit) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Reports hold finite numbers only; what is infinite or unknown is null."""
+    """The value with infinite and undefined numbers replaced by None, since reports hold finite numbers only."""
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     if isinstance(value, dict):
@@ -309,43 +312,41 @@ def _finite(value: Any) -> Any:
 
 
 def is_by_formula(finding: Finding) -> bool:
-    """Whether the candidate's values of a finding are those with which a formula, or a description of what the reference makes of
-    the same inputs, leaves rounding."""
+    """Whether a formula, or a description of the component's output, leaves only rounding with the candidate's values."""
     facts = finding.evidence.get("candidate") or [finding.evidence]
     return all(fact.get(BY) == FORMULA for fact in facts)
 
 
 def says_nothing(finding: Finding) -> bool:
-    """Whether a finding tells two ways apart in which programs compute the same function: it explains a site, and is no fault."""
+    """Whether a finding distinguishes two implementations that compute the same function: it explains a site, but is no fault."""
     row = KNOBS.get(finding.knob)
     return row is not None and row.same_function
 
 
 def places_of(finding: Finding) -> set[str]:
-    """The sites that a finding's values were read off, by their whole names."""
+    """The full names of the sites at which a finding's values were fitted."""
     facts = [fact for fact in finding.evidence.get("candidate", []) if "read_from" in fact]
     read = {_whole_name(fact["layer"], str(fact["read_from"])) for fact in facts}
     return read | set(finding.evidence.get("consistent_but_not_decisive", []))
 
 
 def remainder_of(finding: Finding) -> float:
-    """The share of a component that the candidate's value leaves, in the layer where that is most."""
+    """The share of a component that the candidate's value leaves unexplained, in the layer where that share is largest."""
     return max((float(fact.get("unexplained") or 0.0) for fact in finding.evidence.get("candidate", [])), default=0.0)
 
 
 def is_nearly(finding: Finding) -> bool:
-    """Whether a projection is said to have other weights that make nearly what it makes, and no more than that."""
+    """Whether a finding says that other weights nearly reproduce a projection, with more than rounding left."""
     return finding.knob.startswith("weights.") and remainder_of(finding) > CLEAN
 
 
 def stderr_of(finding: Finding, side: str) -> float:
-    """The largest standard error of one side's value over its layers: an eps is known well only where activations are
-    small."""
+    """The largest standard error of one side's value over its layers: an eps is known well only where activations are small."""
     return max((float(fact["stderr"]) for fact in finding.evidence.get(side, []) if fact.get("stderr")), default=0.0)
 
 
 def shown(value: KnobValue) -> str:
-    """A value for a sentence; six digits are for the eye, the finding keeps all."""
+    """The value as text for a sentence, with six digits; the finding keeps all digits."""
     if value is None:
         return "off"
     if each_layer(value) is not None:
@@ -354,10 +355,10 @@ def shown(value: KnobValue) -> str:
 
 
 def unexplained(sites: Mapping[str, Sequence[str]], findings: Sequence[Finding]) -> list[Finding]:
-    """One finding per component that introduces error at sites that no finding explains, named by the first of them.
+    """One finding per component that introduces error at sites that no finding explains, located at the first of these sites.
 
-    `sites`: for each site, where its error may come from (`localise.origins`). What may come from a site that is listed itself, as
-    in a long text that does not show that one, is not listed once more.
+    `sites`: for each site, the sites that its error may come from (`localise.origins`). A site whose error may come from another
+    site of `sites` is not reported a second time; that happens in a long text that does not show the other site.
     """
     left: dict[str, list[str]] = {}
     listed = {site for item in findings if item.kind == "unexplained" for site in item.evidence.get("sites", [])}
@@ -369,8 +370,9 @@ def unexplained(sites: Mapping[str, Sequence[str]], findings: Sequence[Finding])
 
 
 def _explains(finding: Finding, site: str, origin: str) -> bool:
-    """Whether a finding was read off `origin` itself, or is a cause of errors there, holds in the site's layer and, where it was
-    read off one site of several alike, was read off this one."""
+    """Whether a finding explains the error that `site` shows and that comes from `origin`. It does if it was fitted at `origin`
+    (or at the site that `origin` follows), or if its knob is a cause of errors of that component and it holds in the site's
+    layer. A knob of components that a block has several of must have been fitted at this one."""
     component, layer, row = component_of(origin), layer_of(site), KNOBS.get(finding.knob)
     places = places_of(finding)
     if places & set(with_followed(origin)):

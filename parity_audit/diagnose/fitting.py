@@ -1,4 +1,5 @@
-"""What differs between both sides where error is introduced: by formula, and by structure at sites that no formula explains."""
+"""Find what differs between both sides where error is introduced: first by formulas, then by the structure of tensors
+at sites that no formula explains."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from parity_audit.diagnose.structure.sample import NOT_STORED
 BEHIND_NORMS = ("weights.attn.q", "weights.attn.k", "weights.attn.v", "weights.mlp.gate", "weights.mlp.up", "residual.")
 READ_BY_MLP = ("weights.mlp.gate", "weights.mlp.up")
 ATTENTION = ("scores", "pattern", "z")
-"""The components of attention behind queries and keys, which share their knobs."""
+"""The components of attention after queries and keys; their knobs are shared."""
 Reader = Callable[[Evidence], "list[Outcome]"]
 ByLayer = Mapping["int | None", Evidence]
 READERS: tuple[tuple[Reader, frozenset[str]], ...] = (
     (rows.read, frozenset({"embed"})),
     (projections.read, frozenset({"qkv", "attn_proj", "mlp", "attn_out", "mlp_out", "mlp.router_logits"})),
 )
-"""What reads structure, and the components whose sites it explains."""
+"""The functions that identify structure, with the components whose sites they explain."""
 
 
 def causes_at(
@@ -38,10 +39,14 @@ def causes_at(
     wrong: Collection[str],
     known: Sequence[Setting] = (),
 ) -> tuple[list[Finding], list[NotTested]]:
-    """Findings for the sites where error is introduced: the knob whose formula leaves rounding (see `fit.causes`, also for `known`),
-    and the structure of the components that have a site which no formula explains."""
+    """Findings for the sites where error is introduced.
+
+    First come the knobs with which a component's formula leaves only rounding (see `fit.causes`, also for `known`).
+    Components with a site that no formula explains are then examined for differences in structure, such as other
+    weights.
+    """
     components = {component_of(place) for site in wrong for place in with_followed(site)}
-    # The scores are compared where no key is padding, so that what a mask shows of it is only seen behind them.
+    # Scores are compared only where no key is padding, so an error in masking padding shows only at the pattern and at z.
     components |= set(ATTENTION) if components & set(ATTENTION) else set()
     found, gaps = identify_by_formula(candidate, reference, components, known)
     left = not_explained(wrong, found)
@@ -52,18 +57,18 @@ def causes_at(
 
 
 def not_explained(wrong: Collection[str], found: Sequence[Finding]) -> set[str]:
-    """The components of the sites that no finding was read off."""
+    """The components of those sites at which no finding was fitted."""
     explained = {place for one in found for place in places_of(one)}
     return {component_of(site) for site in wrong if explained.isdisjoint(with_followed(site))}
 
 
 def _together(by_formula: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:
-    """Both, each knob once in a layer: what a formula says comes first."""
+    """Both lists; a structural finding is dropped if a formula explains the same knob in one of its layers."""
     return [*by_formula, *(one for one in read if not any(_meets(one, other) for other in by_formula))]
 
 
 def _meets(one: Finding, other: Finding) -> bool:
-    """Whether two findings are of the same knob in a layer that both have."""
+    """Whether two findings have the same knob and at least one layer in common."""
     whole = one.layers is None or other.layers is None
     return one.knob == other.knob and (whole or not set(one.layers or ()).isdisjoint(other.layers or ()))
 
@@ -71,7 +76,8 @@ def _meets(one: Finding, other: Finding) -> bool:
 def identify_by_formula(
     candidate: ByLayer, reference: ByLayer, components: Collection[str], known: Sequence[Setting] = ()
 ) -> tuple[list[Finding], list[NotTested]]:
-    """Findings of the knobs whose formulas leave rounding (see `fit.causes`), and what could not be compared."""
+    """Findings for the knobs with which formulas leave only rounding (see `fit.causes`), and what could not be
+    compared."""
     with one_thread():
         told = attempt("causes by formula", partial(causes, candidate, reference, components, known))
     if isinstance(told, NotTested):
@@ -83,9 +89,9 @@ def identify_by_formula(
 def read_structure(
     candidate: ByLayer, reference: ByLayer, suspects: Collection[str]
 ) -> tuple[list[Finding], list[NotTested]]:
-    """Findings of the structure of these components, read alike on both sides, and what could not be read.
+    """Findings about the structure of these components on both sides, and what could not be read.
 
-    Where both sides say the same, nothing is found.
+    There is no finding where both sides have the same structure.
     """
     readers = [read for read, components in READERS if components & set(suspects)]
     own, gaps = _of_side(with_norms(candidate).values(), readers)
@@ -95,7 +101,7 @@ def read_structure(
 
 
 def _of_side(layers: Iterable[Evidence], readers: Sequence[Reader]) -> tuple[list[KnobFit], list[NotTested]]:
-    """What the readers read off one side, and every gap; a reader that breaks off is a gap."""
+    """The fits that the readers make on one side, and the gaps; a reader that fails is a gap."""
     with one_thread():
         outcomes = [outcome for evidence in layers for reader in readers for outcome in _read(reader, evidence)]
     fits = [outcome for outcome in outcomes if isinstance(outcome, KnobFit)]
@@ -111,7 +117,7 @@ def _read(reader: Reader, evidence: Evidence) -> list[Outcome]:
 def _merged(
     candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]
 ) -> tuple[list[Finding], list[NotTested]]:
-    """The findings of each knob in order of their names, and the knobs whose fits could not be compared."""
+    """The findings of each knob, in the order of the knobs' names, and the knobs whose fits could not be compared."""
     findings: list[Finding] = []
     gaps: list[NotTested] = []
     for knob in sorted({fit.knob for fit in candidate}):
@@ -125,8 +131,12 @@ def _merged(
 
 
 def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
-    """Where the MLP reads another stream, or a norm stands elsewhere, nothing can be said of the norm and the weights that
-    read it, nor of the sums."""
+    """Remove findings that another finding makes meaningless.
+
+    In a layer where the MLP reads another stream (`residual.parallel`), findings about the norm before the MLP and
+    about the weights that read it are removed. In a layer where a norm stands elsewhere (`norm.order`), findings about
+    the weights that read the norm and about the residual sums are removed.
+    """
     parallel = [finding.layers for finding in findings if finding.knob == "residual.parallel"]
     moved = [set(finding.layers or ()) for finding in findings if finding.knob == "norm.order"]
     return [
@@ -140,11 +150,12 @@ def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _reads_the_stream(finding: Finding) -> bool:
-    """Whether a finding is of what the MLP's input is multiplied with, or of the norm before it."""
+    """Whether a finding is about the norm before the MLP, or says that the MLP's input weights are not the
+    checkpoint's."""
     tensor = finding.knob in READ_BY_MLP and finding.candidate_value == NOT_STORED
     return tensor or (finding.knob.startswith("norm.") and local_name(finding.site) == "ln2.out")
 
 
 def _covers(layers: tuple[int, ...] | None, others: tuple[int, ...] | None) -> bool:
-    """Whether a cause in some layers (None: in all) is in all of the others."""
+    """Whether the layers of one cause (None: all) include all layers of another."""
     return layers is None or (others is not None and set(others) <= set(layers))

@@ -1,16 +1,16 @@
-"""Do hooks mean what they say? `attn_out` and `mlp_out` are what is added to the residual stream, in every backend.
+"""Check that `attn_out` and `mlp_out` show what is added to the residual stream, in every backend.
 
     resid_mid  = resid_pre + attn_out
     resid_post = resid_mid + mlp_out
     resid_post = resid_pre + attn_out + mlp_out        where a block has no resid_mid (parallel blocks)
     altup.activated = resid_mid + mlp_out              where a block has several streams (and then none of the above)
 
-What a block adds for its own embeddings of tokens (`per_layer.out`) is a term too, and a number that the checkpoint stores for
-the block multiplies its last sum.
+If a block adds embeddings of its own for each token (`per_layer.out`), they are a term of its last sum. If the
+checkpoint stores a number for the block, that number multiplies the last sum.
 
-A sum is rounded once, so the two sides may be apart by a few eps of the largest term and no more. What is beyond that
-is a hook that shows something else (before a post-norm, before a multiplier) or a port that adds something else:
-a matter of meaning, which by itself says nothing about the logits.
+A sum is rounded once, so its two sides may differ by a few eps of the largest term. A larger difference means that a
+hook shows another tensor (before a post-norm, before a multiplier) or that the port adds another tensor. This concerns
+the meaning of the hook and by itself says nothing about the logits.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from parity_audit.formulas.stored import CheckpointTensors, role_tensor
 from parity_audit.specs.view import dims, roles
 
 ROUNDINGS = 2.0
-"""Roundings of the dtype that a sum of two or three tensors may be off by."""
+"""Roundings of the dtype by which a sum of two or three tensors may be off."""
 Sums = tuple[tuple[str, tuple[str, ...]], ...]
 SEQUENTIAL: Sums = (("resid_mid", ("resid_pre", "attn_out")), ("resid_post", ("resid_mid", "mlp_out")))
 LAST, OWN, SCALAR = "resid_post", "per_layer.out", "residual.scalar"
 STREAMS: Sums = (("altup.activated", ("resid_mid", "mlp_out")),)
 OF_STREAMS = ("altup.pre", "altup.active", "laurel.out")
-"""Sites by which a block with several streams, or with a residual of low rank, is known: its other sums are scaled."""
+"""Sites that show that a block has several streams, or a low-rank residual (`laurel.out`): its other sums are scaled."""
 WHOLE: Sums = (("resid_post", ("resid_pre", "attn_out", "mlp_out")),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """`total` is the sum of `terms`, in one block; the last term is the one that a violation is about."""
+    """In one block, `total` is the sum of `terms`; a violation is reported about the last term."""
 
     layer: int
     total: str
@@ -51,7 +51,7 @@ class Identity:
 
 
 def identities(sites: set[str]) -> Iterator[Identity]:
-    """The sums that a capture of these sites can check."""
+    """Yield the sums that a capture with these sites can check."""
     for layer in sorted({layer for site in sites if (layer := layer_of(site)) is not None}):
         for total, terms in _sums(sites, layer):
             if total == LAST and _has(sites, layer, OWN):
@@ -61,7 +61,7 @@ def identities(sites: set[str]) -> Iterator[Identity]:
 
 
 def _sums(sites: set[str], layer: int) -> Sums:
-    """The sums that a block of these sites makes."""
+    """The sums that hold in a block with these sites."""
     if any(_has(sites, layer, name) for name in OF_STREAMS):
         return STREAMS
     return SEQUENTIAL if _has(sites, layer, "resid_mid") else WHOLE
@@ -75,7 +75,10 @@ def _has(sites: set[str], layer: int, *names: str) -> bool:
 def hook_warnings(
     capture: TensorSource, side: str, dtype: str, factors: Mapping[int, float] | None = None
 ) -> list[str]:
-    """One line per sum that does not add up, with its layers and by how much; `factors` as from `stored_factors`."""
+    """One warning per sum that does not add up, with its layers and the size of the difference.
+
+    `factors` is the number that multiplies a block's last sum, as from `stored_factors`.
+    """
     broken: dict[tuple[str, tuple[str, ...]], dict[int, float]] = {}
     for probe in capture.probes:
         if probe.sites != "all":
@@ -89,7 +92,7 @@ def hook_warnings(
 
 
 def stored_factors(plan: SidePlan) -> dict[int, float]:
-    """The number that the checkpoint stores for a block, by layer; empty where the architecture has none."""
+    """The number by which the checkpoint multiplies a block's last sum, by layer; empty if the architecture has none."""
     if SCALAR not in plan.spec.content.roles:
         return {}
     stored, layers = CheckpointTensors(Path(plan.checkpoint.path)), range(dims(plan.spec, plan.config)["n_layers"])
@@ -98,8 +101,10 @@ def stored_factors(plan: SidePlan) -> dict[int, float]:
 
 
 def violation(capture: TensorSource, probe: Probe, identity: Identity, factor: float = 1.0) -> float:
-    """rms(total / factor - sum of terms) at real positions, over the rms of the largest of them; a block's last sum alone has
-    a factor."""
+    """The error of a sum: rms(total / factor - sum of terms), relative to the largest rms of these tensors.
+
+    Only real positions count. `factor` applies to a block's last sum only.
+    """
     keep = torch.tensor(probe.mask, dtype=torch.bool)
     names = [f"blocks.{identity.layer}.{name}" for name in (identity.total, *identity.terms)]
     rows = min(capture.shape(probe.name, name)[1] for name in names)

@@ -1,13 +1,15 @@
-"""Introduced or inherited: which component makes the error, and which only passes it on.
+"""Separate introduced from inherited error: which component makes an error, and which only passes it on.
 
-The judge replays a capture with every visible site replaced by the capture's own tensor, so each of its
-outputs is the true value *for that capture's inputs* (see `core.wire.RunRequest.inputs`). Then
+The judge replays a capture with every visible site replaced by the capture's own tensor, so each of its outputs is the
+true value *for that capture's inputs* (see `core.wire.RunRequest.inputs`). Then
 
     introduced_ratio = RMSE(candidate, judge on candidate's inputs) / RMSE(reference, judge on reference's inputs)
 
-at a site is large only where the component in front of that site is itself wrong. Where the candidate's inputs make it larger
-than the reference's, the second RMSE counts as that many times as large. Of n tokens, where these are few, it counts as
-sqrt(`FEW_TOKENS` / n) times as large: errors of one token share a factor, and a token may be one outlier, rounded once.
+at a site is large only if the component that computes that site is itself wrong. Two corrections lower the ratio. If
+the judge's output at the site is k times as large on the candidate's inputs as on the reference's, the second RMSE is
+multiplied by k, because rounding grows with the output. If the probe has only n < `FEW_TOKENS` tokens, the ratio is
+divided by sqrt(`FEW_TOKENS` / n): the errors of one token share a factor, and one outlier that is rounded once may
+dominate a token.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from parity_audit.formulas.in_delta import PARTS
 
 InputsOf = Callable[[str], Collection[str]]
 READ_NORM = ("q", "k", "v", "attn_gate", *(f"delta.{part}" for part in PARTS))
-"""What is projected of the same norm: none of them stands before another."""
+"""Sites that are projections of the output of the same norm: none of them is computed from another."""
 COMPONENT_OF = {
     "embed": "embed",
     "resid_pre": "residual",
@@ -68,7 +70,7 @@ COMPONENT_OF = {
 
 
 def component_of(site: str) -> str:
-    """The component that produces a site."""
+    """The component that computes a site."""
     name = local_name(site)
     return COMPONENT_OF.get(name, name)
 
@@ -82,7 +84,7 @@ def introduced_ratios(
     *,
     dtype: str,
 ) -> dict[tuple[str, str], float]:
-    """Introduced ratio by (probe, site), wherever all four captures show the site."""
+    """The introduced ratio of every (probe, site) that all four captures show."""
     ratios: dict[tuple[str, str], float] = {}
     for probe in candidate_forced.probes:
         captures = (candidate, candidate_forced, reference, reference_forced)
@@ -97,13 +99,15 @@ def introduced_ratios(
 
 
 def _growth(rms: float, usual: float) -> float:
-    """How many times as large as the reference's what a component makes of the candidate's inputs is, at least 1: what it
-    inherits may be larger, and rounding grows with it."""
+    """The factor by which the judge's output is larger on the candidate's inputs than on the reference's, at least 1.
+
+    An error that the candidate inherits may make its inputs larger, and rounding grows with them.
+    """
     return max(1.0, rms / usual) if usual > 0.0 else 1.0
 
 
 def with_introduced(deltas: Iterable[SiteDelta], ratios: dict[tuple[str, str], float]) -> tuple[SiteDelta, ...]:
-    """The same deltas with their worst introduced ratio over the replayed probes."""
+    """The deltas, each with the largest introduced ratio of its site over the replayed probes."""
     worst: dict[str, float] = {}
     for (_, site), ratio in ratios.items():
         worst[site] = max(ratio, worst.get(site, 0.0))
@@ -113,9 +117,13 @@ def with_introduced(deltas: Iterable[SiteDelta], ratios: dict[tuple[str, str], f
 def origins(ratios: dict[tuple[str, str], float], inputs_of: InputsOf) -> dict[str, tuple[str, ...]]:
     """Every site where more error is introduced than the floor explains, with the sites that the error may come from.
 
-    These are the site itself and what it is made of without that being shown: where a probe shows attn_out and z, an error of the
-    projection between them appears at attn_out. Of several probes the one that shows most counts.
-    `inputs_of`: the sites that a site is made of.
+    Those are the site itself and the sites that it is computed from but that the probe does not show: if a probe shows
+    attn_out and z, an error of the projection between them appears at attn_out. Of several probes, the one that leaves
+    the fewest such sites counts.
+
+    Args:
+        ratios: introduced ratios by (probe, site).
+        inputs_of: returns the sites that a site is computed from.
     """
     shown: dict[str, set[str]] = {}
     for probe, site in ratios:
@@ -129,7 +137,7 @@ def origins(ratios: dict[tuple[str, str], float], inputs_of: InputsOf) -> dict[s
 
 
 def _hidden_before(site: str, shown: set[str], inputs_of: InputsOf) -> list[str]:
-    """The sites between this one and the nearest shown ones that it is made of, the nearest first."""
+    """The hidden sites between this site and the nearest shown sites that it is computed from, nearest first."""
     hidden, ahead = [], deque([site])
     while ahead:
         made = ahead.popleft()
@@ -141,8 +149,11 @@ def _hidden_before(site: str, shown: set[str], inputs_of: InputsOf) -> list[str]
 
 
 def _keeps_another(site: str, made: str, shown: set[str], inputs_of: InputsOf) -> bool:
-    """Whether a replay that goes on from a shown site leaves what is made of it as it was, since another tensor is read: of a part
-    and its whole each has a hook of its own, and what one block hands to another beside the stream (shared keys) is kept."""
+    """Whether replacing a shown site in a replay leaves `made` as it was, because `made` reads another tensor.
+
+    A part and its whole have separate hooks, so replacing one of them leaves the other as it was. A tensor that one
+    block hands to another beside the residual stream (shared keys) keeps its own value too.
+    """
     name = local_name(site)
     whole = site.removesuffix(name) + PART_OF.get(name, name)
     is_whole = name == PART_OF.get(local_name(made))
@@ -152,7 +163,7 @@ def _keeps_another(site: str, made: str, shown: set[str], inputs_of: InputsOf) -
 
 
 def suspects(ratios: dict[tuple[str, str], float]) -> dict[str, set[int | None]]:
-    """Components that introduce more error than the floor explains, with the layers where they do."""
+    """Components that introduce more error than the floor explains, with the layers in which they do."""
     found: dict[str, set[int | None]] = {}
     for site in (site for (_, site), ratio in ratios.items() if ratio > limit_of(site)):
         found.setdefault(component_of(site), set()).add(layer_of(site))

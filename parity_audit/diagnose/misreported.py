@@ -1,8 +1,9 @@
-"""Hooks that show another tensor than the one that is added to the residual stream.
+"""Find hooks that show another tensor than the one that is added to the residual stream.
 
-The judge replays the candidate's own activations. Where `attn_out` is not what the judge makes of the candidate's inputs,
-but the candidate's `resid_mid - resid_pre` is, attention is right and the hook shows something else. The sum then seems wrong
-as well (`resid_mid` is not `resid_pre + attn_out`): that is inherited from the hook and is no error of its own.
+The judge replays the candidate's own activations. If `attn_out` differs from what the judge computes from the
+candidate's inputs, but the candidate's `resid_mid - resid_pre` agrees with it, attention is right and the hook shows
+another tensor. The sum then appears wrong as well (`resid_mid` is not `resid_pre + attn_out`): it inherits this from
+the hook and has no error of its own.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ Ratios = dict[tuple[str, str], float]
 def misreported(
     own: TensorSource, replay: TensorSource, ratios: Mapping[tuple[str, str], float], dtype: str
 ) -> tuple[Finding, ...]:
-    """One finding per hook that shows something else than what is added, over its layers.
+    """One finding per hook that shows another tensor than the one that is added, with the layers where it does.
 
     Args:
+        own: the candidate's capture.
+        replay: the judge's replay of it.
         ratios: introduced ratios by (probe, site); see `diagnose.localise`.
+        dtype: the dtype in which the candidate computes.
     """
     layers: dict[str, set[int]] = {}
     for probe in own.probes:
@@ -46,7 +50,7 @@ def misreported(
 
 
 def without(ratios: Ratios, findings: tuple[Finding, ...]) -> Ratios:
-    """The ratios less those of the hooks, and of the sums that are wrong for their sake."""
+    """The ratios without those of the misreporting hooks, and of the sums that appear wrong because of them."""
     hooks = {f"blocks.{layer}.{local_name(finding.site)}" for finding in findings for layer in finding.layers or ()}
     shown = {site for _, site in ratios}
     sums = {_sum_with(hook, shown) for hook in hooks}
@@ -54,7 +58,7 @@ def without(ratios: Ratios, findings: tuple[Finding, ...]) -> Ratios:
 
 
 def _sum_with(hook: str, shown: set[str]) -> str:
-    """The sum that a hook's value enters; a parallel block has one for both."""
+    """The sum that a hook's value is added to; a parallel block has one sum for both sublayers."""
     block = hook.removesuffix(local_name(hook))
     middle = f"{block}resid_mid"
     return middle if hook.endswith("attn_out") and middle in shown else f"{block}resid_post"
@@ -67,7 +71,8 @@ def _at(identity: Identity, name: str) -> str:
 def _added(
     own: TensorSource, replay: TensorSource, probe: Probe, identity: Identity, term: str, dtype: str
 ) -> bool:  # fmt: skip
-    """Whether what the candidate adds in place of a term is what the judge makes of the candidate's inputs."""
+    """Whether the tensor that the candidate really adds in place of a term is the judge's value for the candidate's
+    inputs."""
     kept = torch.tensor(probe.mask, dtype=torch.bool)
 
     def tensor(source: TensorSource, name: str) -> Tensor:
@@ -77,7 +82,7 @@ def _added(
     total = tensor(own, identity.total)
     others = [tensor(own, name) for name in identity.terms if name != term]
     apart = total - torch.stack(others).sum(0) - tensor(replay, term)
-    # A sum is rounded at the size of the sum, which is the residual stream's.
+    # The rounding of a sum is relative to the size of the sum, here the residual stream.
     return noise_ratio(_rms(apart), 0.0, _rms(total), dtype) <= limit_of(_at(identity, term))
 
 

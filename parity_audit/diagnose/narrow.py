@@ -1,8 +1,8 @@
-"""A whole run in a narrower dtype than was asked for, named as one cause.
+"""Recognise a run that computed in a narrower dtype than was asked for, and report it as one cause.
 
-In a model that was loaded in bfloat16 every number of the residual stream is one that bfloat16 holds; under autocast every number
-that its projections return. Its components are then held to the rounding of that dtype, as in an audit in it, so that only what
-is larger is another cause.
+In a model that was loaded in bfloat16, bfloat16 represents every number of the residual stream exactly; under autocast
+it represents every number that the projections return. The components of such a run are then compared with the
+tolerance of that dtype, as if the audit had asked for it, so that only a larger error counts as another cause.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ from parity_audit.formulas.rounding import NARROW, representable
 DTYPE = "numerics.dtype"
 ROTATION = "rope.dtype"
 SETTINGS = (numerics.KNOB, DTYPE)
-"""Findings that hold of a whole run and of no constant: nothing that a reference could be given."""
+"""Knobs of findings that concern a whole run and no constant, so a reference cannot be given their value."""
 STREAM = ("resid_post",)
 PRODUCTS = ("q", "k", "v", "attn_proj", "mlp.pre", "mlp.pre_linear", "mlp_proj")
 FEWEST_PROJECTIONS = 3
-"""Projections that have to be in sight: one or two may be rounded by a fault of their own."""
+"""Number of projections that must be visible: one or two may be rounded because of a fault of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Narrow:
-    """A narrow dtype, and whether it holds the whole residual stream or only what products of matrices return."""
+    """A narrow dtype, and whether the whole residual stream is in it (`throughout`) or only the outputs of matrix
+    products."""
 
     dtype: str
     throughout: bool
 
 
 def narrow_dtype(candidate: TensorSource, reference: TensorSource, dtype: str) -> Narrow | None:
-    """The narrow dtype that holds the candidate's residual stream behind every block exactly, or the outputs of every
-    projection (as under autocast), and not the reference's; None where it is the `dtype` that was asked for."""
+    """The narrow dtype in which the candidate computes and the reference does not; None if there is none.
+
+    A dtype is recognised if it represents exactly the candidate's residual stream after every block, or the outputs of
+    every projection (as under autocast), and not the reference's. None also if it is the `dtype` that was asked for.
+    """
     probe, (_, tokens) = candidate.probes[0].name, candidate.probes[0].shape
     shared = sorted(site for site in candidate.sites(probe) & reference.sites(probe) if layer_of(site) is not None)
 
@@ -52,7 +56,7 @@ def narrow_dtype(candidate: TensorSource, reference: TensorSource, dtype: str) -
         if len({local_name(site) for site in sites}) < min(FEWEST_PROJECTIONS, len(names)):
             continue
         if dtype in NARROW and held(candidate, sites, dtype):
-            return None  # numbers of bfloat16 are numbers of float16 too where none of them is tiny
+            return None  # bfloat16 numbers that are not tiny are float16 numbers as well
         for name in NARROW:
             if held(candidate, sites, name) and not held(reference, sites, name):
                 return None if name == dtype else Narrow(dtype=name, throughout=throughout)
@@ -60,8 +64,11 @@ def narrow_dtype(candidate: TensorSource, reference: TensorSource, dtype: str) -
 
 
 def follows_from(narrow: Narrow | None, finding: Finding) -> bool:
-    """Whether a finding says no more than that one component rounds to the dtype that the whole model computes in: angles of a
-    rotation are made of no number of the run, and are right in a narrow dtype as well."""
+    """Whether a finding only says that one component rounds to the dtype in which the whole model computes.
+
+    The angles of a rotation are not computed from activations, so they may be right even in a narrow-dtype run; a
+    finding about their dtype does not follow unless it concerns the rounding of the table.
+    """
     if narrow is None:
         return False
     value, rounds = str(finding.candidate_value), finding.knob.endswith(("dtype", ".rounded"))
@@ -71,7 +78,8 @@ def follows_from(narrow: Narrow | None, finding: Finding) -> bool:
 
 
 def dtype_finding(candidate: TensorSource, reference: TensorSource, dtype: str) -> Finding | None:
-    """A whole model, or its products of matrices, in a narrow dtype as a cause, where another `dtype` was asked for; else None."""
+    """The finding that a whole model, or its matrix products, computes in a narrow dtype where another was asked for;
+    else None."""
     narrow = narrow_dtype(candidate, reference, dtype)
     if narrow is None:
         return None
@@ -86,6 +94,6 @@ def dtype_finding(candidate: TensorSource, reference: TensorSource, dtype: str) 
 
 
 def hidden_by_dtype(narrow: str) -> NotTested:
-    """What no identifier can see while the whole model rounds to a narrow dtype."""
+    """The gap that a narrow dtype leaves: causes that are smaller than its rounding cannot be seen."""
     why = f"the candidate computes in {narrow}, whose rounding hides them; run it in the dtype that was asked for to see them"
     return NotTested(what=f"other causes below {narrow}'s rounding", why=why)

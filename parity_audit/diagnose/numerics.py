@@ -1,12 +1,12 @@
-"""Arithmetic that was asked to be coarse: TF32 products named as a cause, so that nobody hunts for a bug.
+"""Report TF32 matrix products as a cause: they are a setting that coarsens arithmetic, and no bug of the port.
 
-TF32 keeps 10 bits of mantissa of each factor of a product: a factor moves by up to 2^-11 of itself, a product of
-random signs by about that share of its size, and products in a row add up as a random walk. So where TF32 is on,
-the residual stream may be off by
+TF32 keeps 10 bits of mantissa of each factor of a product. A factor moves by up to 2^-11 of itself, a sum of products
+with random signs by about that share of its size, and the errors of consecutive products add up as a random walk. So
+with TF32 on, the residual stream may be off by
 
     4 * 2^-11 * sqrt(products passed)     (relative, about 7 products per block)
 
-without any mistake. What is larger has another cause as well; what is smaller cannot be told while TF32 is on.
+without any mistake. A larger error has another cause as well; a smaller one cannot be distinguished while TF32 is on.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from parity_audit.core.types import Description, NotTested
 
 KNOB = "numerics.tf32"
 TF32_ROUNDING = dtype_eps("float16") / 2
-"""Half a step of TF32, which keeps ten bits of a factor, as float16 does."""
+"""Half a step of TF32, which keeps ten bits of mantissa, as float16 does."""
 PRODUCTS_PER_BLOCK = 7
-"""Matrix products in a row in a block: queries, scores, values, output, gate, up, down."""
+"""Consecutive matrix products in a block: queries, scores, values, output, gate, up, down."""
 
 
 def reduced_products(about: Description, device: str, dtype: str) -> bool:
@@ -37,14 +37,15 @@ def reduced_products(about: Description, device: str, dtype: str) -> bool:
 
 
 def tf32_share(site: SiteDelta) -> float:
-    """The relative error that TF32 products may leave at a site of the residual stream."""
+    """The relative error that TF32 products may cause at a site of the residual stream."""
     blocks = 1 if site.layer is None else site.layer + 1
-    # The size of a random walk is a root mean square, and norms magnify small streams.
+    # The factor `PARITY_RATIO` is there because a random walk gives only a root mean square, and norms magnify small streams.
     return PARITY_RATIO * TF32_ROUNDING * math.sqrt(PRODUCTS_PER_BLOCK * blocks)
 
 
 def of_that_size(sites: Sequence[SiteDelta]) -> bool:
-    """Whether the whole difference is what TF32 products may leave; sites inside blocks amplify and are not asked."""
+    """Whether TF32 products explain the whole difference; only residual stream and output sites (`OUTER`) are compared,
+    because sites inside blocks amplify errors."""
     deepest = max((site.layer or 0 for site in sites), default=0)
     outer = [site for site in sites if site.site.endswith(OUTER)]
     depth = math.sqrt(deepest + 1)
@@ -54,7 +55,7 @@ def of_that_size(sites: Sequence[SiteDelta]) -> bool:
 def tf32_finding(
     candidate: Description, reference: Description, sites: Sequence[SiteDelta], *, device: str, dtype: str
 ) -> Finding | None:
-    """The setting as a cause, None where the candidate multiplies in full float32."""
+    """The finding that the candidate uses TF32; None if it multiplies in full float32."""
     if not reduced_products(candidate, device, dtype):
         return None
     worst = max(sites, key=lambda site: site.rel, default=None)
@@ -71,6 +72,6 @@ def tf32_finding(
 
 
 def hidden_by_tf32() -> NotTested:
-    """What no identifier can see while TF32 is on."""
+    """The gap that TF32 leaves: causes that are smaller than its rounding cannot be seen."""
     why = "products in TF32 leave errors of this size by themselves; run again with TF32 off to see smaller causes"
     return NotTested(what="other causes below TF32's rounding", why=why)

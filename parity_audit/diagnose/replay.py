@@ -1,11 +1,12 @@
-"""What each component introduces: the judge on a side's own inputs, with assumptions about its code tested first.
+"""Compute the error that each component introduces, by running the judge on each side's own inputs.
 
-A tensor that rests on an assumption (`SiteTap.assumes`: rotated queries, scores, pattern) is put into the judge like any
-other. Where the assumption does not hold, the judge is misled: given queries that were multiplied by the scale already, it
-multiplies them again, and everything behind them seems wrong. So where such a tensor seems wrong, the judge runs again
-without any of them, from what modules give the attention to what modules take from it. A block in which it then arrives
-at the candidate's own result has the right attention, whatever its tensors look like: they are left out there. In a narrow
-dtype another attention may arrive at that result too (see `compare.attending`), which is asked of these tensors themselves.
+A tensor whose meaning rests on an assumption about the candidate's code (`SiteTap.assumes`: rotated queries, scores,
+pattern) is given to the judge like any other. If the assumption is false, the judge is misled: given queries that were
+already multiplied by the scale, it multiplies them again, and every later site seems wrong. So if such a tensor seems
+wrong, the judge runs again without any of them, from the inputs of the attention to its output. If the judge then
+arrives at the candidate's own result in a block, the attention of that block is right, whatever these tensors show, and
+they are left out there. In a narrow dtype a different attention may arrive at that result too, so there the tensors
+themselves are checked as well (see `compare.attending`).
 """
 
 from __future__ import annotations
@@ -30,25 +31,31 @@ from parity_audit.diagnose.routing import choices_of_replay
 from parity_audit.formulas.rounding import NARROW
 
 BEHIND_ATTENTION = ("z", "z_gated", "attn_proj", "attn_out", "resid_mid", "resid_post")
-"""Sites that show the attention's result, nearest first."""
+"""Sites that show the result of attention, the nearest first."""
 
 Choose = Callable[[SiteTap, Probe], bool]
 Ratios = dict[tuple[str, str], float]
 Replays = dict[tuple[object, ...], Capture]
-"""Replays by what was put into the judge: a run, its tensors, and the probes."""
+"""Replays, by the judge and what was given to it: a capture, its tensors, and the probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """The same probes on every side. `definition` stands beside a reference that departs from it."""
+    """The captures of the same probes on every side.
+
+    `definition` is given if the reference does not compute the same function as the definition.
+    """
 
     candidate: Capture
     reference: Capture
     definition: Capture | None
 
     def alike(self) -> Sides:
-        """Without tensors of the candidate that rest on an assumption and have other axes than the reference's, or that the
-        reference shows of no layer."""
+        """Leave out tensors of the candidate that rest on an assumption and cannot be compared with the reference's.
+
+        They cannot be compared if the reference's tensor has another shape, or if the reference shows that site in no
+        layer.
+        """
         shown = {(probe, local_name(site)) for probe, site in self.reference.entries}
 
         def usable(entry: Entry) -> bool:
@@ -60,7 +67,7 @@ class Sides:
         return replace(self, candidate=self.candidate.where(usable))
 
     def without(self, sites: frozenset[str]) -> Sides:
-        """These captures without some sites."""
+        """The captures of all sides without these sites."""
         definition = None if self.definition is None else self.definition.without(sites)
         return Sides(
             candidate=self.candidate.without(sites), reference=self.reference.without(sites), definition=definition
@@ -69,8 +76,11 @@ class Sides:
 
 @dataclass(frozen=True, kw_only=True)
 class Judging:
-    """Who replays in float64, where the replays go, and what was `made` before for the same judge. `route`: what the routers
-    of experts make of their logits, None where there are none or in a dtype that leaves their choices to chance."""
+    """The judge that replays in float64, the folder for replays, and the replays already `made` for the same judge.
+
+    `route` computes the weights of the experts from the routers' logits. It is None if the model has no routers, or in
+    a dtype in which rounding decides too many of their choices.
+    """
 
     judge: Session
     dtype: str
@@ -81,7 +91,8 @@ class Judging:
 
 @dataclass(frozen=True, kw_only=True)
 class Introduced:
-    """The ratio of every (probe, site), the judge on the candidate's own inputs, and the sides without what is left out."""
+    """The introduced ratio of every (probe, site), the judge's replay on the candidate's own inputs, and the sides
+    without the tensors that were left out."""
 
     ratios: Ratios
     replayed: Capture
@@ -91,7 +102,7 @@ class Introduced:
 def introduced(
     judging: Judging, probes: Sequence[Probe], sides: Sides, name: str, choose: Choose = wanted
 ) -> Introduced:
-    """What every component introduces on these probes."""
+    """Compute the error that every component introduces on these probes."""
     sides = sides.alike()
     ratios, replayed = _replay(judging, probes, sides, name, choose)
     doubtful = _doubtful(sides.candidate, ratios)
@@ -113,9 +124,10 @@ def introduced(
 
 
 def _replay(judging: Judging, probes: Sequence[Probe], own: Sides, name: str, choose: Choose) -> tuple[Ratios, Capture]:
-    """The introduced ratios that follow from the judge on each side's own inputs, and the judge on the candidate's.
+    """The introduced ratios from the judge's replays on each side's own inputs, and the replay of the candidate.
 
-    Where a definition stands beside a reference that departs from it, the larger ratio of the two sides counts.
+    If a definition is given because the reference departs from it, the reference's ratios are computed as well, and the
+    larger ratio of the two sides counts.
     """
 
     def forced(side: str, capture: Capture, rounding: Pair[Capture] | None = None) -> Capture:
@@ -158,7 +170,7 @@ def _doubtful(capture: Capture, ratios: Mapping[tuple[str, str], float]) -> set[
 
 
 def _attention_is_right(whole: Mapping[tuple[str, str], float], layer: int | None) -> bool:
-    """Whether the nearest visible result of a block's attention is what the judge makes of the block's own inputs."""
+    """Whether the nearest visible result of a block's attention agrees with the judge's on the block's own inputs."""
     for name in BEHIND_ATTENTION:
         site = f"blocks.{layer}.{name}"
         seen = [ratio for (_, other), ratio in whole.items() if other == site]

@@ -1,6 +1,6 @@
-"""What a model returns, beside what its logits hook shows: where they differ, which of them is right, and by what.
+"""Compare the value that a model returns with its logits hook: if they differ, find which of them is right, and how.
 
-Nothing can be replayed behind the last hook, so the returned value is held against the hooked one of the same run.
+Nothing after the last hook can be replayed, so the returned value is compared with the hooked one of the same run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ NO_PATCH = {
 
 
 def returned_findings(capture: TensorSource, comparison: Comparison, dtype: str) -> tuple[list[Finding], list[str]]:
-    """What is wrong with the returned value beyond its hooks, and warnings about hooks that show something else."""
+    """Findings about the returned value, where its error is not already in the hooks, and warnings about a misleading
+    logits hook."""
     findings = [] if comparison.misshapen_output is None else [_of_shape(comparison.misshapen_output)]
     apart = list(_apart(capture, dtype))
     if not apart:
@@ -65,7 +66,7 @@ def _finding(message: str, said: str, far: float, probes: str) -> Finding:
 
 
 def _of_shape(misfit: Misfit) -> Finding:
-    """Another width of the vocabulary, or another shape altogether."""
+    """The finding that the returned logits have another vocabulary size, or another shape altogether."""
     width = misfit.only_vocabulary
     expected, found = (misfit.expected[-1], misfit.found[-1]) if width else (list(misfit.expected), list(misfit.found))
     return Finding(
@@ -76,7 +77,8 @@ def _of_shape(misfit: Misfit) -> Finding:
 
 
 def _apart(capture: TensorSource, dtype: str) -> Iterator[tuple[Probe, Tensor, Tensor]]:
-    """Probes on which the returned value is not the hooked one, with both, `[token d_vocab]` at the real tokens."""
+    """Yield the probes on which the returned and the hooked logits differ, with both, `[token d_vocab]` at the real
+    tokens."""
     for probe in capture.probes:
         if not capture.sites(probe.name).issuperset(OUTPUTS):
             continue
@@ -95,7 +97,7 @@ def _far(a: Tensor, b: Tensor, dtype: str) -> bool:
 
 
 def changed_by(hooked: list[Tensor], returned: list[Tensor], dtype: str) -> str:
-    """How the returned logits `[token d_vocab]` follow from the hooked ones, in words."""
+    """Describe in words how the returned logits `[token d_vocab]` follow from the hooked ones."""
     x, y = torch.cat(hooked), torch.cat(returned)
     low, high = float(y.min()), float(y.max())
     if not _far(x.clamp(low, high), y, dtype):

@@ -1,8 +1,9 @@
-"""Runs of the reference and its judge that send tokens to the experts that another side sent them to, where rounding decides.
+"""Run the reference and its judge again with the experts that another side chose, where rounding decides the choice.
 
-See `compare.choices`: such a token, and all that follows from it, can only be compared with a run of the same choice. So the judge,
-and with it the reference, runs those probes again with the router's weights replaced at those tokens alone. Every other token's
-experts stay the program's own, and a choice that rounding does not explain stays an error.
+A token that goes to other experts because of rounding, and every later value that depends on it, can only be compared
+with a run of the same choice (see `compare.choices`). So the judge, and with it the reference, runs those probes again
+with the router's weights replaced at those tokens alone. The experts of every other token remain the program's own, and
+a choice that rounding does not explain remains an error.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from parity_audit.specs.view import knob_values
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """Both runs with the choices of a side, and what is said about it: one line per probe."""
+    """Both runs with the choices of a side, and one line for the report per probe that was run again."""
 
     pair: Pair[Capture]
     told: tuple[str, ...]
 
 
 def route_of(plan: SidePlan) -> Route | None:
-    """What the routers of the architecture make of their logits; None where it has none, and in narrow dtypes."""
+    """The function from router logits to expert weights of this architecture; None without routers and in narrow
+    dtypes."""
     if plan.dtype != DTYPE or "moe.top_k" not in knob_values(plan.spec, plan.config):
         return None
     stored = CheckpointTensors(Path(plan.checkpoint.path))
@@ -57,11 +59,14 @@ def follow(
     session: Session, pair: Pair[Capture], side: Capture, probes: Sequence[Probe], out: Path, *,
     before_runs: Callable[[], None] | None = None,
 ) -> Followed:  # fmt: skip
-    """The judge and the native run of `session` with the choices of experts that `side` made where rounding decides.
+    """Run the judge, and the native run of `session`, with the experts that `side` chose where rounding decides.
+
+    One layer of each probe is changed per round, since a changed choice may change the logits of later routers.
 
     Args:
         session: the program that ran both captures of `pair`, in float64 and natively.
-        side: the capture that the pair is to be compared with; of `pair.floor` itself only the judge is run again.
+        side: the capture that the pair is to be compared with; if it is `pair.floor` itself, only the judge is run
+            again.
         before_runs: called once, before the first run.
 
     Raises:
@@ -71,7 +76,7 @@ def follow(
     imposed: dict[str, dict[str, str]] = {}
     told: dict[str, list[str]] = {}
     left = list(probes) if route is not None else []
-    for number in count():  # one layer of each probe in a round; none is followed twice
+    for number in count():  # one layer of each probe per round; no layer is changed twice
         rounding = pair if side is pair.floor else start
         made = {
             probe.name: _first_choice(side, pair.judge, rounding, probe, route, imposed.get(probe.name, {}))
@@ -99,7 +104,10 @@ def follow(
 def _first_choice(
     side: Capture, judge: Capture, rounding: Pair[Capture], probe: Probe, route: Route | None, done: Mapping[str, str]
 ) -> OtherChoice | None:
-    """The other choice of the first layer that has one; None where it was followed before, and does not explain that layer."""
+    """The differing choice of the first layer that has one.
+
+    None if there is none, or if that layer's choice was already imposed and still differs.
+    """
     if route is None or not side.sites(probe.name):
         return None
     first = next(other_choices(side, judge, rounding, probe.as_captured(), route), None)
@@ -110,9 +118,12 @@ def choices_of_replay(
     side: Capture, replay: Capture, rounding: Pair[Capture] | None, probes: Sequence[Probe], route: Route | None, out: Path,
     dtype: str,
 ) -> Files:  # fmt: skip
-    """What to impose on one more replay on a side's own inputs: the side's choices in every layer, as none inherits another's.
+    """The router weights to impose on another replay on a side's own inputs: the side's choices in every layer.
 
-    `rounding` shows how far logits are rounded, None where the side itself is the one that does; `dtype` is what a side computes in.
+    All layers are done at once, because in such a replay no layer inherits another layer's choice.
+
+    `rounding` shows by how much logits are rounded; None if `side` itself is the run that shows it. `dtype` is the
+    dtype in which `side` computes.
     """
     if route is None:
         return {}
@@ -125,7 +136,8 @@ def choices_of_replay(
 
 
 def _written(choice: OtherChoice, probe: Probe, folder: Path) -> str:
-    """The file of the weights of one layer: NaN but at the tokens that go to other experts."""
+    """Write the expert weights of one layer to a file and return its path; they are NaN except at tokens with another
+    choice."""
     batch, length = probe.shape
     whole = torch.full((batch, length, choice.weights.shape[-1]), torch.nan, dtype=torch.float64)
     columns = torch.tensor(probe.kept) if probe.kept else torch.arange(length)

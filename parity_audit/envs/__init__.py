@@ -1,1 +1,1 @@
-"""Isolated environments: recipes as data, built with uv, named by the hash of what they are."""
+"""Isolated Python environments for backends, built with uv from recipes (data) and named by a hash of their content."""

@@ -1,4 +1,7 @@
-"""Environments that are never half-installed: hash-named, locked, staged, checked, then renamed into place."""
+"""Build environments so that an unfinished one is never used: each is named by a hash, built under a lock and checked.
+
+An environment counts as finished only when its info file exists, which is written last.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ MAIN_PACKAGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """An interpreter that can run one backend. `same` is the interpreter parity-audit itself runs on."""
+    """An interpreter that can run one backend. `same` is true if it is the interpreter that runs parity-audit itself."""
 
     python: str
     key: str
@@ -46,17 +49,18 @@ class Environment:
 
     @property
     def env_vars(self) -> dict[str, str]:
-        """Environment variables every worker gets."""
+        """The environment variables that every worker gets."""
         return dict(OFFLINE)
 
 
 def python_for(
     ref: BackendRef, *, device: str = "cpu", allow_install: bool = True, progress: Progress = SILENT
 ) -> Environment:
-    """The running interpreter where it satisfies the request, else a cached or new environment.
+    """Return the running interpreter if it has the requested backend and release, else a cached or new environment.
 
     Raises:
-        EnvFailed: none exists and none may be made, or the recipe does not resolve or does not start.
+        EnvFailed: there is no such environment and none may be made, or the recipe cannot be resolved, or the new
+            environment does not start.
     """
     if ref.name == LIVE:
         return Environment(python=sys.executable, key=f"{LIVE}-{ref.target}", same=True, backend_key=PORT, version="")
@@ -87,7 +91,7 @@ def python_for(
 
 
 def _spec_environment(ref: BackendRef) -> Environment:
-    """The running interpreter: a spec is run by this program's own formulas. Raises UsageError for another version."""
+    """Return the running interpreter, because this program's own formulas run a spec. Raises UsageError for another version."""
     recipe_for(ref)
     return Environment(
         python=sys.executable, key=f"{SPEC}-{__version__}", same=True, backend_key=SPEC, version=__version__
@@ -95,10 +99,10 @@ def _spec_environment(ref: BackendRef) -> Environment:
 
 
 def _port_environment(ref: BackendRef, *, device: str, allow_install: bool, progress: Progress) -> Environment:
-    """The interpreter a port runs on: that of `env=BACKEND`, `python=PATH`, or the running one.
+    """Return the interpreter for a port: that of `env=BACKEND`, that of `python=PATH`, or the running one.
 
-    Its key holds the function and the text of the port's file and its neighbours, so that another port, or an edited
-    one, is captured again.
+    Its key includes a hash of the function's name and of the Python files in the port's folder, so that another port,
+    or an edited one, is captured again.
     """
     file, _, function = str(ref.target).rpartition(":")
     digest = _digest_of(Path(file), function)
@@ -112,7 +116,7 @@ def _port_environment(ref: BackendRef, *, device: str, allow_install: bool, prog
 
 
 def _digest_of(file: Path, function: str) -> str:
-    """A name for a function in a file, and for everything that the file can import from its own folder."""
+    """Return a hash of a function's name, its file, and every Python file in the same folder, which the file can import."""
     digest = hashlib.sha256(f"{file.name}:{function}".encode())
     for module in sorted({file, *file.parent.glob("*.py")}):
         digest.update(module.read_bytes())
@@ -120,7 +124,7 @@ def _digest_of(file: Path, function: str) -> str:
 
 
 def installed_here(backend: str) -> str | None:
-    """The release of a backend in the running interpreter."""
+    """Return the release of a backend in the running interpreter; None if it is not installed."""
     try:
         return importlib.metadata.version(MAIN_PACKAGES[backend])
     except importlib.metadata.PackageNotFoundError:
@@ -128,17 +132,17 @@ def installed_here(backend: str) -> str | None:
 
 
 def envs_root() -> Path:
-    """Where environments live."""
+    """Return the directory of all environments."""
     return cache_root() / "envs"
 
 
 def is_ready(folder: Path) -> bool:
-    """Finished environments carry their info file, which is written last, and an interpreter."""
+    """Return whether an environment is finished: it has an interpreter and its info file, which is written last."""
     return bool(_info(folder)) and (folder / "bin" / "python").exists()
 
 
 def _info(folder: Path) -> dict[str, Any]:
-    """What an environment holds, as it was written when it was finished; empty where it was not or cannot be read."""
+    """Return the info file of an environment; empty if the environment is unfinished or the file cannot be read."""
     try:
         found = json.loads((folder / INFO).read_text())
     except (OSError, ValueError):
@@ -148,7 +152,11 @@ def _info(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Damaged:
-    """An environment and what is wrong with it. `inode` tells the one that was looked at from one made since."""
+    """An environment and what is wrong with it.
+
+    `inode` is that of the folder when it was examined, so that an environment that was made again since can be
+    recognised.
+    """
 
     folder: Path
     why: str
@@ -156,17 +164,17 @@ class Damaged:
 
     @staticmethod
     def of(folder: Path, why: str) -> Damaged:
-        """What was found just now."""
+        """Return the damage of the environment that is at `folder` now."""
         return Damaged(folder, why, folder.stat().st_ino)
 
     def set_aside(self) -> None:
-        """Move it out of the way, unless another process has made it again meanwhile."""
+        """Move the damaged environment away, unless another process has made it again in the meantime."""
         if self.folder.is_dir() and self.folder.stat().st_ino == self.inode:
             set_aside(self.folder, what="environment", why=self.why)
 
 
 def environment_of(recipe: Recipe) -> Path | None:
-    """The finished environment of a recipe, with the very versions that it was resolved to; None where there is none."""
+    """Return the finished environment of a recipe with the exact versions that the recipe was resolved to; None if there is none."""
     resolution = known_resolution(recipe)
     folder = envs_root() / recipe.key_with(resolution.pins) if resolution else None
     return folder if folder is not None and is_ready(folder) else None
@@ -174,23 +182,27 @@ def environment_of(recipe: Recipe) -> Path | None:
 
 @cache
 def _quick_damage(folder: Path) -> str:
-    """What is missing or has another size, looked for once in the life of this process."""
+    """Return the first file that is missing or has another size, in words; each process checks an environment only once."""
     return damage_of(folder, whole=False)
 
 
 def damage_of(folder: Path, *, whole: bool) -> str:
-    """The first file that is not what a fresh installation has there, in words; empty when none is."""
+    """Return the first file that differs from a fresh installation, in words; empty if none does.
+
+    Args:
+        whole: compare hashes, and not only sizes.
+    """
     return in_words(damage(folder, whole=whole, accepted=_info(folder).get("unlike_record", ())))
 
 
 def create(recipe: Recipe, progress: Progress = SILENT, *, damaged: Damaged | None = None) -> Path:
-    """Build an environment, check that it starts, and put it in place.
+    """Build the environment of a recipe, check that it starts, and return its folder.
 
     Args:
-        damaged: an environment of this recipe that has to be set aside first.
+        damaged: a damaged environment of this recipe, which is moved away first.
 
     Raises:
-        EnvFailed: uv cannot resolve or install it, or the health check fails; nothing is left behind.
+        EnvFailed: uv cannot resolve or install it, or the health check fails; no unfinished environment is left.
     """
     root = envs_root()
     try:
@@ -226,10 +238,11 @@ def _create_locked(recipe: Recipe, resolution: Resolution, folder: Path, progres
 
 
 def _install(recipe: Recipe, resolution: Resolution, folder: Path, progress: Progress) -> list[str]:
-    """Make the environment and run its health check; returns files that are not what their package's RECORD says.
+    """Make the environment, run its health check, and return the files that differ from the RECORD of their package.
 
-    uv links files from its own cache, so that what is written to one is in both: where hashes differ, everything is
-    installed again without that cache. What differs then as well is the package's own mistake.
+    uv links files from its own cache, so a file that was modified in one environment is modified in the cache too. If
+    hashes differ, everything is therefore installed again without that cache. A file that still differs is a mistake in
+    the package itself.
     """
     name = f"{recipe.package} {recipe.version}"
     progress.update("environment", f"{name}: creating")
@@ -251,7 +264,7 @@ def _install(recipe: Recipe, resolution: Resolution, folder: Path, progress: Pro
 
 
 def _put_files(recipe: Recipe, folder: Path) -> None:
-    """What the recipe adds beside the packages, in this environment and no other."""
+    """Write the files that the recipe adds to the installed packages of this environment."""
     for packages in folder.glob("lib/python*/site-packages") if recipe.files else ():
         for name, text in recipe.files:
             path = packages / name
@@ -260,7 +273,7 @@ def _put_files(recipe: Recipe, folder: Path) -> None:
 
 
 def list_envs() -> list[tuple[str, str, int]]:
-    """(key, backend, bytes) of every finished environment."""
+    """Return (key, backend, bytes on disk) of every finished environment."""
     found = []
     for folder in sorted(envs_root().glob("*/")):
         if is_ready(folder):
@@ -270,10 +283,10 @@ def list_envs() -> list[tuple[str, str, int]]:
 
 
 def remove_env(key: str) -> None:
-    """Delete one environment, finished or half-made, by the name of its folder.
+    """Delete one environment, finished or not, by the name of its folder.
 
     Raises:
-        UsageError: it is not the name of an environment; paths are not names.
+        UsageError: there is no environment of that name (a path is not a name), or it is in use.
     """
     root = envs_root()
     known = {folder.name: folder for folder in root.glob("*/") if not folder.is_symlink()}
@@ -292,12 +305,12 @@ def remove_env(key: str) -> None:
 
 
 def use_lock(folder: Path) -> Path:
-    """The file that is locked, shared, for as long as something runs in an environment."""
+    """Return the file on which a shared lock is held while something runs in an environment."""
     return folder.parent / f"{folder.name}.use"
 
 
 def default_candidates(device: str, *, install: bool) -> list[BackendRef]:
-    """Every candidate backend that can run here: installed, cached, or allowed to be installed."""
+    """Return the candidate backends that can run here: those that are installed or cached, or all if `install` is true."""
     refs = [BackendRef(name="transformer_lens"), BackendRef(name="vllm")]
     return [ref for ref in refs if install or _exists(ref, device)]
 

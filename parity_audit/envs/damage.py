@@ -1,7 +1,8 @@
-"""Whether the files of an environment are those that its packages were installed with.
+"""Check that the files of an environment are those that its packages were installed with.
 
-Every installed package has a RECORD: the sha256 and size of each of its files. Sizes are compared when an environment is about
-to be used (a fraction of a second); hashes when it was just made, and when what runs in it fails.
+Every installed package has a RECORD with the sha256 and size of each of its files. Sizes are compared before an
+environment is used, which takes a fraction of a second; hashes are compared after it was made, and after a failure of a
+program that runs in it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ RECORDS = "lib/python*/site-packages/*.dist-info/RECORD"
 
 
 def damage(folder: Path, *, whole: bool, accepted: Collection[str] = ()) -> dict[str, str]:
-    """What is wrong, by the name of the file; empty when nothing is. A file of two packages is right for either.
+    """Return what is wrong with each damaged file, by its path; empty if no file is damaged.
+
+    A file that two packages list is right if it matches either of them.
 
     Args:
-        whole: compare hashes, and not sizes alone.
-        accepted: names of files that a fresh installation has like that too.
+        whole: compare hashes, and not only sizes.
+        accepted: files that differ in a fresh installation too, and that are therefore not reported.
     """
     expected: dict[Path, set[tuple[str, int]]] = {}
     wrong: dict[str, str] = {}
@@ -45,7 +48,7 @@ def damage(folder: Path, *, whole: bool, accepted: Collection[str] = ()) -> dict
 
 
 def in_words(wrong: dict[str, str]) -> str:
-    """The first file that is wrong; empty when none is."""
+    """Return the first damaged file and what is wrong with it; empty if there is none."""
     return next((f"{name} {why}" for name, why in sorted(wrong.items())), "")
 
 
@@ -60,7 +63,7 @@ def _wrong(path: Path, known: set[tuple[str, int]], *, whole: bool) -> str:
 
 
 def _digest(path: Path) -> str:
-    """The sha256 of a file as RECORD writes it."""
+    """Return the sha256 of a file in the notation of RECORD."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""Environments while they are used: kept from being deleted, and made again where they turn out to be damaged."""
+"""Protect environments from deletion while they are used, and rebuild an environment that turns out to be damaged."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from parity_audit.envs.uv import run
 OTHER_CAUSES = frozenset({
     ENGINE_SETTING, CannotRun.default_code, "bad-weights", "missing-tensors", "name-not-in-release", "out-of-memory", "disk-full",
 })  # fmt: skip
-"""Codes of failures that say what is wrong, and it is not the environment: comparing its files and trying its imports takes half a
-minute."""
+"""Codes of failures whose cause is known not to be the environment. For these its files are not compared and its
+imports not tried, which would take half a minute."""
 
 
 def folder_of(environment: Environment) -> Path | None:
-    """The folder of an environment that was made here; None for interpreters of the user's own."""
+    """Return the folder of an environment that parity-audit made; None for any other interpreter."""
     folder = Path(environment.python).parents[1]
     return folder if folder.parent == envs_root() and environment.python != sys.executable else None
 
 
 def use(environment: Environment) -> Lock | None:
-    """Keep an environment from being removed until the lock is released; None for one that is not ours."""
+    """Return a lock that protects an environment from removal until it is released; None if parity-audit did not make it."""
     folder = folder_of(environment)
     return None if folder is None else hold(use_lock(folder), shared=True)
 
@@ -36,12 +36,12 @@ def healed(
     failure: NotJudged, ref: BackendRef, environment: Environment, *,
     device: str, install: bool = True, progress: Progress = SILENT,
 ) -> bool:  # fmt: skip
-    """Whether the environment, in which something just failed, was damaged and has been made again.
+    """After a failure in an environment, rebuild it if it is damaged; return whether that was the case.
 
-    Every file is compared with the hash that its package was installed with, then the health check is run.
+    Every file is compared with the hash in the RECORD of its package, then the health check is run.
 
     Raises:
-        EnvFailed: it is damaged and may not or cannot be made again.
+        EnvFailed: the environment is damaged, and it must not (`install` is false) or cannot be made again.
     """
     folder = folder_of(environment)
     if folder is None or failure.code in OTHER_CAUSES:

@@ -1,4 +1,4 @@
-"""What this machine can run, found out without starting an engine."""
+"""Find out what this machine can run, without starting an engine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from parity_audit.envs.recipes import recipe_for, table
 
 
 def health() -> list[tuple[str, bool, str]]:
-    """(name, ok, why) of every backend and of what they need."""
+    """Return (name, ok, explanation) for every backend and for uv, the cache, CUDA and memory."""
     return [*(_backend(name) for name in table()["backends"]), _uv(), _cache(), _cuda(), _memory()]
 
 
 def _backend(name: str) -> tuple[str, bool, str]:
-    """A backend, and of one that runs here in another way than elsewhere, which."""
+    """Return the row of one backend.
+
+    The explanation says where the backend is installed and, if it runs differently here than on other devices, how.
+    """
     path = table()["backends"][name].get("path", "")
     return name, True, "; ".join(part for part in (_where(name), path) if part)
 

@@ -1,6 +1,7 @@
-"""The locks of tested releases: `python -m parity_audit.envs.lock` resolves each as of its day, and writes what is shipped.
+"""Write the lock files of tested releases, which are shipped: `python -m parity_audit.envs.lock`.
 
-torch, and the CUDA libraries that it brings, are left out: which build is installed depends on the machine.
+Each release is resolved with the dependencies of the day on which it was uploaded. torch and its CUDA libraries are
+left out, because the build to install depends on the machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from parity_audit.envs.resolve import Resolution, resolve
 
 
 def write_locks(folder: Path) -> list[Path]:
-    """One file per tested release: `name==version` of everything but torch. Raises EnvFailed where one does not resolve."""
+    """Write one file per tested release with `name==version` of all packages but torch, and return the files.
+
+    Raises EnvFailed if a release cannot be resolved.
+    """
     folder.mkdir(exist_ok=True)
     known = [(name, version) for name, entry in table()["backends"].items() for version in entry["known"]]
     return [_write(BackendRef(name=name, version=version), folder) for name, version in known]
@@ -28,7 +32,7 @@ def _write(ref: BackendRef, folder: Path) -> Path:
 
 
 def without_torch(resolution: Resolution) -> list[str]:
-    """The pins that hold for every build of torch."""
+    """Return the pins that are valid for every build of torch."""
     return [pin for pin in resolution.pins if not pin.startswith(("torch==", "triton==", "nvidia-", "cuda-"))]
 
 

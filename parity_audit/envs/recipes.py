@@ -1,4 +1,4 @@
-"""From a BACKEND to a recipe: which packages, pinned how, and how we know that the result works."""
+"""The recipe of a backend's environment: its packages, their pins, and the check that the environment works."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ BRIDGE_FROM = Version("3.0")
 LOCKS = "locks"
 FILES = "files"
 ADDED = ("alone", "files")
-"""Fields that most recipes leave empty, and that do not change the names of their environments then."""
+"""Fields that are empty in most recipes. An empty one is left out of the hash, so it does not change the environment's name."""
 SPEC = "spec"
-"""The backend that runs a spec: it has no environment of its own."""
+"""The backend that runs a spec; it has no environment of its own."""
 SERVED = "served"
-"""What asks a server that the user runs; it needs no engine here."""
+"""The backend that sends requests to a server that the user runs; it needs no engine here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides what is in an environment.
+    """Everything that determines the content of an environment.
 
-    `alone` are pins of packages that are installed without what they ask for; `files` (name, text) are put beside the packages.
+    `alone` are pins of packages that are installed without their dependencies; `files` (name, text) are written beside
+    the packages.
     """
 
     backend: str
@@ -52,11 +53,11 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """A readable name, different for different contents."""
+        """A readable name with a hash of the recipe's content."""
         return self.key_with(())
 
     def key_with(self, pins: Sequence[str]) -> str:
-        """The same for a recipe and the versions that it was resolved to."""
+        """Return the same kind of name for a recipe together with the versions that it was resolved to."""
         own = {key: value for key, value in asdict(self).items() if value or key not in ADDED}
         content = json.dumps([own, list(pins)], sort_keys=True)
         return f"{self.package}-{self.version}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
@@ -64,16 +65,16 @@ class Recipe:
 
 @cache
 def table() -> dict[str, Any]:
-    """The recipes as data."""
+    """Return the content of recipes.json."""
     loaded: dict[str, Any] = json.loads(files("parity_audit.envs").joinpath("recipes.json").read_text())
     return loaded
 
 
 def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
-    """The recipe of a backend; an unlisted version takes the recipe of its release line.
+    """Return the recipe of a backend; a version that is not listed gets the recipe of its release line.
 
     Raises:
-        UsageError: the version is not a version.
+        UsageError: the version cannot be parsed, or a spec asks for another version than that of this parity-audit.
     """
     if ref.name == SPEC and ref.version not in (None, __version__):
         raise UsageError(f"`{ref}`: this parity-audit is {__version__}", code="backend-version", hint=f"write `{SPEC}`")
@@ -102,20 +103,23 @@ def recipe_for(ref: BackendRef, device: str = "cpu") -> Recipe:
 
 
 def _for_settings(entry: dict[str, Any], ref: BackendRef) -> Iterator[str]:
-    """What some settings need beside the engine; an environment without them is another one."""
+    """Yield the packages that the given settings need in addition to the engine.
+
+    They are part of the recipe, so the environment differs from one without them.
+    """
     for setting, packages in entry.get("settings", {}).items():
         if ref.settings.get(setting) is not None:
             yield from packages
 
 
 def _lock(name: str) -> tuple[str, ...]:
-    """`name==version` of a tested release's dependencies, as they are shipped; none for a release without a lock."""
+    """Return the shipped pins `name==version` of a tested release's dependencies; empty for a release without a lock file."""
     path = files("parity_audit.envs") / LOCKS / name
     return tuple(path.read_text().split()) if path.is_file() else ()
 
 
 def _files(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Path and text of every file that an environment gets beside its packages."""
+    """Return the path and text of every file that is written into an environment beside its packages."""
     root = files("parity_audit.envs").joinpath(FILES)
     return tuple(
         (path, root.joinpath(name, *path.split("/")).read_text()) for name in names for path in table()["files"][name]
@@ -123,13 +127,13 @@ def _files(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def port_environment(ref: BackendRef) -> BackendRef | None:
-    """The backend whose environment a port asks for with `env=`, None for the interpreter of its own choice."""
+    """Return the backend whose environment a port requests with `env=`; None if it does not."""
     wanted = ref.settings.get("env")
     return None if wanted is None else parse_backend(str(wanted))
 
 
 def parse_version(text: str, ref: BackendRef) -> Version:
-    """A version, or an error that names the option."""
+    """Return the parsed version; raise UsageError, which names the backend, if the text is not a version."""
     try:
         return Version(text)
     except InvalidVersion:
@@ -139,7 +143,11 @@ def parse_version(text: str, ref: BackendRef) -> Version:
 
 
 def backend_key(ref: BackendRef, version: str) -> str:
-    """Which implementation runs a release: TransformerLens had HookedTransformer before 4.0, both in 3.x, then the bridge."""
+    """Return the implementation that runs a release of a backend.
+
+    It is the backend's name, except for TransformerLens: HookedTransformer before 4.0, the bridge from 4.0 on, and in
+    3.x either of them (`api=bridge` for the bridge).
+    """
     if ref.name != "transformer_lens":
         return ref.name
     wants_bridge = ref.settings.get("api") == "bridge"

@@ -1,4 +1,4 @@
-"""Which releases of a package there are, and when each was uploaded: asked of uv, so of the index that the user has set."""
+"""Find the releases of a package and their upload dates. uv is asked, so the answer comes from the index that the user has set."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Indexed:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """One release; `date` (ISO) is the first day of its files, "" where the index does not say."""
+    """One release; `date` (ISO) is the first day on which its files were uploaded, "" if the index does not tell."""
 
     version: str
     date: str
 
 
 def indexed(requirement: str, python: str, *, what: str) -> Indexed:
-    """What the index has for a requirement, for this version of Python.
+    """Return the newest release in the index that satisfies a requirement and can be installed for this version of Python.
 
     Raises:
-        EnvFailed: nothing satisfies it; the message begins with `what`.
+        EnvFailed: no release satisfies it; the message begins with `what`.
     """
     lock = run_uv(
         "pip", "compile", "--quiet", "--no-deps", "--format", "pylock.toml", "--python-version", python, "-",
@@ -49,9 +49,9 @@ def indexed(requirement: str, python: str, *, what: str) -> Indexed:
 
 
 def releases_between(package: str, first: str, last: str, python: str, progress: Progress = SILENT) -> list[Release]:
-    """Every release from `first` to `last`, both included, that this Python can install, by version.
+    """Return every release from `first` to `last`, both included, that this Python can install, sorted by version.
 
-    Pre-releases are left out, unless one is named.
+    Pre-releases are left out, unless `first` or `last` is one.
 
     Raises:
         EnvFailed: the index does not have `first` or `last`.
@@ -67,13 +67,13 @@ def releases_between(package: str, first: str, last: str, python: str, progress:
 
 
 def by_date(releases: list[Release]) -> tuple[list[Release], bool]:
-    """The releases by the day of their upload, and whether every day is known; by version where one is not."""
+    """Return the releases sorted by upload date, and whether all dates are known; if not, they are sorted by version."""
     known = all(release.date for release in releases)
     return sorted(releases, key=lambda one: (one.date if known else "", Version(one.version))), known
 
 
 def _older(package: str, first: str, newest: Release, python: str) -> Iterator[Release]:
-    """From the release before the newest down to `first`."""
+    """Yield the releases from the one before `newest` down to `first`."""
     below = newest.version
     while Version(below) > Version(first):
         try:

@@ -1,12 +1,12 @@
-"""Which release of every dependency an environment gets: those of the day on which its engine was released.
+"""Choose the release of every dependency of an environment: the newest that existed when the engine was released.
 
-A release that declares `transformers>=4.43` was written against the transformers of its day, and breaks with a later one that
-renamed what it reads. The index says when a release was uploaded, and uv can leave out everything that is newer. torch is the
-exception: it is the release that the recipe names, since an old one may have no build for the CPU at hand, and what torch itself
-needs may be newer as well.
+A release that declares `transformers>=4.43` was written for the transformers of its day, and fails with a later one in
+which names that it uses have changed. The index tells when each release was uploaded, and uv can leave out everything
+newer. torch is the exception: its release is the one that the recipe names, because an old one may have no build for
+this CPU. The dependencies of torch may be newer as well.
 
-A resolution is kept in the cache, so that an environment that is made again holds the same versions. Tested releases are
-shipped with a lock.
+A resolution is cached, so that an environment that is made again has the same versions. Tested releases are shipped
+with a lock file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PIN = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """`name==version` of every package, the day they are of ("" where the index does not say), and options for uv."""
+    """The pins `name==version` of all packages, their latest upload day ("" if it is not limited), and options for uv."""
 
     pins: tuple[str, ...]
     date: str = ""
@@ -40,25 +40,25 @@ class Resolution:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Version by package."""
+        """The versions by package name."""
         return dict(pin.split("==", 1) for pin in self.pins)
 
     def text(self) -> str:
-        """As `read` reads it: a requirements file with two comments."""
+        """Return the resolution as a requirements file with two comment lines, which `read` can read."""
         return "".join(
             f"{line}\n" for line in (f"# date: {self.date}", f"# options: {' '.join(self.options)}", *self.pins)
         )
 
     @staticmethod
     def read(text: str) -> Resolution:
-        """A resolution from the text of a requirements file."""
+        """Return the resolution in the text of a requirements file."""
         header = dict(HEADER.findall(text))
         pins = tuple(f"{name.lower()}=={version}" for name, version in PIN.findall(text))
         return Resolution(pins=pins, date=header.get("date", ""), options=tuple(header.get("options", "").split()))
 
 
 def known_resolution(recipe: Recipe) -> Resolution | None:
-    """The resolution that was made for this recipe before; None where uv has yet to be asked."""
+    """Return the cached resolution of this recipe; None if it has not been resolved yet."""
     try:
         return Resolution.read(_file(recipe).read_text())
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def known_resolution(recipe: Recipe) -> Resolution | None:
 
 
 def resolve(recipe: Recipe) -> Resolution:
-    """The resolution of a recipe, asked of uv once and then kept.
+    """Return the resolution of a recipe, from the cache or else from uv.
 
     Raises:
         EnvFailed: no set of releases satisfies the recipe, or there is no torch for its device.
@@ -81,12 +81,12 @@ def resolve(recipe: Recipe) -> Resolution:
 
 
 def forget(recipe: Recipe) -> None:
-    """Ask again next time: this resolution does not work."""
+    """Delete the cached resolution of a recipe because it does not work; the next `resolve` asks uv again."""
     _file(recipe).unlink(missing_ok=True)
 
 
 def release_date(recipe: Recipe) -> str:
-    """The day up to which dependencies of an engine may have been uploaded; "" where the index does not say.
+    """Return the last day on which the dependencies of an engine may have been uploaded; "" if the index has no upload dates.
 
     Raises:
         EnvFailed: the index does not have that release.
@@ -99,7 +99,7 @@ def release_date(recipe: Recipe) -> str:
 
 
 def _of_the_right_torch(recipe: Recipe, date: str) -> Resolution:
-    """The first resolution whose torch is built for the recipe's device, of those that uv's options lead to."""
+    """Try uv's options for torch in turn, and return the first resolution whose torch is built for the recipe's device."""
     wrong_build, failures = False, []
     for options in torch_options(recipe.device):
         try:
@@ -120,7 +120,7 @@ def _of_the_right_torch(recipe: Recipe, date: str) -> Resolution:
 
 
 def _compiled(recipe: Recipe, date: str, options: tuple[str, ...]) -> Resolution:
-    """Torch and what it needs as they are today, everything else as of the date."""
+    """Return a resolution with torch and its dependencies as of today, and all other packages as of the date."""
     what = f"{recipe.package} {recipe.version} cannot be installed"
     dated = ["--exclude-newer", date] if date else []
     if date:
@@ -131,7 +131,7 @@ def _compiled(recipe: Recipe, date: str, options: tuple[str, ...]) -> Resolution
 
 
 def _compile(recipe: Recipe, requirements: tuple[str, ...], *options: str, what: str) -> str:
-    """What uv resolves these requirements to, under the recipe's lock and overrides."""
+    """Return uv's resolution of these requirements, as text, with the recipe's lock as constraints and its overrides."""
     with tempfile.TemporaryDirectory() as folder:
         constraints = _written(Path(folder) / "constraints.txt", recipe.locked)
         overrides = _written(Path(folder) / "overrides.txt", recipe.overrides)

@@ -1,7 +1,8 @@
-"""Which build of torch is wanted, by uv's options; standard library only, since `install.py` asks before anything is installed.
+"""The options with which uv installs the right build of torch for a device.
 
-On Linux the ordinary torch is a CUDA build of several gigabytes. It is never installed for the CPU: a wheel at hand or an index
-that has CPU builds serves, or else uv's own index of them.
+This module uses only the standard library, because `install.py` needs it before anything is installed. On Linux the
+ordinary torch is a CUDA build of several gigabytes. It is never installed for the CPU: a local wheel or a configured
+index with CPU builds is used, or else uv's own index of CPU builds.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Iterable
 
 CUDA_PACKAGES = ("nvidia-", "cuda-")
 DRIVER_QUERIES = "nvidia-ml-py"
-"""Asks the driver questions, is pure Python, and says nothing about the build of torch beside it."""
+"""A pure Python package that queries the driver. Its presence says nothing about the build of torch."""
 BACKEND = "--torch-backend"
 
 
 def torch_options(device: str) -> tuple[tuple[str, ...], ...]:
-    """uv's options to try in turn; UV_TORCH_BACKEND, where the user set it, decides by itself.
+    """Return the options of uv to try in turn; none if the user has set UV_TORCH_BACKEND, which then decides.
 
-    For the CPU: the wheels and indexes that are set up, then the index of CPU builds. For CUDA: the build for this machine's
-    driver, then the ordinary one.
+    For the CPU, these are first the configured wheels and indexes, then uv's index of CPU builds. For CUDA, these are
+    first the build for this machine's driver, then the ordinary build.
     """
     if "UV_TORCH_BACKEND" in os.environ:
         return ((),)
@@ -29,7 +30,11 @@ def torch_options(device: str) -> tuple[tuple[str, ...], ...]:
 
 
 def is_for(device: str, packages: Iterable[tuple[str, str]]) -> bool:
-    """Whether the torch among these (name, version) is built for a device; a CUDA build says so, or brings CUDA's libraries."""
+    """Return whether the torch among these (name, version) pairs is built for a device.
+
+    A CUDA build is recognised by its version, or by CUDA libraries among the packages. If the user has set
+    UV_TORCH_BACKEND, every build is accepted.
+    """
     cuda = any(
         (name.startswith(CUDA_PACKAGES) and name != DRIVER_QUERIES) or (name == "torch" and "+cu" in version)
         for name, version in packages
@@ -38,7 +43,7 @@ def is_for(device: str, packages: Iterable[tuple[str, str]]) -> bool:
 
 
 def cuda_answers() -> bool:
-    """Whether this machine has a CUDA device that answers."""
+    """Return whether this machine has a working CUDA device, according to nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return False
     return subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode == 0

@@ -1,4 +1,4 @@
-"""Run uv: with the local wheels that pip would find as well, and with what it printed when it fails."""
+"""Run uv with the local wheels that pip would also find (PIP_FIND_LINKS); an error contains the last lines that uv printed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ LINES_SHOWN = 12
 
 
 def run_uv(*args: str, what: str, text: str = "", downloads: bool = True) -> str:
-    """What uv prints for these arguments, with `text` on its standard input.
+    """Run uv with these arguments and return its standard output.
 
-    `downloads`: uv may fetch an interpreter. Resolving needs none, only its version.
+    Args:
+        what: the beginning of the error message.
+        text: the standard input of uv.
+        downloads: whether uv may download an interpreter. Resolving needs only the interpreter's version.
 
     Raises:
-        EnvFailed: uv ended with an error; the message begins with `what` and holds its last lines.
+        EnvFailed: uv ended with an error; the message begins with `what` and contains uv's last lines.
     """
     from uv import find_uv_bin
 
@@ -25,7 +28,7 @@ def run_uv(*args: str, what: str, text: str = "", downloads: bool = True) -> str
 
 
 def run(command: list[str], what: str, *, text: str = "", more: dict[str, str] | None = None) -> str:
-    """Standard output of a command. Raises EnvFailed as `run_uv` does."""
+    """Run a command and return its standard output. Raises EnvFailed as `run_uv` does."""
     environ = {**os.environ, **(more or {})}
     if "PIP_FIND_LINKS" in environ:
         environ.setdefault("UV_FIND_LINKS", environ["PIP_FIND_LINKS"])

@@ -1,1 +1,1 @@
-"""The components of a decoder, each a plain function of its inputs, weights and knob values, in the dtype of its inputs."""
+"""The formulas of a decoder's components: plain functions of inputs, weights and knob values, in the dtype of their inputs."""

@@ -21,13 +21,13 @@ CLAMPED_ALONE = f"{CLAMPED} without the 1 added"
 SWISH_SLOPE = 1.702
 """The slope in x sigmoid(a x) with which GPT-OSS and `quick_gelu` approximate GELU."""
 GELU_ROOT, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
-"""The constants of the tanh form of GELU, as its paper has them."""
+"""The constants sqrt(2/pi) and 0.044715 of the tanh form of GELU, as the paper on GELU gives them."""
 
 Curve = Callable[[Tensor], Tensor]
 
 
 def tanh_gelu(x: Tensor, root: float = GELU_ROOT) -> Tensor:
-    """The tanh form of GELU; `root` is its sqrt(2/pi), of which BLOOM's code writes eight digits."""
+    """Return the tanh form of GELU of x; `root` is its constant sqrt(2/pi), which BLOOM's code writes with eight digits only."""
     return 0.5 * x * (1.0 + torch.tanh(root * (x + GELU_CUBE * x**3)))
 
 
@@ -54,7 +54,7 @@ SAME_AS = {
 
 
 def canonical(name: object) -> str:
-    """One name per function."""
+    """Return the one name used here for an activation that configs call by several names (`swish` is `silu`)."""
     return SAME_AS.get(str(name), str(name))
 
 
@@ -64,12 +64,14 @@ def is_tanh_gelu(name: str) -> bool:
 
 
 def activation(name: str, root: float = GELU_ROOT) -> Curve:
-    """The function of a name, which may have a number of its own: `swish(1.5)` is x sigmoid(1.5 x), `leaky_relu(0.2)` has this slope
-    below 0, `0.5 * silu` is half of one.
+    """Return the activation function that a name stands for.
+
+    A name may contain a number: `swish(1.5)` is x sigmoid(1.5 x), `leaky_relu(0.2)` has the slope 0.2 below 0, and `0.5 * silu` is
+    silu times 0.5.
 
     Args:
-        name: as configs or findings write it.
-        root: the constant of the tanh form of GELU.
+        name: the activation as configs or findings write it.
+        root: the constant sqrt(2/pi) of the tanh form of GELU.
 
     Raises:
         ValueError: no activation has this name.
@@ -89,16 +91,16 @@ def activation(name: str, root: float = GELU_ROOT) -> Curve:
 
 
 def slope_of_clamped(name: str) -> float | None:
-    """The slope of a clamped SwiGLU's sigmoid; None where an activation is none."""
+    """Return the slope of the sigmoid in a clamped SwiGLU, or None if the activation is not a clamped SwiGLU."""
     return SWISH_SLOPE if name in (CLAMPED, CLAMPED_ALONE) else number_in(name, CLAMPED_WITH)
 
 
 def clamped_swiglu(
     pre: Tensor, linear: Tensor, alpha: float, limit: float, *, clamped: str = CLAMPED_PARTS[0], added: float = 1.0
 ) -> Tensor:  # fmt: skip
-    """The activation of gpt-oss: (clamp(linear, -limit, limit) + added) x sigmoid(alpha x) with x = min(pre, limit).
+    """Return gpt-oss's activation: (clamp(linear, -limit, limit) + added) x sigmoid(alpha x) with x = min(pre, limit).
 
-    `clamped`: one of `choices.CLAMPED_PARTS`, for programs that clamp something else.
+    `clamped` is one of `choices.CLAMPED_PARTS`: some programs clamp only one of the two inputs, or clamp the gate on both sides.
     """
     of_both, of_gate, of_linear, on_both_sides = CLAMPED_PARTS
     if clamped in (of_both, of_gate):

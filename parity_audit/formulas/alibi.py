@@ -1,8 +1,9 @@
-"""ALiBi: a penalty for distance, with one slope per head.
+"""ALiBi: a penalty on the scores that grows with the distance between query and key, with one slope per head.
 
-    penalty_ij = m_h j        or, the same to a softmax,        -m_h (i - j)
+    penalty_ij = m_h j        or        -m_h (i - j)
 
-Source: Press et al., arXiv 2108.12409. BLOOM and Falcon multiply positions of keys, MPT distances from the query.
+Both give the same softmax, because they differ by a constant per query. BLOOM and Falcon multiply the slope by the position of the
+key, MPT multiplies it by the distance from the query. Source: Press et al., arXiv 2108.12409.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from parity_audit.formulas.choices import FULL
 from parity_audit.formulas.rounding import steps_of
 
 SAME_SLOPE = torch.finfo(torch.bfloat16).eps
-"""How far the factors of heads may be apart, relative, to be one: slopes are kept in float16 or bfloat16 by some programs."""
+"""The factors of the heads count as one common factor if each is within this relative distance of their mean: some programs store
+slopes in float16 or bfloat16."""
 
 
 def standard_slopes(n_heads: int) -> list[float]:
-    """2^(-8 h / n) for n a power of two; else those of the next lower one, then every other of the next higher.
+    """Return ALiBi's standard slope of each head: 2^(-8 h / n) for h = 1 to n if the number of heads n is a power of two.
 
+    Otherwise the list holds the slopes for the next lower power of two, followed by every second slope for the next higher power.
     Source: Press et al., arXiv 2108.12409, appendix; BLOOM, MPT and Falcon follow it.
     """
     lower = 2 ** (n_heads.bit_length() - 1)
@@ -31,11 +34,14 @@ def standard_slopes(n_heads: int) -> list[float]:
 
 
 def penalties(slopes: Tensor, queries: Tensor, keys: Tensor, *, arithmetic: str = FULL) -> Tensor:
-    """What is added to scores `[batch head query key]`, in the dtype of the slopes `[head]`.
+    """Return the penalties to add to the scores, `[batch head query key]` or `[batch head 1 key]`, in the dtype of the slopes.
+
+    They are computed from distances, one per query, only if `arithmetic` ends with "distances"; otherwise from the keys' positions.
 
     Args:
-        queries, keys: their positions `[batch query]` and `[batch key]`.
-        arithmetic: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_PENALTY`.
+        slopes: one per head, `[head]`.
+        queries, keys: the positions of queries `[batch query]` and of keys `[batch key]`.
+        arithmetic: `full`, or a narrow dtype followed by one of `choices.PLACES_IN_A_PENALTY`.
     """
     step = steps_of(arithmetic)
     steep = rearrange(slopes, "head -> head 1 1")
@@ -47,7 +53,10 @@ def penalties(slopes: Tensor, queries: Tensor, keys: Tensor, *, arithmetic: str 
 
 
 def times_usual(value: KnobValue) -> float | None:
-    """By how much slopes are steeper than the usual ones, as one number for all heads; None where there is none."""
+    """Return the common factor of all heads' slopes over the standard slopes, or None if the factors of the heads differ.
+
+    An absent value (None) gives 0.
+    """
     if isinstance(value, (int, float)):
         return float(value)
     if not isinstance(value, list) or not value:

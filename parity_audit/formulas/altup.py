@@ -1,10 +1,10 @@
-"""Alternating updates: several streams of which a block computes on one, and predicts and corrects the others (Gemma 3n).
+"""Alternating updates (Gemma 3n): a block computes on one of several streams, and predicts and corrects all of them.
 
-    x_i = P_i x |x| / max(|P_i x|, floor)                             the streams i > 0 that enter the first block; x_0 = x
-    m(y) = tanh(M (norm(y) s))                                        one number per stream, of one stream y
-    predicted_i = x_i + sum_j A(m)_ij x_j,     A(m) = m(x_a) W_p      a the active stream
-    corrected_i = predicted_i + (1 + W_c m(y))_i (y - predicted_a)    y what the block made of predicted_a
-    combined = mean over i of x_i, U_i x_i |x_0| / max(|U_i x_i|, floor) for i > 0
+    x_i = P_i x |x| / sqrt(max(|P_i x|^2, floor))                     the streams i > 0 that enter the first block; x_0 = x
+    m(y) = tanh(M (norm(y) s))                                        one number per stream, computed from one stream y
+    predicted_i = x_i + sum_j A(m)_ij x_j,     A(m) = m(x_a) W_p      a is the active stream
+    corrected_i = predicted_i + (1 + W_c m(y))_i (y - predicted_a)    y is what the block computes from predicted_a
+    combined = mean of x_0 and, for all i > 0, U_i x_i |x_0| / sqrt(max(|U_i x_i|^2, floor))
 
 |x| is the root mean square over the components of a token.
 
@@ -23,10 +23,10 @@ from parity_audit.formulas.projections import project
 
 
 def of_size(x: Tensor, like: Tensor, floor: float | None) -> Tensor:
-    """x `[batch pos d_model]` with the root mean square of `like`, of the same shape.
+    """Return x `[batch pos d_model]`, rescaled per token to the root mean square of `like`, which has the same shape.
 
     Args:
-        floor: the least mean square of x that it is divided by; None for no floor.
+        floor: the lower bound on the mean square of x, whose root x is divided by; None for no bound.
     """
     mean = x.square().mean(-1, keepdim=True)
     mean = mean if floor is None else mean.clamp_min(floor)
@@ -34,10 +34,10 @@ def of_size(x: Tensor, like: Tensor, floor: float | None) -> Tensor:
 
 
 def expanded(x: Tensor, projections: Sequence[Tensor], floor: float | None) -> Tensor:
-    """The streams `[batch pos stream d_model]` that token embeddings x `[batch pos d_model]` begin.
+    """Return the streams that enter the first block, `[batch pos stream d_model]`, from token embeddings x `[batch pos d_model]`.
 
     Args:
-        projections: of each stream but the first, `[d_model d_model]`.
+        projections: the matrix of each stream but the first, `[d_model d_model]`.
         floor: as in `of_size`.
     """
     others = [of_size(project(x, weight), x, floor) for weight in projections]
@@ -45,25 +45,27 @@ def expanded(x: Tensor, projections: Sequence[Tensor], floor: float | None) -> T
 
 
 def combined(streams: Tensor, projections: Sequence[Tensor], floor: float | None) -> Tensor:
-    """The mean `[batch pos d_model]` of the streams `[batch pos stream d_model]`, all but the first projected and brought to
-    the size of the first; arguments as in `expanded`."""
+    """Return the mean of the streams, `[batch pos d_model]` of `[batch pos stream d_model]`.
+
+    Every stream but the first is projected and rescaled to the root mean square of the first; arguments as in `expanded`.
+    """
     first, *rest = streams.unbind(-2)
     others = [of_size(project(x, weight), first, floor) for x, weight in zip(rest, projections, strict=True)]
     return torch.stack([first, *others]).mean(0)
 
 
 def limited(weight: Tensor, limit: float | None) -> Tensor:
-    """Weights of coefficients clamped to [-limit, limit]; None for no limit."""
+    """Return the weights of the coefficients clamped to [-limit, limit]; a limit of None clamps nothing."""
     return weight if limit is None else weight.clamp(-limit, limit)
 
 
 def predicted(streams: Tensor, modalities: Tensor, weight: Tensor) -> Tensor:
-    """The streams `[batch pos stream d_model]` plus a mixture of them.
+    """Return the predicted streams `[batch pos stream d_model]`: each stream plus a linear combination of all streams.
 
     Args:
-        streams: of the same shape.
+        streams: the streams that enter the block, of the same shape.
         modalities: m of the active stream, `[batch pos stream]`.
-        weight: of the coefficients, `[(stream_out stream_in) stream]`.
+        weight: W_p, which maps m to the coefficients, `[(stream_out stream_in) stream]`.
     """
     coefficients = rearrange(
         project(modalities, weight), "batch pos (out stream) -> batch pos out stream", stream=streams.shape[-2]
@@ -73,15 +75,15 @@ def predicted(streams: Tensor, modalities: Tensor, weight: Tensor) -> Tensor:
 
 
 def corrected(streams: Tensor, made: Tensor, active: int, modalities: Tensor, weight: Tensor, offset: float) -> Tensor:
-    """Every stream `[batch pos stream d_model]` plus its share of the active one's error.
+    """Return the corrected streams `[batch pos stream d_model]`: each plus its share of the active stream's prediction error.
 
     Args:
-        streams: what was predicted, of the same shape.
-        made: what the block made of the active stream, `[batch pos d_model]`.
+        streams: the predicted streams, of the same shape.
+        made: what the block computes from the active predicted stream, `[batch pos d_model]`.
         active: the index of the active stream.
-        modalities: m of what was made, `[batch pos stream]`.
-        weight: of the shares, `[stream stream]`.
-        offset: what is added to each share.
+        modalities: m of `made`, `[batch pos stream]`.
+        weight: W_c, which maps m to the shares, `[stream stream]`.
+        offset: the number that is added to each share.
     """
     error = made - streams[..., active, :]
     shares = project(modalities, weight) + offset

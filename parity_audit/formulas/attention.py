@@ -4,11 +4,11 @@
     p_ij = e^{s_ij} / (sum_j e^{s_ij} + e^{sink_h})                          over the keys that query i may see
     z_i  = sum_j p_ij v_j
 
-Query head h reads key-value head h // (n_heads / n_kv_heads), if no map says otherwise. ALiBi is written with the key's
-position: the paper's distance i - j differs from it by a constant per query, which cancels in the softmax, and programs add the
-former. In latent attention keys and values are made of a latent that is narrower than they are, and the end of a key, which
-alone is rotated, is one for all heads. Sources: grouped queries (arXiv 2305.13245), soft-cap (Gemma 2, arXiv 2408.00118), ALiBi
-(arXiv 2108.12409), sinks (gpt-oss, after arXiv 2309.17453), latents (DeepSeek-V2, arXiv 2405.04434).
+Query head h reads key-value head h // (n_heads / n_kv_heads), unless a map gives another head. ALiBi is written with the position
+of the key, as most programs compute it: the paper's distance i - j differs from it by a constant per query, which cancels in the
+softmax. In latent attention, keys and values are projected from a latent that is narrower than they are, and all heads share the
+last components of the key, the only rotated ones. Sources: grouped queries (arXiv 2305.13245), soft-cap (Gemma 2, arXiv
+2408.00118), ALiBi (arXiv 2108.12409), sinks (gpt-oss, after arXiv 2309.17453), latents (DeepSeek-V2, arXiv 2405.04434).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ UNDIVIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "squared relu of the scores": lambda s: torch.relu(s).square(), "the scores themselves": torch.clone,
     "exp of the scores": torch.exp,
 }  # fmt: skip
-"""The laws under which weights of one query need not sum to 1."""
+"""Functions that some programs use in place of the softmax; with them the weights of one query need not sum to 1."""
 AXES = {OVER_QUERIES: -2, OVER_HEADS: -3}
-"""The axis of `[... head query key]` over which a softmax sums that does not sum over keys."""
+"""The axis of `[... head query key]` over which a softmax sums if, by mistake, it does not sum over keys."""
 
 
 def scores(
@@ -58,18 +58,18 @@ def scores(
     masked: str = LEFT_OUT,
     arithmetic: str = FULL,
 ) -> Tensor:
-    """What enters the softmax `[batch head query key]`, -inf where a key is left out.
+    """Return the scores that enter the softmax, `[batch head query key]`; a hidden key has -inf, or what `masked` says.
 
     Args:
         q: `[batch query head d_head]`.
         k: `[batch key kv_head d_head]`.
         seen: which keys a query may attend to, `[batch 1 query key]`.
-        scale: divisor of q.k, of all heads or of each.
+        scale: divisor of q.k, one number for all heads or one per head.
         softcap: bound of the scores, see `caps.capped`.
-        penalties: of ALiBi `[batch head query key]`, or one for all queries (see `alibi`).
+        penalties: ALiBi's, `[batch head query key]`, or with an axis of length 1 for the queries (see `alibi.penalties`).
         heads: the key-value head that each query head reads, see `shared_evenly`.
-        masked: what becomes of the scores of the other keys, one of `choices.LEFT_OUT`, `LESS` and `AS_MINUS`.
-        arithmetic: of the products, one of `choices.PLACES_IN_SCORES` behind a dtype.
+        masked: how the scores of hidden keys are masked: `choices.LEFT_OUT`, `LESS` or `AS_MINUS`.
+        arithmetic: rounding of the products: `full`, or a dtype followed by one of `choices.PLACES_IN_SCORES`.
     """
     step = steps_of(arithmetic)
     q, k = step("inputs", q), step("inputs", k)
@@ -91,10 +91,10 @@ def scores(
 
 
 def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
-    """The pattern `[... head query key]` of scores of that shape; a query that sees no key gets zeros.
+    """Return the softmax over keys of scores `[... head query key]`, of the same shape; a query that sees no key gets zeros.
 
     Args:
-        sinks: a logit per head `[head]` that takes part in the sum and in nothing else.
+        sinks: a logit per head, `[head]`, that is added to the sum in the denominator and has no value of its own.
     """
     if sinks is None:
         return torch.softmax(scores, -1).nan_to_num(0.0)
@@ -104,8 +104,10 @@ def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
 
 
 def narrow_softmax(scores: Tensor, sinks: Tensor | None, arithmetic: str) -> Tensor:
-    """The softmax with the rounding of a narrow dtype: the arguments and the result of `softmax`, and one of
-    `choices.PLACES_IN_A_SOFTMAX` behind a dtype."""
+    """Return the same as `softmax`, with rounding to a narrow dtype.
+
+    `arithmetic` is a dtype followed by one of `choices.PLACES_IN_A_SOFTMAX`.
+    """
     step = steps_of(arithmetic.removesuffix(BELOW_TOP))
     whole = scores
     if sinks is not None:
@@ -117,13 +119,16 @@ def narrow_softmax(scores: Tensor, sinks: Tensor | None, arithmetic: str) -> Ten
 
 
 def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: str = FULL) -> Tensor:
-    """What weighs the values, `[... head query key]` of scores of that shape; 0 where a key is hidden.
+    """Return the weights of the values, `[... head query key]`, from scores of that shape; a hidden key has the weight 0.
+
+    Softmaxes over queries or over heads are the exception: if every term of a sum is hidden, all its terms get equal weights.
 
     Args:
-        law: one of `choices.LAWS`, or `choices.WITH_MORE` or `WITH_MORE_BELOW_TOP` with a number; sinks take part in the softmax
-            alone. With 1 added to the sum (attention that may attend to nothing, `add_zero_attn` in torch) is a sink of 0 in every
-            head; added behind the subtraction that keeps a softmax from overflowing, it is a sink as large as the largest score.
-        arithmetic: of the softmax, see `narrow_softmax`.
+        law: one of `choices.LAWS`, or `choices.WITH_MORE` or `WITH_MORE_BELOW_TOP` with a number. Adding 1 to the sum in the
+            denominator (`add_zero_attn` in torch, which lets a query attend to nothing) equals a sink of 0 in every head. If the 1
+            is added after the largest score was subtracted to avoid overflow, it equals a sink as large as the largest score.
+        sinks: as in `softmax`; only `softmax` and `softmax twice` use them.
+        arithmetic: rounding inside the softmax, see `narrow_softmax`.
     """
     added = number_in(law, WITH_MORE)
     if added is not None:
@@ -137,15 +142,20 @@ def weights(scores: Tensor, law: str, sinks: Tensor | None = None, arithmetic: s
     if law in (SOFTMAX, SOFTMAX_TWICE):
         made = softmax(scores, sinks)
         return made if law == SOFTMAX else softmax(made.masked_fill(scores.isneginf(), -torch.inf))
-    if law in AXES:  # programs hide a key by a finite number, which is the same in every head and query
+    if law in AXES:  # Programs mask with a finite number, so a sum of hidden keys alone gives equal weights, not NaN.
         made = torch.softmax(scores, AXES[law])
         return made.nan_to_num(1.0 / scores.shape[AXES[law]])
     return UNDIVIDED[law](scores).masked_fill(scores.isneginf(), 0.0)
 
 
 def weighted_values(pattern: Tensor, v: Tensor, heads: Sequence[int] | None = None) -> Tensor:
-    """z `[batch query head d_head]` of a pattern `[batch head query key]` and values `[batch key kv_head d_head]`; `heads`: see
-    `shared_evenly`."""
+    """Return z, the sum of the values weighted by the pattern, `[batch query head d_head]`.
+
+    Args:
+        pattern: `[batch head query key]`.
+        v: `[batch key kv_head d_head]`.
+        heads: the key-value head that each query head reads, see `shared_evenly`.
+    """
     values = shared_evenly(v, pattern.shape[1], heads)
     grouped = rearrange(
         pattern, "batch (kv_head group) query key -> batch kv_head (group query) key", kv_head=values.shape[2]
@@ -155,18 +165,21 @@ def weighted_values(pattern: Tensor, v: Tensor, heads: Sequence[int] | None = No
 
 
 def of_heads(value: float | Sequence[float], like: Tensor) -> Tensor:
-    """One number for all heads, or one for each, beside `[... head d_head]` tensors of this dtype: `[head 1]`."""
+    """Return one number for all heads or one per head as `[head 1]`, in the dtype of `like`, to multiply `[... head d_head]` by."""
     return rearrange(torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(-1), "head -> head 1")
 
 
 def consecutive(n_heads: int, n_kv_heads: int) -> list[int]:
-    """The key-value head that each query head reads where neighbours share one."""
+    """Return the key-value head that each query head reads if consecutive query heads share one."""
     return [head * n_kv_heads // n_heads for head in range(n_heads)]
 
 
 def shared_evenly(x: Tensor, n_heads: int, heads: Sequence[int] | None = None) -> Tensor:
-    """Keys or values `[batch key kv_head d_head]` of which each is read by as many consecutive query heads: as they are, without
-    a copy, where that is so already, else one for each query head, by a map or `consecutive`."""
+    """Return keys or values `[batch key kv_head d_head]` in which each head is read by equally many consecutive query heads.
+
+    The input is returned without a copy if it already has this layout. Otherwise the result has one head per query head, taken by
+    the map `heads` or, without a map, by `consecutive`.
+    """
     if heads is None and n_heads % x.shape[2] == 0:
         return x
     return x[:, :, list(consecutive(n_heads, x.shape[2]) if heads is None else heads)]

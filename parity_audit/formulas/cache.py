@@ -1,6 +1,7 @@
-"""Keys and values that a decoded token finds in a cache: its row's, or what a cache lost, moved, rounded or gave to another row.
+"""The keys and values that a decoded token reads from a KV cache, also from a faulty cache.
 
-Only decoded tokens read a cache; the prompt before them runs whole.
+A faulty cache loses keys, moves values against their keys, rounds both, or gives one row the keys and values of another row. Only
+decoded tokens read the cache; the prompt before them is computed in one prefill.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ from parity_audit.formulas.choices import (
 
 
 def shown(kind: str, rows: Tensor, places: Tensor, first: int) -> Tensor:
-    """Which of the keys before it a decoded token may see, `[query key]` or `[batch 1 query key]`, True where it may.
+    """Return which keys the cache shows to each decoded token: True where it does, `[query key]` or `[batch 1 query key]`.
+
+    The causal mask is not part of it.
 
     Args:
-        kind: a value of `cache.keys`.
-        rows: places of the decoded tokens `[query]`.
-        places: those of the keys among the tokens that are no padding, `[batch key]`.
+        kind: a value of the knob `cache.keys`.
+        rows: the places of the decoded tokens in their row, `[query]`.
+        places: the positions of the keys, counted without padding, `[batch key]`.
         first: the place of the first decoded token.
 
     Raises:
-        ValueError: no cache is described so.
+        ValueError: `kind` is not a value of `cache.keys`.
     """
     key = rearrange(torch.arange(places.shape[1], device=rows.device), "key -> 1 key")
     distance = rearrange(rows, "query -> query 1") - key
@@ -61,10 +64,10 @@ def shown(kind: str, rows: Tensor, places: Tensor, first: int) -> Tensor:
 
 
 def moved(v: Tensor, kind: str, row: int) -> Tensor:
-    """Values `[batch key head d_head]` as a token at place `row` finds them, which some caches have moved by a few places.
+    """Return the values `[batch key head d_head]` that the token at place `row` reads, moved by a few places if `kind` says so.
 
     Args:
-        kind: a value of `cache.keys`.
+        kind: a value of the knob `cache.keys`.
     """
     if kind not in MOVES:
         return v
@@ -73,10 +76,10 @@ def moved(v: Tensor, kind: str, row: int) -> Tensor:
 
 
 def of_rows(x: Tensor, kind: str, first: int) -> Tensor:
-    """Keys or values `[batch key head d_head]` as the rows of a batch find them, which some caches give to other rows.
+    """Return the keys or values `[batch key head d_head]` that each row of a batch reads, those of another row if `kind` says so.
 
     Args:
-        kind: a value of `cache.keys`.
+        kind: a value of the knob `cache.keys`.
         first: the place of the first decoded token.
     """
     if kind not in OF_ROWS:
@@ -86,15 +89,16 @@ def of_rows(x: Tensor, kind: str, first: int) -> Tensor:
 
 
 def emptied(scores: Tensor, kind: str, rows: Tensor, capacity: int) -> Tensor | None:
-    """The oldest key that each query sees, `[batch head query key]`, where an empty one stands for it; None where none does.
+    """Return where an empty cache entry takes the place of the oldest key that a query sees, `[batch head query key]`, or None.
 
-    The empty place is among the keys from the step that fills the last one until it has moved out at the other end.
+    Only the kind `choices.OVERRUN` has such an entry. It lies among the keys from the step that fills the last place of the cache
+    until it has moved out at the other end; None is returned for all other steps.
 
     Args:
-        scores: of the queries, -inf where a key is hidden.
-        kind: a value of `cache.keys`.
-        rows: places of the queries of one step.
-        capacity: places of the cache.
+        scores: the scores of the queries, -inf where a key is hidden.
+        kind: a value of the knob `cache.keys`.
+        rows: the places of the queries of one step.
+        capacity: how many keys the cache can hold.
     """
     at = int(rows[-1]) - (capacity - 1)
     if kind != OVERRUN or not 0 <= at < capacity - 1:
@@ -104,5 +108,5 @@ def emptied(scores: Tensor, kind: str, rows: Tensor, capacity: int) -> Tensor | 
 
 
 def kept(x: Tensor, dtype: str) -> Tensor:
-    """Keys or values in the dtype that a cache keeps them in, and back."""
+    """Return keys or values after a round trip through the dtype in which the cache stores them; `full` stores them unchanged."""
     return x if dtype == FULL else x.to(getattr(torch, dtype)).to(x)

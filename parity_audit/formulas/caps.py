@@ -1,9 +1,9 @@
-"""Bounds of scores and logits.
+"""Bounds on scores and logits.
 
     y = c tanh(x / c)              the soft-cap of Gemma 2 (arXiv 2408.00118)
     y = min(max(x, -c), c)         "clamped at c"
 
-What is much smaller than c both leave as it is.
+Both leave numbers that are much smaller than c unchanged.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from parity_audit.formulas.choices import CLAMPED, number_in
 
 
 def capped(x: Tensor, cap: float | str | None) -> Tensor:
-    """x, of any shape, within a bound.
+    """Return x, of any shape, limited by a bound.
 
     Args:
         cap: the bound c of a soft-cap, `choices.CLAMPED` with a number, or None for no bound.
 
     Raises:
-        ValueError: other words, or a bound that is not positive.
+        ValueError: a string that is not `choices.CLAMPED` with a number, or a clamp whose bound is not positive.
     """
     if cap is None:
         return x

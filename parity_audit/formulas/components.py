@@ -1,7 +1,7 @@
-"""One function per site: which inputs, tensors and knobs its formula takes.
+"""One function per site, which takes the inputs, tensors and knobs from a `Place` and computes the site's formula.
 
-The order of a block is read off the checkpoint and two knobs: a norm is there where its weight is, `norm.order` says whether
-sublayers read normalised input, `residual.parallel` whether the MLP reads what attention reads.
+The order of computation in a block follows from the checkpoint and two knobs: a norm exists if the checkpoint holds its weight,
+`norm.order` says whether sublayers read normalised input, and `residual.parallel` whether the MLP reads what attention reads.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _resid_pre(at: Place) -> Tensor:
 
 
 def _between_blocks(at: Place) -> Tensor:
-    """The stream in front of a block: that behind the block before it, or of the embeddings."""
+    """Return the stream that enters a block: the output of the block before it, or the embeddings for the first block."""
     if at.layer:
         return at.site(f"blocks.{at.layer - 1}.resid_post")
     stream = at.site("embed_ln.out" if at.has("norm.embed_ln") else "embed")
@@ -84,7 +84,7 @@ def _attn_out(at: Place) -> Tensor:
 
 
 def _ln2(at: Place) -> Tensor:
-    """The norm before the MLP: with the first norm's tensors where a block has one norm for both sublayers."""
+    """Return the output of the norm before the MLP, with the first norm's tensors if a block has one norm for both sublayers."""
     role = "norm.ln2" if at.has("norm.ln2") else "norm.ln1"
     return normed(at, read_by_norm(at, "ln2.out", "resid_pre" if is_parallel(at) else "resid_mid"), role)
 
@@ -99,10 +99,10 @@ def _has_multiplier(at: Place) -> bool:
 
 
 def _of_attention(at: Place) -> Tensor:
-    """What is added of attention: another factor than that of what it makes is seen only where the latter is shown.
+    """Return what attention adds to the stream.
 
-    Where a model has a residual multiplier, programs show what attention makes before or behind it; then the sum is computed
-    from the projection.
+    If a model has a residual multiplier, programs capture `attn_out` either before or after it, so the sum is computed from the
+    projection. Otherwise a wrong factor `residual.attn_out` can be observed, and is applied, only if `attn_out` itself is given.
     """
     if _has_multiplier(at):
         return _attn_out(at)
@@ -111,7 +111,7 @@ def _of_attention(at: Place) -> Tensor:
 
 
 def _of_mlp(at: Place) -> Tensor:
-    """What is added of the MLP; see `_of_attention`."""
+    """Return what the MLP adds to the stream, by the same rules as `_of_attention`."""
     if _has_multiplier(at):
         return _mlp_out(at)
     made = at.site("mlp_out")
@@ -119,7 +119,7 @@ def _of_mlp(at: Place) -> Tensor:
 
 
 def _resid_mid(at: Place) -> Tensor:
-    """The stream behind attention; in a parallel block that shows one, what its second norm reads."""
+    """Return the stream after attention; in a parallel block with a second norm, the block's input, which that norm reads."""
     if has_laurel(at):
         return in_altup.middle(at, _of_attention(at))
     if is_parallel(at) and at.has("norm.ln2"):
@@ -128,7 +128,7 @@ def _resid_mid(at: Place) -> Tensor:
 
 
 def _stream(at: Place, site: str) -> Tensor:
-    """The stream that a sublayer's output is added to; times what a program multiplies it by, where it is shown."""
+    """Return the stream that a sublayer's output is added to; a factor `residual.stream` applies only if this site is given."""
     x = at.entering() if site == "resid_pre" else at.site(site)
     return x * float(at.knob("residual.stream")) if at.is_given(site) else x
 
@@ -158,7 +158,7 @@ def _has_own_embeddings(at: Place) -> bool:
 
 
 def _per_layer(at: Place) -> Tensor:
-    """What a block adds for its own embedding of each token."""
+    """Return what a block adds to the stream for its per-layer embedding of each token."""
     gate = at.tensor("per_layer.gate")
     width = len(gate)
     first = ((at.layer or 0) + at.knob("per_layer.blocks_on")) % at.dim("n_layers") * width
@@ -197,7 +197,7 @@ OUTSIDE: dict[str, Make] = {
     LOGITS: _logits,
     RETURNED: lambda at: at.site(LOGITS),
 }
-"""The sites before and after the blocks."""
+"""The formulas of the sites before and after the blocks."""
 IN_BLOCK: dict[str, Make] = {
     "resid_pre": _resid_pre,
     "altup.pre": in_altup.entering,
@@ -242,16 +242,16 @@ IN_BLOCK: dict[str, Make] = {
     "altup.post": in_altup.leaving,
     "resid_post": _resid_post,
 }
-"""The sites of a block, by their names in it."""
+"""The formulas of the sites of a block, by their names in it, in the order in which data flow."""
 
 
 DELTA = {*(f"delta.{part}" for part in in_delta.PARTS), "delta.out"}
 ATTENTION = {"q", "k", "v", "q_norm.out", "k_norm.out", "rot_q", "rot_k", "attn_scores", "pattern", "z", "attn_gate"}
-"""The sites that blocks with a linear attention have, and those that the others have."""
+"""The sites that only blocks with linear attention have (`DELTA`), and those that only the other blocks have (`ATTENTION`)."""
 
 
 STREAMS = ("altup.pre", "altup.predicted", "altup.active", "altup.activated", "altup.corrected", "altup.post")
-"""The sites that blocks with several streams have beside the active stream."""
+"""The additional sites of blocks with several streams."""
 
 
 ONLY_WITH = {
@@ -271,11 +271,11 @@ ONLY_WITH = {
     "altup.router": STREAMS,
     "attn.gate": ("attn_gate",),
 }
-"""The sites that a block has where the checkpoint holds the tensor of a role."""
+"""The sites that a block has only if the checkpoint holds the tensor of this role."""
 
 
 def sites_of(at: Place) -> list[str]:
-    """The sites that a block has, in the order in which data flow: those whose tensors the checkpoint holds."""
+    """Return the sites that a block has by the checkpoint's tensors and its knobs, in the order in which data flow."""
     gone: set[str] = set()
     for role, sites in ONLY_WITH.items():
         gone |= set() if at.has(role) else set(sites)

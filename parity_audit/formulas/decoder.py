@@ -1,8 +1,8 @@
-"""A whole decoder as formulas: each site from the sites before it, the checkpoint's tensors and the knobs.
+"""A whole decoder as formulas: each site is computed from the sites before it, the checkpoint's tensors and the knobs.
 
-A component asks for its inputs, and gets a tensor that was given (a capture's) or what the formulas make of the tensors
-before it. So the same functions compute one component from a program's own inputs, and the whole model from token ids.
-Which knobs a component asks for is recorded while it runs.
+When a component asks for an input, it gets the given tensor of that site (from a capture) if there is one, and otherwise the tensor
+that the formulas compute. So the same functions compute one component from a program's own inputs, or the whole model from token
+ids. Which knobs a component asks for is recorded while it runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Given = Callable[[str], Tensor | None]
 
 
 def decoder_of(facts: DecoderFacts, stored: Stored, dtype: torch.dtype, values: Values | None = None) -> Decoder:
-    """The decoder that a spec describes, on the tensors of a checkpoint; `values` are used in place of the spec's."""
+    """Return the decoder that a spec describes, with the tensors of a checkpoint; `values` replace the spec's knob values."""
 
     def weights(layer: int | None, role: str) -> Tensor | None:
         own = facts.outside if layer is None or role in facts.outside else facts.blocks[layer]
@@ -36,19 +36,21 @@ def decoder_of(facts: DecoderFacts, stored: Stored, dtype: torch.dtype, values: 
 
 
 def nothing(site: str) -> Tensor | None:
-    """No site is given: everything is computed."""
+    """Return None for every site, so that everything is computed from the token ids."""
     return None
 
 
 @dataclass(kw_only=True)
 class Run:
-    """One batch through a decoder. Sites are computed when they are asked for, and kept until `forget`.
+    """The run of one batch through a decoder. A site is computed when it is asked for first, and kept until `forget` drops it.
 
-    `given(site)` is a tensor that takes the place of the computed one for whatever comes after it. `shown`: the sites that
-    the caller will ask for; attention matrices that are not among them are computed for some queries at a time. `queries`:
-    the only queries whose attention is computed; what follows from it then has these positions alone. `kept`: sites that
-    runs with the same batch, given tensors and checkpoint made, which `alike` names. `took`: the knobs that were asked for so far,
-    and the tokens of which attention is not defined, since a mask hides every key.
+    - `given(site)`: the tensor that replaces the computed one as input of all later sites; None if there is none.
+    - `shown`: the sites that the caller will ask for. Attention matrices that are not among them are never held whole: they are
+      computed for some queries at a time.
+    - `queries`: the only queries whose attention is computed (None: all); all sites computed from it have these positions only.
+    - `kept`: tensors of sites that other runs with the same batch, given tensors and checkpoint computed. `alike` is the name of
+      this combination.
+    - `took`: the knobs that were asked for so far, and the tokens whose attention is undefined because a mask hides every key.
     """
 
     decoder: Decoder
@@ -63,7 +65,7 @@ class Run:
     _going_on: dict[str, Tensor] = field(default_factory=dict)
 
     def sites(self) -> list[str]:
-        """Every site that this decoder has, in the order in which data flow."""
+        """Return every site that this decoder has, in the order in which data flow."""
         before = {"pos_embed": "pos_embed", "embed_ln.out": "norm.embed_ln"}
         outside = self._place(None)
         first = [site for site in BEFORE_BLOCKS if site not in before or outside.has(before[site])]
@@ -76,10 +78,10 @@ class Run:
         return [*first, *blocks, *behind, "ln_final.out", LOGITS]
 
     def computed(self, site: str) -> Tensor:
-        """What the formulas make of the inputs of a site, also where the site itself is given.
+        """Return the tensor that the formulas compute for a site from its inputs, even if a tensor is given for the site itself.
 
         Raises:
-            MissingTensor: the values ask for a tensor that the checkpoint does not hold.
+            MissingTensor: the knob values need a tensor that the checkpoint does not hold.
         """
         if site not in self._computed:
             found = None if self.kept is None else self.kept.found((self.alike, site), self.decoder.values)
@@ -89,11 +91,11 @@ class Run:
 
     @property
     def read(self) -> dict[str, set[str]]:
-        """For each site that was computed, the sites that its formula asked for."""
+        """The sites that the formula of each computed site asked for, by computed site."""
         return {site: made.took.read for site, made in self._computed.items()}
 
     def tensor(self, site: str) -> Tensor:
-        """What goes on from a site: the given tensor, else the computed one."""
+        """Return the tensor that later sites read from a site: the given one if there is one, else the computed one."""
         if site not in self._going_on:
             found = self.given(site)
             self._going_on[site] = self.computed(site) if found is None else found
@@ -102,7 +104,7 @@ class Run:
         return self._going_on[site]
 
     def forget(self, before: int) -> None:
-        """Drop what the blocks before this one made, all but the stream between them."""
+        """Drop all tensors of the blocks before this one, except the stream that leaves the last of them."""
         kept = {f"blocks.{before - 1}.{name}" for name in LEAVES_BLOCK}
         made = {*self._computed, *self._going_on}
         for site in (site for site in made if (layer_of(site) or 0) < before and site not in kept):
@@ -110,7 +112,7 @@ class Run:
             self._going_on.pop(site, None)
 
     def _made(self, site: str) -> Made:
-        """A site computed; what its formula takes is noted also where it breaks off."""
+        """Compute a site; the knobs and sites that its formula asked for are recorded even if it raises an error."""
         layer, outer = layer_of(site), self.took
         make = OUTSIDE[site] if layer is None else IN_BLOCK[local_name(site)]
         self.took = own = Took()
@@ -130,7 +132,7 @@ class Run:
         )  # fmt: skip
 
     def _block(self, layer: int, stream: Tensor) -> Tensor:
-        """What a block makes of another stream than its own, all of it computed."""
+        """Return the output of a block for another input stream than its own, with no site inside the block given."""
         block = f"blocks.{layer}."
         once = {name: value for name, value in self.decoder.values.items() if name != "residual.repeated"}
         again = Run(
@@ -150,5 +152,5 @@ class Run:
 
 
 def _whole_name(layer: int | None, site: str) -> str:
-    """A block's own sites are named relative to it."""
+    """Return a site's name with its block in front if the name is relative to a block."""
     return f"blocks.{layer}.{site}" if layer is not None and site in IN_BLOCK else site

@@ -1,12 +1,12 @@
 """The gated delta rule: linear attention with a state per head that decays and is corrected (Qwen3-Next, Qwen3.5).
 
     c_t = h(sum_i w_i x_{t-taps+1+i})                     a causal convolution of each channel of queries, keys and values
-    q = c_q / |c_q| / scale,  k = c_k / |c_k|             the length with an eps inside the root
-    S_t = g_t S_{t-1} + k_t b_t (v_t - (g_t S_{t-1})^T k_t)^T       the rule; b: how much of the error is corrected
-    S_t = g_t S_{t-1} + k_t b_t v_t^T                     without the correction
+    q = c_q / |c_q| / scale,  k = c_k / |c_k|             lengths are computed with an eps inside the root
+    S_t = g_t S_{t-1} + k_t b_t (v_t - (g_t S_{t-1})^T k_t)^T       the rule; b is the share of the error that is corrected
+    S_t = g_t S_{t-1} + k_t b_t v_t^T                     the rule without the correction
     o_t = S_t^T q_t
     g = exp(-exp(A) softplus(a + dt)),  b = sigmoid(...)  A and dt are stored, one number per head
-    y = RMS norm(o) h(z)                                  the gate stands behind the norm, or in front of it
+    y = RMS norm(o) h(z)                                  the gate is applied after the norm, or before it
 
 Sources: Gated Delta Networks (arXiv 2412.06464), transformers modeling_qwen3_next.
 """
@@ -27,11 +27,11 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def convolved(x: Tensor, weight: Tensor, activation: Activation, *, order: str = TAPS[0]) -> Tensor:
-    """A causal convolution of every channel on its own, `[batch pos channel]` of x of that shape.
+    """Return a causal convolution of each channel separately, `[batch pos channel]`, for x of the same shape.
 
     Args:
         weight: `[channel tap]`.
-        activation: of what the convolution makes.
+        activation: applied to the output of the convolution.
         order: one of `choices.TAPS`.
     """
     taps = weight.shape[-1]
@@ -42,27 +42,33 @@ def convolved(x: Tensor, weight: Tensor, activation: Activation, *, order: str =
 
 
 def of_unit_length(x: Tensor, eps: float) -> Tensor:
-    """x over its length on the last axis; `eps` is added to the squared length."""
+    """Return x divided by its length along the last axis; `eps` is added to the squared length."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
 
 def kept_share(a: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
-    """The share of its state that a head keeps from one token to the next, `[batch pos head]`; rate and bias are `[head]`."""
+    """Return the share of its state that a head keeps from one token to the next, g, `[batch pos head]`.
+
+    Args:
+        a: the projected time step, `[batch pos head]`.
+        log_rate: A, the logarithm of the decay rate, `[head]`.
+        bias: dt, which is added to the time step, `[head]`.
+    """
     return torch.exp(-log_rate.exp() * F.softplus(a + bias))
 
 
 def read_states(
     q: Tensor, k: Tensor, v: Tensor, kept: Tensor, corrected: Tensor, *, rule: str = DELTA, chunk: int | None = None
 ) -> Tensor:  # fmt: skip
-    """What every token reads of the state of each head, `[batch pos head d_value]`.
+    """Return o, what every token reads from the state of each head, `[batch pos head d_value]`.
 
     Args:
         q, k: `[batch pos head d_key]`, scaled.
         v: `[batch pos head d_value]`.
-        kept: the share of the state that is kept, `[batch pos head]`.
-        corrected: the share of what the state gets wrong that is corrected, of that shape.
+        kept: g, the share of the state that is kept, `[batch pos head]`.
+        corrected: b, the share of the state's error that is corrected, of the same shape.
         rule: one of `choices.RULES`.
-        chunk: after how many tokens the state starts again, None for never.
+        chunk: the number of tokens after which the state is reset to 0; None for never.
     """
     batch, length, heads, width = k.shape
     state = k.new_zeros(batch, heads, width, v.shape[-1])
@@ -82,14 +88,14 @@ def read_states(
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
-    """Queries or keys `[batch pos key_head d_key]` for every head that reads them."""
+    """Return queries or keys `[batch pos key_head d_key]`, repeated so that there is one for each of `heads` heads."""
     return x.repeat_interleave(heads // x.shape[2], dim=2)
 
 
 def gated_norm(out: Tensor, gate: Tensor, weight: Tensor, *, eps: float, order: str) -> Tensor:
-    """The norm of each head `[batch pos head d_value]` and its gate of that shape, activated already.
+    """Return the normalised and gated output of each head, `[batch pos head d_value]`.
 
-    `order`: one of `choices.GATE_ORDERS`.
+    `gate` has the same shape and has been through its activation. `order` is one of `choices.GATE_ORDERS`.
     """
     if order == GATE_ORDERS[1]:
         return norms.norm(out * gate, weight, None, norms.Norm(eps=eps))

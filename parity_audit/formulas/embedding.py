@@ -1,10 +1,10 @@
-"""What enters the first block: token embeddings, and learned positions where the architecture has them.
+"""The input of the first block: token embeddings, and learned positions if the architecture has them.
 
     embed_p     = scale * E[token_p]
     pos_embed_p = scale * P[row_p]
 
-Sources: Vaswani et al. (arXiv 1706.03762) multiply by sqrt(d_model), as Gemma does; GPT-2 learns positions; OPT leaves the
-first two rows of its table out (offset 2). The factor on embeddings is a number that programs store in a dtype of its own.
+Sources: Vaswani et al. (arXiv 1706.03762) multiply by sqrt(d_model), as Gemma does; GPT-2 learns positions; OPT does not use the
+first two rows of its table (offset 2). Programs may store the factor on embeddings in another dtype than the embeddings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def embed(
     scale_dtype: torch.dtype = torch.float64,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Token embeddings `[batch pos d_model]`.
+    """Return token embeddings `[batch pos d_model]`.
 
     Args:
         tokens: ids `[batch pos]`.
@@ -37,10 +37,10 @@ def embed(
 
 
 def embed_positions(rows: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
-    """Learned positions `[batch pos d_model]` of the rows `[batch pos]` of a table that tokens take.
+    """Return learned positions `[batch pos d_model]`, where `rows` `[batch pos]` is the row of the table for each token.
 
     Raises:
-        ValueError: the table has no such row.
+        ValueError: the table does not have one of the rows.
     """
     if int(rows.min()) < 0 or int(rows.max()) >= len(table):
         raise ValueError(f"a table of {len(table)} positions has no row {int(rows.min())} or {int(rows.max())}")

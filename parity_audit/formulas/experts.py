@@ -1,13 +1,13 @@
-"""A mixture of experts: the router's weights, and the weighted sum of what the experts make.
+"""A mixture of experts: the router's weights, and the weighted sum of the experts' outputs.
 
     w = f(l) at the k largest logits l, 0 elsewhere       f: softmax or sigmoid over all experts
-    c = f(l) + b                                          the choice, where it has groups or a bias b of its own
-    w = w / sum(w)                                        where weights are renormalised over the chosen
+    c = f(l) + b                                          experts are chosen by c if there are groups or a bias b for the choice
+    w = w / sum(w)                                        if weights are renormalised over the chosen experts
     y = sum_e w_e D_e h(G_e x, U_e x)
-    y = sum_e D_e h(G_e w_e x, U_e w_e x)                 where weights multiply what experts are given
-    y + s(x) D h(G x, U x)                                where one expert takes all tokens; s: 1, or a sigmoid of x
+    y = sum_e D_e h(G_e w_e x, U_e w_e x)                 if weights multiply the inputs of the experts
+    y + s(x) D h(G x, U x)                                if a shared expert takes all tokens; s: 1, or a sigmoid of x
 
-A softmax that is renormalised over the chosen is the softmax of the chosen logits alone. Sources: Mixtral
+A softmax that is renormalised over the chosen experts equals the softmax of their logits alone. Sources: Mixtral
 (arXiv 2401.04088), Qwen3-MoE (arXiv 2505.09388), gpt-oss, Qwen1.5-MoE (transformers modeling_qwen2_moe), DeepSeek-V3
 (arXiv 2412.19437), Llama 4 (transformers modeling_llama4).
 """
@@ -33,21 +33,21 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "raw logits": torch.clone,
 }
 SAME_SCORE = torch.finfo(torch.bfloat16).eps
-"""Scores whose difference is at most this share of a token's largest one are equal: it is the rounding of bfloat16, in which routers
-may run, and which of two such experts is taken says nothing."""
+"""Two scores count as equal if they differ by at most this share of the token's largest score. It is the relative rounding of
+bfloat16, in which routers may run, so a program that takes the other one of two such experts makes no error."""
 GROUP_BEST = 2
-"""Experts that a group of DeepSeek-V3 is judged by."""
+"""The number of experts whose scores are summed to rank a group (DeepSeek-V3)."""
 
 
 def chosen_experts(logits: Tensor, top_k: int, choice: str = LARGEST) -> Tensor:
-    """True at the `top_k` experts of each token `[... expert]`: of its largest logits, or by another of `choices.EXPERT_CHOICES`."""
+    """Return True at the `top_k` experts of each token, `[... expert]`, chosen by one of `choices.EXPERT_CHOICES`."""
     ranked = {SMALLEST: -logits, LARGEST_ABSOLUTE: logits.abs()}.get(choice, logits.roll(STEPS.get(choice, 0), -1))
     best = ranked.topk(min(top_k, logits.shape[-1]), -1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, best, True)
 
 
 def are_largest(scores: Tensor, chosen: Tensor) -> Tensor:
-    """Whether the chosen experts of a token have its largest scores `[... expert]`, but for rounding; one answer per token."""
+    """Return, per token, whether the chosen experts have its largest scores `[... expert]`, up to rounding (see `SAME_SCORE`)."""
     worst = torch.where(chosen, scores, torch.inf).amin(-1)
     best_left = torch.where(chosen, -torch.inf, scores).amax(-1)
     size: Tensor = torch.where(scores.isfinite(), scores, 0.0).abs().amax(-1)
@@ -57,14 +57,14 @@ def are_largest(scores: Tensor, chosen: Tensor) -> Tensor:
 def scores_for_choice(
     logits: Tensor, *, router: str = "softmax", bias: Tensor | None = None, groups: int = 1, kept: int = 1
 ) -> Tensor:
-    """What the experts of a token are chosen by, `[... expert]`, -inf in the groups that are left out.
+    """Return the scores by which the experts of a token are chosen, `[... expert]`, -inf in the groups that are left out.
 
     Args:
         logits: `[... expert]`.
-        router: what makes a score of a logit, a key of `SCORES`.
-        bias: added to the scores for the choice alone, `[expert]`.
-        groups: of equally many neighbouring experts; a group is worth the sum of its `GROUP_BEST` largest scores.
-        kept: groups whose experts can be chosen.
+        router: the function from logits to scores, a key of `SCORES`.
+        bias: added to the scores for the choice only, `[expert]`.
+        groups: the number of groups of equally many consecutive experts, ranked by the sum of their `GROUP_BEST` largest scores.
+        kept: the number of groups whose experts can be chosen.
     """
     scores = SCORES[router](logits)
     scores = scores if bias is None else scores + bias
@@ -80,18 +80,18 @@ def router_weights(
     logits: Tensor, chosen: Tensor, *, router: str = "softmax", norm_topk: bool = True, temperature: float = 1.0,
     bias: Tensor | None = None, arithmetic: str = FULL,
 ) -> Tensor:  # fmt: skip
-    """The weights `[... expert]` of logits of that shape, 0 where an expert is not chosen.
+    """Return the weights of the experts, `[... expert]`, from logits of that shape; 0 for experts that are not chosen.
 
     Args:
         chosen: True at the experts that a token goes to.
-        router: what makes a weight of a logit, a key of `SCORES`.
-        norm_topk: whether weights are divided by their sum over the chosen.
-        temperature: what the logits are divided by.
-        bias: added to the scores, `[expert]`.
-        arithmetic: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_ROUTER`.
+        router: the function from logits to weights, a key of `SCORES`.
+        norm_topk: whether weights are divided by their sum over the chosen experts.
+        temperature: the divisor of the logits.
+        bias: added to the weights before the sum is taken, `[expert]`.
+        arithmetic: `full`, or a narrow dtype followed by one of `choices.PLACES_IN_A_ROUTER`.
 
     Raises:
-        ValueError: a narrow dtype is asked for where the logits are in one anyway, so that it cannot be told.
+        ValueError: `arithmetic` is narrow, but the logits fit a narrow dtype already, so its rounding could not be observed.
     """
     refuse_narrow(arithmetic, logits)
     step = steps_of(arithmetic)
@@ -103,8 +103,10 @@ def router_weights(
 
 
 def read_as_rows_of_experts(weights: Tensor) -> Tensor:
-    """A table of weights `[batch pos expert]` whose numbers are read in their order as if it were `[expert (batch pos)]`, as
-    transformers 4.54 and 4.55 do for Llama 4."""
+    """Return the weights `[batch pos expert]` as they are if their memory is read as `[expert (batch pos)]`.
+
+    transformers 4.54 and 4.55 do this for Llama 4.
+    """
     batch, pos, expert = weights.shape
     return rearrange(weights.flatten(), "(expert batch pos) -> batch pos expert", batch=batch, pos=pos, expert=expert)
 
@@ -121,7 +123,7 @@ class Expert:
     down_bias: Tensor | None = None
 
     def output(self, x: Tensor, hidden: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """What it makes of tokens `[token d_model]`; `hidden` combines the two inner projections."""
+        """Return the expert's output for tokens x, `[token d_model]`; `hidden` combines the gate's and the up projection."""
         inner = hidden(project(x, self.gate, self.gate_bias), project(x, self.up, self.up_bias))
         return project(inner, self.down, self.down_bias)
 
@@ -130,11 +132,14 @@ def mixture(
     x: Tensor, weights: Tensor, experts: Sequence[Expert], hidden: Callable[[Tensor, Tensor], Tensor], *,
     weighted: str = "outputs", seen: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """y `[batch pos d_model]` of x of that shape and weights `[batch pos expert]`; an expert sees only its own tokens.
+    """Return y, the weighted sum of the experts' outputs, `[batch pos d_model]`; each expert computes only its own tokens.
 
     Args:
+        x: the input of the experts, `[batch pos d_model]`.
+        weights: `[batch pos expert]`; an expert's tokens are those with a weight other than 0.
         weighted: what the weights multiply, one of `choices.WEIGHTED`.
-        seen: y as it is seen. Then each token lacks what brings it nearest to this: nothing, the share of one expert, or all.
+        seen: the captured y, to explain tokens dropped by experts with a limited capacity. If it is given, each token of the result
+            lacks nothing, the share of one expert, or all shares, whichever is nearest to the captured one.
     """
     made, shares = torch.zeros_like(x), []
     for number, expert in enumerate(experts):
@@ -149,7 +154,7 @@ def mixture(
 
 
 def _nearest(made: Tensor, shares: Sequence[tuple[Tensor, Tensor]], seen: Tensor) -> Tensor:
-    """Of each token's sum, the sum without one of its shares, and nothing: what is nearest to what is seen."""
+    """Return for each token whichever is nearest to `seen`: its sum, its sum without one of the shares, or 0."""
     best = torch.where(((made - seen).norm(dim=-1) > seen.norm(dim=-1))[..., None], 0.0, made)
     for own, share in shares:
         without = made[own] - share

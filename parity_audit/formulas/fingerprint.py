@@ -1,4 +1,4 @@
-"""Fingerprints of one tensor: a hash, its size and inner products that tell any permutation."""
+"""Fingerprint of a tensor: a hash, its root mean square, and inner products that change under any permutation of its numbers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import WeightPrint
 
 FREQUENCIES = (2.0, 3.0, 5.0, 7.0)
-"""Squares of the frequencies of the waves: their roots are irrational and have no common multiple."""
+"""The squares of the waves' frequencies: the frequencies themselves are irrational and have no common multiple."""
 SKETCHES = len(FREQUENCIES)
 FOLD, BLOCK_ROWS = 4096, 64
-"""Numbers in a row of a folded tensor, and rows that are promoted at a time: 2 MiB in float64."""
+"""The number of entries in a row of a folded tensor, and the number of rows converted at a time: 2 MiB in float64."""
 
 
 def fingerprint(name: str, value: Tensor) -> WeightPrint:
-    """Hash, rms and sketch of one tensor as float32, a block at a time: no float32 copy of a whole narrower one is made.
+    """Return the hash, the root mean square and the sketch of a tensor in float32.
 
-    The sketch is the inner product of the flat tensor, folded into rows, with products of a row wave and a
-    column wave of irrational frequencies, over its norm: cheap, reproducible without a generator, and changed
-    by any permutation.
+    The tensor is converted one block at a time, so that no float32 copy of a whole narrower tensor is made. For the sketch, the flat
+    tensor is folded into rows; the sketch is its inner product with products of a row wave and a column wave of irrational
+    frequencies, divided by its norm. It is cheap, reproducible without a random generator, and changed by any permutation.
 
     Raises:
         BackendFailed: the tensor holds NaN or infinity.
@@ -53,6 +53,6 @@ def fingerprint(name: str, value: Tensor) -> WeightPrint:
 
 
 def _waves(index: Tensor) -> Tensor:
-    """`[index, SKETCHES]`: one wave of irrational frequency per column."""
+    """Return one wave of irrational frequency per column, `[index SKETCHES]`."""
     frequencies = torch.tensor(FREQUENCIES, dtype=torch.float64).sqrt()
     return torch.cos(index.double()[:, None] * frequencies)

@@ -1,15 +1,18 @@
 """Rotary frequency tables from their parameters.
 
-Sources: RoFormer (arXiv 2104.09864) for the base table; the Llama 3.1 release for `llama3`, which leaves
-wavelengths below `original / high_freq_factor` alone, divides those above `original / low_freq_factor` by
-`factor`, and blends in between; YaRN (arXiv 2309.00071), which does the same along the index of the pair and
-stretches cos and sin; LongRoPE (arXiv 2402.13753), which has a factor per pair, one list up to the original
-context and one beyond; dynamic NTK, which raises theta with the length beyond the original context, or, in
-Hunyuan, once by `alpha`; `proportional` (Gemma 4), which rotates the first pairs alone, at the frequencies of a whole head; `table`,
-frequencies that no formula makes.
+Sources:
 
-A table is a definition, and programs compute it in float32. So the dtype is a parameter, and the order of operations is
-that of transformers: in float32 the result is then the same to the last bit.
+- base table: RoFormer (arXiv 2104.09864);
+- `llama3`: the Llama 3.1 release. It keeps the frequencies of wavelengths below `original / high_freq_factor`, divides those of
+  wavelengths above `original / low_freq_factor` by `factor`, and blends in between;
+- `yarn`: YaRN (arXiv 2309.00071). It does the same along the index of the pair and multiplies cos and sin by a factor;
+- `longrope`: LongRoPE (arXiv 2402.13753). It has a factor per pair, with one list up to the original context and one beyond;
+- `dynamic`: dynamic NTK raises theta with the length beyond the original context; Hunyuan raises it once, by `alpha`;
+- `proportional`: Gemma 4 rotates only the first pairs, at the frequencies that they have if the whole head is rotated;
+- `table`: frequencies that are listed one by one.
+
+Programs compute these tables in float32, and the rounding is part of what they compute. So the dtype is a parameter, and the order
+of operations is that of transformers: in float32 the result equals theirs to the last bit.
 """
 
 from __future__ import annotations
@@ -25,18 +28,19 @@ from torch import Tensor
 from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS
 
 YARN_FAST, YARN_SLOW = 32.0, 1.0
-"""Turns over the original context above which a pair stays, and below which it is divided; the paper's values for Llama."""
+"""The number of turns over the original context above which YaRN keeps a pair's frequency, and below which it divides it by the
+factor; the paper's values for Llama."""
 YARN_WIDTH = 0.001
-"""The width of a YaRN ramp whose ends fall together, so that it stays a step."""
+"""The width of a YaRN ramp whose two ends coincide, which makes the ramp a step without a division by 0."""
 
 
 def default_table(theta: float, d_rot: int) -> list[float]:
-    """theta^(-2j/d_rot) for j < d_rot/2, in radians per position, in float64."""
+    """Return theta^(-2j/d_rot) for j < d_rot/2, in radians per position, in float64."""
     return rope_table(theta, None, d_rot)
 
 
 def kind_of(scaling: Mapping[str, Any] | None) -> str:
-    """The scaling's type; configs call it `rope_type` or, older, `type`."""
+    """Return the type of a scaling, "default" if there is none; configs call it `rope_type`, older ones `type`."""
     given = scaling or {}
     return str(given.get("rope_type") or given.get("type") or "default")
 
@@ -44,7 +48,7 @@ def kind_of(scaling: Mapping[str, Any] | None) -> str:
 def rope_table(
     theta: float, scaling: Mapping[str, Any] | None, d_rot: int, length: int | None = None
 ) -> list[float]:  # fmt: skip
-    """`inverse_frequencies` in float64, as numbers."""
+    """Return `inverse_frequencies` in float64 as a list of numbers."""
     table: list[float] = inverse_frequencies(theta, scaling, d_rot, length).tolist()
     return table
 
@@ -56,20 +60,20 @@ def inverse_frequencies(
     length: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """The angle per position of each rotated pair.
+    """Return the angle per position of each rotated pair.
 
     Args:
         theta: the base.
         scaling: the config's dictionary, None for the base table.
-        d_rot: rotated components of a head, twice the number of pairs.
-        length: of the sequence, where the scaling depends on it (`longrope`, `dynamic`).
-        dtype: of every step of the computation.
+        d_rot: the number of rotated components of a head, twice the number of pairs.
+        length: the length of the sequence, on which `longrope` and `dynamic` depend.
+        dtype: the dtype of every step of the computation.
 
     Returns:
         `[d_rot / 2]` in radians per position, of type `dtype`.
 
     Raises:
-        ValueError: a scaling type this function does not know, or a component without another to turn with.
+        ValueError: the type of the scaling is unknown, or `d_rot` is odd, so that one component has no partner.
     """
     if d_rot % 2:
         raise ValueError(f"{d_rot} components of a head cannot be rotated: they turn in pairs")
@@ -99,19 +103,22 @@ def inverse_frequencies(
 
 
 def _powers(theta: float, d_rot: int, dtype: torch.dtype) -> Tensor:
-    """theta^(2j/d_rot): positions per radian of each pair."""
+    """Return theta^(2j/d_rot), the positions per radian of each pair."""
     powers: Tensor = theta ** _exponents(d_rot, dtype)
     return powers
 
 
 @lru_cache(maxsize=64)
 def _exponents(d_rot: int, dtype: torch.dtype) -> Tensor:
-    """2j/d_rot of each pair: a search asks for the same few again and again."""
+    """Return 2j/d_rot for each pair j; cached, because a search asks for the same few lists again and again."""
     return torch.arange(0, d_rot, 2, dtype=torch.int64).to(dtype) / d_rot
 
 
 def attention_factor(scaling: Mapping[str, Any] | None) -> float:
-    """What a scaling multiplies cos and sin by: 1 but for yarn and longrope."""
+    """Return the factor by which a scaling multiplies cos and sin.
+
+    It is the scaling's `attention_factor` if that is given, a function of the stretch for `yarn` and `longrope`, and 1 otherwise.
+    """
     kind, given = kind_of(scaling), scaling or {}
     if given.get("attention_factor") is not None:
         return float(given["attention_factor"])
@@ -127,7 +134,7 @@ def attention_factor(scaling: Mapping[str, Any] | None) -> float:
 
 
 def _stretch(scaling: Mapping[str, Any]) -> float:
-    """The factor that a config gives as two lengths."""
+    """Return the stretch factor that a config gives as the quotient of two lengths, or 1 if it does not give both."""
     longest, original = (scaling.get(f"{name}max_position_embeddings") for name in ("", "original_"))
     return float(longest) / float(original) if longest and original else 1.0
 
@@ -144,7 +151,8 @@ def _llama3(table: Tensor, scaling: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(theta: float, scaling: Mapping[str, Any], powers: Tensor) -> Tensor:
-    """Pairs that turn more than beta_fast times over the original context stay, those below beta_slow are divided."""
+    """Return YaRN's frequencies: pairs with more than beta_fast turns over the original context keep theirs, pairs with less than
+    beta_slow turns have theirs divided by the factor, and a linear ramp over the pairs' indices blends in between."""
     d_rot, original = 2 * len(powers), float(scaling["original_max_position_embeddings"])
     factor = float(scaling.get("factor") or _stretch(scaling))
 
@@ -171,8 +179,11 @@ def _longrope_factors(scaling: Mapping[str, Any], length: int | None) -> list[fl
 
 
 def dynamic_theta(theta: float, scaling: Mapping[str, Any], d_rot: int, length: int | None) -> float:
-    """theta ((factor length / original) - (factor - 1))^(d_rot / (d_rot - 2)) beyond the original context, or the base that is said
-    to be there."""
+    """Return the base for a sequence of this length: theta ((factor length / original) - (factor - 1))^(d_rot / (d_rot - 2)).
+
+    This applies beyond the original context; up to it the base is theta. A scaling with `theta_there` gives the base for lengths
+    over `beyond` directly.
+    """
     if "theta_there" in scaling:
         return float(scaling["theta_there"]) if (length or 0) > scaling["beyond"] else theta
     names = ("original_max_position_embeddings", "max_position_embeddings")

@@ -1,6 +1,6 @@
-"""What the sites of a block with several streams are made of (`altup`), and of one with a residual of low rank (`laurel`).
+"""The sites of a block with several streams (`altup`), or with a low-rank residual beside attention (`laurel`).
 
-One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+There is one function per site. Each takes a `Place`, from which it asks for inputs, tensors and knobs.
 """
 
 from __future__ import annotations
@@ -21,47 +21,49 @@ from parity_audit.formulas.residual import added
 
 
 def has_streams(at: Place) -> bool:
-    """Whether there are several streams."""
+    """Whether a block, or outside the blocks the model, has several streams."""
     return at.has("altup.router") if at.layer is not None else at.has("altup.expand.1")
 
 
 def has_laurel(at: Place) -> bool:
-    """Whether a block has a residual of low rank beside attention."""
+    """Whether a block has a low-rank residual beside attention."""
     return at.has("laurel.left")
 
 
 def active_of(at: Place, streams: Tensor) -> Tensor:
-    """The stream that a block computes on, `[batch pos d_model]` of `[batch pos stream d_model]`."""
+    """Return the stream that a block computes on, `[batch pos d_model]` of `[batch pos stream d_model]`."""
     return streams[..., int(at.knob("altup.active")), :]
 
 
 def shown_of(at: Place, streams: Tensor) -> Tensor:
-    """The stream that resid_pre and resid_post show, `[batch pos d_model]`: the active one by the model's own config, whichever
-    a program computes on."""
+    """Return the stream that is captured as resid_pre and resid_post, `[batch pos d_model]`.
+
+    It is the active stream by the model's own config, even if a program computes on another one.
+    """
     return streams[..., at.dim("active_stream") - 1, :]
 
 
 def _projections(at: Place, role: str) -> list[Tensor]:
-    """The tensors of a role that each stream but the first has one of, in the order of the streams."""
+    """Return the tensors of a role that has one tensor for each stream but the first, in the order of the streams."""
     held = takewhile(at.has, (f"{role}.{stream}" for stream in count(1)))
     return [at.tensor(name) for name in held]
 
 
 def entering(at: Place) -> Tensor:
-    """The streams that a block is given, `[batch pos stream d_model]`."""
+    """Return the streams that enter a block, `[batch pos stream d_model]`."""
     if at.layer:
         return at.site(f"blocks.{at.layer - 1}.altup.post")
     return altup.expanded(at.site("embed"), _projections(at, "altup.expand"), at.knob("altup.least_size"))
 
 
 def combined(at: Place) -> Tensor:
-    """What the final norm reads of the last block's streams, `[batch pos d_model]`."""
+    """Return the input of the final norm, combined from the streams that leave the last block, `[batch pos d_model]`."""
     streams = at.site(f"blocks.{at.dim('n_layers') - 1}.altup.post")
     return altup.combined(streams, _projections(at, "altup.combine"), at.knob("altup.least_size"))
 
 
 def _modalities(at: Place, x: Tensor) -> Tensor:
-    """One number per stream, `[batch pos stream]` of one stream `[batch pos d_model]`."""
+    """Return one number per stream, `[batch pos stream]`, computed from one stream x `[batch pos d_model]` (m in `altup`)."""
     read = normed(at, x, "norm.altup") * float(at.knob("altup.router_scale"))
     return activation(at.knob("altup.router"))(project(read, at.tensor("altup.router")))
 
@@ -82,7 +84,11 @@ def corrected(at: Place) -> Tensor:
 
 
 def leaving(at: Place) -> Tensor:
-    """The streams behind a block: what it adds for its own embeddings is added to all but the first."""
+    """Return the streams that leave a block, `[batch pos stream d_model]`.
+
+    The output of the block's per-layer embeddings is added to the streams that `per_layer.streams` names, by default to all but the
+    first.
+    """
     streams, own = at.site("altup.corrected"), at.site("per_layer.out")
     chosen = torch.ones(streams.shape[-2], dtype=torch.bool, device=streams.device)
     if at.knob("per_layer.streams") != EVERY_STREAM:
@@ -91,21 +97,26 @@ def leaving(at: Place) -> Tensor:
 
 
 def read_by_own_embeddings(at: Place) -> Tensor:
-    """What the gate of a block's own embeddings reads: the corrected active stream, times a stored vector."""
+    """Return the input of the per-layer embeddings' gate: the corrected active stream, multiplied by a stored vector.
+
+    The factor is left out if the checkpoint holds no such vector or `altup.output_scale` is False.
+    """
     stream = active_of(at, at.site("altup.corrected"))
     factor = at.weight("altup.output_scale")
     return stream if factor is None or at.knob("altup.output_scale") is False else stream * factor
 
 
 def laurel(at: Place) -> Tensor:
-    """What the residual of low rank adds to the stream, `[batch pos d_model]`."""
+    """Return what the low-rank residual adds to the stream, `[batch pos d_model]`."""
     y = at.site("ln1.out")
     made = normed(at, low_rank(y, at.tensor("laurel.left"), at.tensor("laurel.right")), "norm.laurel")
     return made if at.knob("laurel.adds_input") is False else y + made
 
 
 def middle(at: Place, attention: Tensor) -> Tensor:
-    """The stream between attention and the MLP, in a block that has a residual of low rank; `attention` `[batch pos d_model]`
-    is what attention adds."""
+    """Return the stream between attention and the MLP, for a block with a low-rank residual.
+
+    `attention` is what attention adds to the stream, `[batch pos d_model]`.
+    """
     stream = at.site("altup.active" if has_streams(at) else "resid_pre")
     return added(stream, attention, at.site("laurel.out")) * float(at.knob("laurel.scale"))

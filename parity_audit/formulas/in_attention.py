@@ -1,6 +1,6 @@
-"""Attention to keys and values: scores, pattern and z.
+"""The sites of attention from queries, keys and values on: scores, pattern and z.
 
-One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+There is one function per site. Each takes a `Place`, from which it asks for inputs, tensors and knobs.
 """
 
 from __future__ import annotations
@@ -47,13 +47,16 @@ from parity_audit.formulas.projections import taken_for
 from parity_audit.formulas.rounding import any_narrow, refuse_narrow, steps_of
 
 QUERY_ROWS = 256
-"""Queries computed at a time where nobody asks for the attention matrices: 4 heads x 256 x 4160 keys are 34 MiB."""
+"""The number of queries computed at a time if the attention matrices are not asked for: 4 heads x 256 x 4160 keys are 34 MiB."""
 MASKS_KEPT = 16
-"""Masks that are kept of one run: those of its parts under the values that are right. 256 x 8256 keys are 2 MiB."""
+"""The number of masks kept per batch, enough for all parts of a run under one set of values. A mask of 256 x 8256 keys has 2 MiB."""
 
 
 def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
-    """Scores of the queries at `rows`, of all by default; with the first keys alone, or those of a cache, where these are given."""
+    """Return the scores of the queries at `rows` (all queries by default), `[batch head query key]`.
+
+    `keys` replace the block's own keys: its first keys only, or the keys that a cache holds.
+    """
     q, k = multiplied(at, "q"), multiplied(at, "k") if keys is None else keys
     chosen = torch.arange(q.shape[1], device=q.device) if rows is None else rows
     scale, bias = scale_of(at), at.knob("attention.bias")
@@ -71,7 +74,7 @@ def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None)
     made = made if bias is None else made + by_distance(bias, chosen, k.shape[1]).to(made)
     arithmetic = at.knob("attention.softmax_dtype")
     if arithmetic.endswith(BELOW_TOP):
-        return made  # behind this site
+        return made  # These values round after the largest score was subtracted, which comes after this site.
     if penalty is None:
         refuse_narrow(arithmetic, q)
     return steps_of(arithmetic)("scores", made)
@@ -82,10 +85,14 @@ def _is_power_of_two(scale: float | list[float]) -> bool:
 
 
 def _refuse_products(arithmetic: str, q: Tensor, *, by_shift: bool) -> None:
-    """Refuse a narrow dtype of the products that `attention.softmax_dtype` says of the scores, or that the queries are in anyway.
+    """Raise ValueError for a narrow dtype of the products that the scores cannot show, or that another knob describes.
+
+    Rounding of the inputs has no effect if the queries fit a narrow dtype already. Rounding of the products has the same effect as
+    rounding of the scores (`attention.softmax_dtype`) if only a power of two lies between them. It is then refused, unless the
+    queries fit a narrow dtype: for these, rounding of the scores is refused instead.
 
     Args:
-        by_shift: nothing but a power of two stands between products and scores, so that both round alike.
+        by_shift: whether the scores are the products divided by a power of two, without cap, penalty or bias.
     """
     if not arithmetic.endswith("products"):
         refuse_narrow(arithmetic, q)
@@ -94,8 +101,11 @@ def _refuse_products(arithmetic: str, q: Tensor, *, by_shift: bool) -> None:
 
 
 def _seen_from(at: Place, rows: Tensor) -> Tensor:
-    """Keys that queries at these places may see `[batch 1 query key]`; a token from which a mask hides every key sees itself, and
-    is noted: programs do different things with it. Kept, since a search asks thousands of times for the same few masks."""
+    """Return which keys the queries at these places may see, `[batch 1 query key]`.
+
+    A token from which a mask hides every key sees itself, and is recorded as undefined, because programs treat it differently. The
+    masks are kept, because a search asks thousands of times for the same few.
+    """
     window, chunk, kind = at.knob("attention.window"), at.knob("attention.chunk"), at.knob("attention.mask")
     first = at.knob("attention.window_first") if window is not None else 0
     kept, key = at.batch.masks, (tuple(rows.tolist()), window, first, chunk, kind)
@@ -111,7 +121,7 @@ def _seen_from(at: Place, rows: Tensor) -> Tensor:
 
 
 def _never_blind(mask: Tensor, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What may be seen, and itself where that is nothing; and the tokens `[batch pos]` that see nothing, None for none of them."""
+    """Return the mask in which every query that saw nothing sees itself, and these queries `[batch pos]`, None if there are none."""
     blind = mask.bool()[:, rows] & ~seen.any(-1)[:, 0]
     if not bool(blind.any()):
         return seen, None
@@ -122,7 +132,10 @@ def _never_blind(mask: Tensor, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tens
 
 
 def by_distance(bias: Mapping[str, float], rows: Tensor, keys: int) -> Tensor:
-    """What is added to the scores of queries at these places for their distance to a key, `[query key]`."""
+    """Return the bias of the scores by distance between query and key, `[query key]`, for queries at these places.
+
+    The bias is 0 for keys after the query and for distances that are not listed.
+    """
     table = torch.zeros(max([keys, *(rows + 1).tolist()]), dtype=torch.float64)
     known = {int(name.removeprefix(AT_DISTANCE)): value for name, value in bias.items()}
     for distance in known.keys() & range(len(table)):
@@ -132,7 +145,7 @@ def by_distance(bias: Mapping[str, float], rows: Tensor, keys: int) -> Tensor:
 
 
 def _penalties(at: Place, rows: Tensor, keys: int) -> Tensor | None:
-    """ALiBi's penalties for the queries at these places and the first keys, None where a model has none."""
+    """Return ALiBi's penalties for the queries at these places and the first `keys` keys, or None if the model has no ALiBi."""
     slopes, places = _slopes(at), at.batch.positions
     if slopes is None:
         return None
@@ -142,7 +155,7 @@ def _penalties(at: Place, rows: Tensor, keys: int) -> Tensor | None:
 
 
 def _slopes(at: Place) -> Tensor | None:
-    """ALiBi's slope per head: given, or the usual ones times a number."""
+    """Return ALiBi's slope per head, either listed by the knob or the standard slopes times its number; None without ALiBi."""
     said = at.knob("attention.alibi")
     if said is None or said is False:
         return None
@@ -155,14 +168,13 @@ def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
     s = at.site("attn_scores") if scores is None else scores
     law, arithmetic = at.knob("attention.weights"), at.knob("attention.softmax_dtype")
     if (scores is not None or not at.is_given("attn_scores")) and _slopes(at) is None:
-        refuse_narrow(
-            arithmetic, multiplied(at, "q")
-        )  # scores made of narrow queries are as coarse, and show it no more
+        # If the queries fit a narrow dtype, so do the scores, and their rounding cannot be observed.
+        refuse_narrow(arithmetic, multiplied(at, "q"))
     return attention.weights(s * at.knob("attention.temperature"), law, _sinks(at), arithmetic)
 
 
 def _sinks(at: Place) -> Tensor | None:
-    """The logit per head that takes part in the softmax: the checkpoint's, given ones, or none."""
+    """Return the sink logit of each head: the checkpoint's, a multiple of it, zeros or listed ones, or None for no sinks."""
     said = at.knob("attention.sinks")
     if said is None or said is False:
         return None
@@ -185,7 +197,8 @@ def z_of(at: Place) -> Tensor:
 
 
 def _attended(at: Place, v: Tensor) -> Tensor:
-    """What each head attended to; of decoded tokens, what the cache shows them."""
+    """Return the weighted sum of the values for each head, `[batch query head d_head]`; decoded tokens read keys and values from the
+    cache."""
     kv = read_by_heads(at, "v")
     if at.is_given("pattern") or at.is_given("attn_scores"):
         return attention.weighted_values(at.site("pattern"), v, kv)
@@ -198,12 +211,13 @@ def _attended(at: Place, v: Tensor) -> Tensor:
 
 
 def _of_rows(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, together: int) -> Tensor:
-    """What the queries at `rows` attended to, which were computed in one step with all of the first `together`."""
+    """Return the weighted sum of the values for the queries at `rows`, which are computed in one step with the first `together`
+    tokens."""
     law = at.knob("attention.weights")
     if law == OVER_QUERIES:
         s = scores_of(at, torch.arange(together, device=rows.device))
         return attention.weighted_values(pattern_of(at, s)[:, :, rows], v, kv)
-    # Keys behind the last one that a query sees weigh nothing, and are half of all in a long causal text.
+    # Keys after the last one that any of these queries sees have the weight 0; in a long causal text they are half of all keys.
     hidden_weigh_nothing = law != OVER_HEADS and at.knob("attention.masked") == LEFT_OUT
     keys = _up_to_the_last(_seen_from(at, rows)) if hidden_weigh_nothing else v.shape[1]
     pattern = pattern_of(at, scores_of(at, rows, multiplied(at, "k")[:, :keys]))
@@ -211,20 +225,25 @@ def _of_rows(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, together:
 
 
 def _up_to_the_last(seen: Tensor) -> int:
-    """How many keys there are up to the last that one of these queries may see, of `[batch 1 query key]`; 1 where they see none."""
+    """Return the number of keys up to the last one that any query may see, for `seen` `[batch 1 query key]`; 1 if they see none."""
     shown = seen.flatten(0, 2).any(0).nonzero()
     return int(shown[-1]) + 1 if len(shown) else 1
 
 
 def _finds_all(at: Place) -> bool:
-    """Whether a decoded token finds in the cache what a whole run would show it, so that both are computed at once."""
+    """Whether a decoded token reads from the cache the same keys and values as in a run without a cache.
+
+    If so, prompt and decoded tokens are computed at once.
+    """
     keys, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
     return (keys, dtype) == (EVERY_KEY, FULL) and at.knob("attention.weights") != OVER_QUERIES
 
 
 def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: int) -> Iterator[Tensor]:
-    """What tokens at these places, from `first` on, attended to, each of which was decoded from the cache: together where all find
-    the same there."""
+    """Yield the weighted sum of the values for the decoded tokens at these places, which are `first` or later.
+
+    All tokens are computed together if the cache gives each of them the same keys and values, else one decode step at a time.
+    """
     kind, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
     k, v = (cache.kept(cache.of_rows(x, kind, first), dtype) for x in (multiplied(at, "k"), v))
     together, each = rows < first + at.batch.at_once, torch.arange(len(rows))
@@ -232,7 +251,7 @@ def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: in
     steps = (each[together], *torch.split(each[~together], 1)) if in_steps else (each,)
     capacity = min(v.shape[1], at.knob("attention.window") or v.shape[1])
     every = scores_of(at, rows, k).masked_fill(~cache.shown(kind, rows, counted(at.batch.mask), first), -torch.inf)
-    for step in (step for step in steps if len(step)):  # of no rows, split makes one empty part
+    for step in (step for step in steps if len(step)):  # torch.split of no rows returns one empty part.
         own, s = rows[step], every[:, :, step]
         empty = cache.emptied(s, kind, own, capacity) if first < capacity else None
         if empty is not None:

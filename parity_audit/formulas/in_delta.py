@@ -1,6 +1,6 @@
-"""What the sites of a linear attention are made of: projections, the convolution, the states of heads, the gated norm.
+"""The sites of a linear attention: projections, the convolution, the states of heads, the gated norm.
 
-One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+There is one function per site. Each takes a `Place`, from which it asks for inputs, tensors and knobs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from parity_audit.formulas.place import Place
 from parity_audit.formulas.projections import heads, project
 
 CONVOLVED, PER_HEAD = "qkv", "ba"
-"""What goes through the convolution, and what is one number per head."""
+"""The parts that go through the convolution, and the parts that are one number per head."""
 PARTS = (*CONVOLVED, "z", *PER_HEAD)
-"""What is projected of the stream: queries, keys, values, their gate, the logit of the correction, the time step."""
+"""The projections of the stream: queries, keys, values, the gate z, the logit b of the correction, the time step a."""
 
 
 def projected(at: Place, part: str) -> Tensor:
-    """One of `PARTS`, `[batch pos head d]`, or `[batch pos head]`. Padding is cut off before it, as the convolution sees it."""
+    """Return the projection of one of `PARTS`, `[batch pos head d]`, or `[batch pos head]` for the parts in `PER_HEAD`.
+
+    Its input is set to 0 at padding, because the convolution would mix padding into the real tokens.
+    """
     x = attention_input(at)
     made = project(x * at.batch.mask[..., None].to(x), at.tensor(f"delta.{part}"))
     return made if part in PER_HEAD else heads(made, at.dim("n_key_heads" if part in "qk" else "n_value_heads"))
 
 
 def read(at: Place) -> Tensor:
-    """What each head reads of its state, `[batch pos head d_value]`."""
+    """Return what each head reads from its state, `[batch pos head d_value]`."""
     q, k, v = _convolved(at)
     eps, scale, count = at.knob("delta.length_eps"), at.knob("delta.scale"), at.dim("n_value_heads")
     divided, (both, _, queries, keys) = at.knob("delta.unit_length"), UNIT_LENGTH
@@ -48,7 +51,7 @@ def read(at: Place) -> Tensor:
 
 
 def _convolved(at: Place) -> list[Tensor]:
-    """Queries, keys and values behind the convolution, of one stored weight for the channels of all three in this order."""
+    """Return queries, keys and values after the convolution, whose stored weight holds the channels of all three in this order."""
     sites = [at.site(f"delta.{part}") for part in CONVOLVED]
     flat = [rearrange(x, "batch pos head d -> batch pos (head d)") for x in sites]
     weight = rearrange(at.tensor("delta.conv"), "channel 1 tap -> channel tap")
@@ -59,7 +62,7 @@ def _convolved(at: Place) -> list[Tensor]:
 
 
 def gated(at: Place) -> Tensor:
-    """What the output projection reads."""
+    """Return the input of the output projection, `[batch pos head d_value]`."""
     out = at.site("delta.out")
     gate = activation(at.knob("delta.gate"))(at_queries(at, at.site("delta.z"), out))
     return delta.gated_norm(

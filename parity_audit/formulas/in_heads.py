@@ -1,6 +1,6 @@
-"""Queries, keys and values as attention reads them: projections, norms of heads and rotation; and what is made of its output.
+"""Queries, keys and values up to the scores: projections, norms of heads and rotation; and the gate on the output of attention.
 
-One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+There is one function per site. Each takes a `Place`, from which it asks for inputs, tensors and knobs.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from parity_audit.formulas.projections import heads, joined, project, taken_for
 from parity_audit.formulas.rounding import refuse_narrow
 
 LATENTS = {"q": "q_latent", "k": "kv_latent", "v": "kv_latent"}
-"""The latent that each is projected from, where a block has latents (DeepSeek)."""
+"""The latents from which queries, keys and values are projected if a block has latents (DeepSeek)."""
 
 
 def attention_input(at: Place) -> Tensor:
-    """What attention reads of the stream."""
+    """Return the input of attention: the stream itself, or the output of the norm before attention."""
     return at.entering() if read_by_sublayers(at) else at.site("ln1.out")
 
 
 def _projected_from(at: Place, part: str) -> Tensor:
-    """What queries, keys or values are projected from: a normalised latent where the block has one."""
+    """Return the input of the projection of queries, keys or values: the normalised latent if the block has one."""
     latent = LATENTS[part]
     return at.site(f"{latent}_norm.out") if at.has(f"norm.{latent}") else attention_input(at)
 
@@ -55,7 +55,8 @@ def latent_of(at: Place, latent: str) -> Tensor:
 
 
 def latent_norm(at: Place, latent: str) -> Tensor:
-    """The norm of a latent: of as many components as it has weights, because keys' shared part stands behind them."""
+    """Return the normalised latent. Only as many components as the norm has weights are normalised and returned, because the key
+    components that all heads share follow after them."""
     x = at.site(latent)[..., : len(at.tensor(f"norm.{latent}"))]
     if at.knob("qk_norm.present") == MISSING:
         return x
@@ -84,41 +85,44 @@ def _kv_heads(at: Place) -> int:
 
 
 def read_by_heads(at: Place, part: str) -> list[int] | None:
-    """The key-value head that each query head reads keys ("k") or values ("v") of, where that is said one by one."""
+    """Return the head whose keys ("k") or values ("v") each query head reads, or None if `n_kv_heads` is not a list of heads."""
     said = at.knob("n_kv_heads")
     said = said[part] if isinstance(said, dict) else said
     return said if isinstance(said, list) else None
 
 
 def read_by_output(at: Place) -> str:
-    """The site that the output projection reads: what attention makes, behind its gate where a block has one."""
+    """Return the site that the output projection reads: z, or z after its gate if the block has a gate or linear attention."""
     return "z_gated" if at.has("attn.gate") or has_delta(at) else "z"
 
 
 def has_delta(at: Place) -> bool:
-    """Whether a block has a linear attention in place of attention."""
+    """Whether a block has linear attention in place of softmax attention."""
     return at.has("delta.conv")
 
 
 def gate_of(at: Place) -> Tensor:
-    """What the gate of the attention's output is made of, `[batch pos head d_head]`."""
+    """Return the gate of the attention's output before its activation, `[batch pos head d_head]`."""
     return heads(project(attention_input(at), at.tensor("attn.gate")), at.dim("n_heads"))
 
 
 def gated_heads(at: Place) -> Tensor:
-    """What attention makes times its gate."""
+    """Return z times its gate, `[batch pos head d_head]`."""
     z = at.site("z")
     return z * activation(at.knob("attention.gate"))(at_queries(at, at.site("attn_gate"), z))
 
 
 def at_queries(at: Place, x: Tensor, like: Tensor) -> Tensor:
-    """A tensor `[batch pos ...]` at the queries whose attention was computed, where `like` has these positions alone."""
+    """Return x `[batch pos ...]` at the positions of `like`: all of them, or only the queries whose attention was computed."""
     return x if x.shape[1] == like.shape[1] else x[:, at.queries]
 
 
 def reads_of(at: Place, site: str) -> str:
-    """The site of keys or values that a block attends to: its own, or that of the last block before the shared ones whose heads
-    are as large."""
+    """Return the name of the site of keys or values that a block attends to: its own, or that of an earlier block.
+
+    The last `attention.shared_layers` blocks read the keys and values of `attention.shared_source`. By default this is the last of
+    the blocks before them whose queries are as wide as theirs.
+    """
     if not at.says("attention.shared_layers") or at.layer is None:
         return site
     own = at.dim("n_layers") - at.knob("attention.shared_layers")
@@ -140,14 +144,18 @@ def _has_latents(at: Place) -> bool:
 
 
 def _rotated_part(at: Place, part: str) -> Tensor:
-    """What turns where keys come from a latent: the end of each query, and the end of the latent, which all keys share."""
+    """Return the rotated part in latent attention: the last components of each query, or those of the latent, which all heads' keys
+    share."""
     if part == "q":
         return latents.end_of_queries(at.site("q"), at.dim("d_rope"))
     return latents.end_of_keys(at.site("kv_latent"), at.dim("d_rope"), at.dim("n_heads"))
 
 
 def multiplied(at: Place, part: str) -> Tensor:
-    """The queries or keys of the scores, `[batch pos head d_head]`: what is rotated, behind what is not in latent attention."""
+    """Return the queries or keys that the scores multiply, `[batch pos head d_head]`.
+
+    In latent attention, the components that are not rotated come first and the rotated ones follow.
+    """
     rotated = at.site("rot_q" if part == "q" else reads_of(at, "rot_k"))
     if not _has_latents(at):
         return rotated
@@ -155,12 +163,15 @@ def multiplied(at: Place, part: str) -> Tensor:
 
 
 def head_norm(at: Place, part: str) -> Tensor:
-    """What the norm of queries or keys makes, wherever it stands."""
+    """Return the output of the norm of queries or keys, whether it is applied before or after the rotation."""
     return _normed_heads(at, part, _rotated(at, part) if normed_late(at, part) else cut(at, part))
 
 
 def cut(at: Place, part: str, site: str = "") -> Tensor:
-    """Queries ("q"), keys or values as they are cut out of their projection; of another block where a `site` is named."""
+    """Return queries ("q"), keys ("k") or values ("v") as heads cut from their projection; `site` names another block's projection.
+
+    A program that cuts them in a wrong order of axes (`attention.cut`) mixes tokens and heads.
+    """
     found = at.site(site or part)
     said = at.knob("attention.cut")
     if said == POS_HEAD or part not in CUT_WRONG[said]:
@@ -176,9 +187,9 @@ def _normed_heads(at: Place, part: str, x: Tensor) -> Tensor:
 
 
 def normed_late(at: Place, part: str) -> bool:
-    """Whether queries and keys are normalised behind the rotation: attention then reads what the norm makes."""
+    """Whether queries and keys are normalised after the rotation, so that the scores read the output of the norm."""
     if at.knob("qk_norm.weighted") is False:
-        return True  # a rotation keeps the length of a head, so that a norm without weights is the same before and behind it
+        return True  # A rotation keeps the length of a head, so a norm without weights is the same before and after it.
     return at.has(f"norm.{part}") and at.knob("qk_norm.order") == norms.AFTER_ROTATION
 
 
@@ -190,7 +201,7 @@ def _before_rotation(at: Place, part: str) -> Tensor:
 
 
 def clipped(at: Place, x: Tensor) -> Tensor:
-    """Queries, keys or values, no entry of which is beyond the limit of a model that has one."""
+    """Return queries, keys or values clamped to [-limit, limit], or unchanged if the model has no `attention.clip_qkv`."""
     limit = at.knob("attention.clip_qkv")
     return x if limit is None else x.clamp(-limit, limit)
 
@@ -198,14 +209,14 @@ def clipped(at: Place, x: Tensor) -> Tensor:
 def read_by_scores(at: Place, part: str) -> Tensor:
     made = _rotated(at, part)
     made = _normed_heads(at, part, made) if normed_late(at, part) else made
-    made = _grown(at, made) if part == "q" else made  # behind a norm, which would undo it
+    made = _grown(at, made) if part == "q" else made  # This follows the norm, which would cancel the factor.
     if part != "q" or at.knob("attention.scaled") != ON_QUERIES:
         return made
     return made / attention.of_heads(scale_of(at), made)
 
 
 def scale_of(at: Place) -> float | list[float]:
-    """The divisor of q.k, of all heads or of each."""
+    """Return the divisor of q.k, one number for all heads or one per head; sqrt(d_head) if the spec gives none."""
     said: float | list[float] | None = at.knob("attention.scale")
     return at.dim("d_head") ** 0.5 if said is None else said
 
@@ -216,7 +227,7 @@ def _rotated(at: Place, part: str) -> Tensor:
 
 
 def turned(at: Place, x: Tensor, part: str) -> Tensor:
-    """x `[batch pos head d_head]` rotated as queries or keys are."""
+    """Return x `[batch pos head d_head]` rotated like queries (part "q") or keys ("k"), unchanged if the layer has no rope."""
     theta = of_part(at.knob("rope.theta"), part)
     if theta is None:
         return x
@@ -237,7 +248,10 @@ def turned(at: Place, x: Tensor, part: str) -> Tensor:
 
 
 def _grown(at: Place, q: Tensor) -> Tensor:
-    """Queries times what grows with their positions, or with their places in the row, padding counted, where a model has that."""
+    """Return the queries times a factor that grows with the position, if the model has `attention.temperature_by_position`.
+
+    The factor may count places in the row, with padding, instead of positions.
+    """
     said = at.knob("attention.temperature_by_position")
     if said is None:
         return q

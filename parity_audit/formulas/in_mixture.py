@@ -1,10 +1,11 @@
-"""What the sites of a mixture of experts are made of: the router's logits and weights, what the experts make.
+"""The sites of a mixture of experts: the router's logits and weights, and the outputs of the experts.
 
-The routed experts read what an MLP reads there, and their sum is what the sublayer makes, with what one expert makes of all
-tokens where there is one (`moe.shared`). A block may have an MLP of its own beside them instead (`norm.routed_post`, Gemma 4):
-each of the two stands between norms of its own, and so does the router.
+The routed experts read the input of the MLP that they replace. The output of the sublayer is their weighted sum, plus the output of
+the shared expert, which takes all tokens, if there is one (`moe.shared`). Instead of a shared expert, a block may have an MLP beside
+the routed experts (`norm.routed_post`, Gemma 4): then the MLP and the experts each have a norm of their own before and after them,
+and the router has its own input norm.
 
-One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+There is one function per site. Each takes a `Place`, from which it asks for inputs, tensors and knobs.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ def is_mixture(at: Place) -> bool:
 
 
 def beside_mlp(at: Place) -> bool:
-    """Whether the experts stand beside an MLP, and what both make is normed and added."""
+    """Whether a block has an MLP beside its experts; the outputs of both are then normalised and added."""
     return at.has("norm.routed_post")
 
 
 def router_input(at: Place) -> Tensor:
-    """What the router reads where it has a norm of its own, `[batch pos d_model]`."""
+    """Return the input of a router that has a norm of its own, `[batch pos d_model]`."""
     return normed(at, at.site("resid_mid"), "norm.router") * float(at.knob("moe.router_input_scale"))
 
 
 def router_logits(at: Place) -> Tensor:
-    """`[batch pos expert]`."""
+    """Return the router's logits, `[batch pos expert]`."""
     x = at.site("ln2_router.out") if at.has("norm.router") else mlp_input(at)
     return project(x, at.tensor("moe.router"), at.weight("moe.router.bias"))
 
 
 def router_weights(at: Place) -> Tensor:
-    """`[batch pos expert]`, 0 where an expert is not chosen."""
+    """Return the weights of the experts, `[batch pos expert]`, 0 for experts that are not chosen."""
     scored = at.site("mlp.router_logits")
     made = experts.router_weights(
         scored, _chosen(at, scored), router=at.knob("moe.router"), norm_topk=at.knob("moe.norm_topk"),
@@ -57,8 +58,11 @@ def router_weights(at: Place) -> Tensor:
 
 
 def _chosen(at: Place, scored: Tensor) -> Tensor:
-    """The experts of each token: those of the largest logits, or, where groups or a bias take part, of the largest scores; of
-    experts whose scores tie, those that a capture shows."""
+    """Return which experts each token goes to, `[batch pos expert]`.
+
+    These are the experts with the largest logits or, if there are groups or a bias for the choice, with the largest scores. If
+    scores tie up to rounding, the experts that the capture shows are taken. The knob `moe.choice` may name another choice.
+    """
     bias = at.weight("moe.choice_bias") if at.knob("moe.choice_bias") is not False else None
     groups, kept = at.knob("moe.groups"), at.knob("moe.top_groups")
     if groups > kept or bias is not None:
@@ -78,12 +82,12 @@ def _chosen(at: Place, scored: Tensor) -> Tensor:
 
 
 def _shown(at: Place) -> Tensor | None:
-    """The experts that tokens went to in a capture, `[batch pos expert]`; None where none shows it."""
+    """Return which experts tokens went to in the capture, `[batch pos expert]`, or None if no router weights were captured."""
     return at.site("mlp.router_weights") != 0 if at.is_given("mlp.router_weights") else None
 
 
 def mixture(at: Place) -> Tensor:
-    """What the sublayer makes, `[batch pos d_model]`."""
+    """Return the output of the sublayer, `[batch pos d_model]`."""
     if beside_mlp(at):
         return at.site("mlp.dense_post.out") + at.site("mlp.routed_post.out")
     made = routed(at)
@@ -91,7 +95,7 @@ def mixture(at: Place) -> Tensor:
 
 
 def routed(at: Place) -> Tensor:
-    """The weighted sum of what the chosen experts make, `[batch pos d_model]`."""
+    """Return the weighted sum of the chosen experts' outputs, `[batch pos d_model]`."""
     found = [_expert(at, e) for e in range(at.dim("n_experts"))]
     x = at.site("ln2_experts.out") if at.has("norm.experts") else mlp_input(at)
     weights, weighted, lost = _weights_as_read(at), at.knob("moe.weighted"), at.knob("moe.dropped")
@@ -100,8 +104,11 @@ def routed(at: Place) -> Tensor:
 
 
 def _weights_as_read(at: Place) -> Tensor:
-    """The weights that experts are given `[batch pos expert]`: those of the router, or what becomes of them in each step where they
-    are read in another order. Raises MissingTokens where some tokens of the text are not there."""
+    """Return the weights that the experts use, `[batch pos expert]`: the router's, or the router's read in another order per step.
+
+    Raises:
+        MissingTokens: the weights are read in another order, but only some tokens of the text are computed.
+    """
     weights = at.site("mlp.router_weights")
     if at.knob("moe.weights_read") == BY_TOKEN:
         return weights
@@ -110,7 +117,7 @@ def _weights_as_read(at: Place) -> Tensor:
 
 
 def _seen(at: Place) -> Tensor:
-    """What a capture shows of the routed experts' sum, `[batch pos d_model]`; raises ValueError where none shows it."""
+    """Return the captured sum of the routed experts alone, `[batch pos d_model]`. Raises ValueError if it was not captured."""
     shown = next((site for site in ("mlp.routed", "mlp_proj", "mlp_out") if at.is_given(site)), None)
     if shown is None or at.has("moe.shared.gate") or (shown == "mlp_out" and at.has("norm.ln2_post")):
         raise ValueError("no capture shows the sum of the routed experts alone")
@@ -118,7 +125,7 @@ def _seen(at: Place) -> Tensor:
 
 
 def _shared(at: Place) -> Tensor:
-    """What the expert of all tokens adds; a token's own gate weighs it where the checkpoint has one."""
+    """Return the output of the shared expert, multiplied per token by its gate if the checkpoint has one."""
     shared = experts.Expert(*(at.tensor(f"moe.shared.{name}") for name in ("gate", "up", "down")))
     made = shared.output(mlp_input(at), partial(hidden, at)) * float(at.knob("moe.shared_scale"))
     weigher = at.weight("moe.shared.router")

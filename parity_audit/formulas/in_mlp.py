@@ -1,6 +1,6 @@
-"""What the sites of an MLP are made of: what it reads, its inner projections, what combines them.
+"""The sites of an MLP: its input, its inner projections, and how they are combined.
 
-One function per site, each takes a `Place`, from which it asks for inputs, tensors and knobs.
+There is one function per site. Each takes a `Place`, from which it asks for inputs, tensors and knobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_parallel(at: Place) -> bool:
 
 
 def mlp_input(at: Place) -> Tensor:
-    """What the MLP reads, `[batch pos d_model]`: the stream, or its norm."""
+    """Return the input of the MLP, `[batch pos d_model]`: the stream, or the output of a norm."""
     if read_by_sublayers(at):
         if at.knob("norm.order") == AFTER_SUM:
             return at.site("ln1.out")
@@ -34,30 +34,31 @@ def mlp_input(at: Place) -> Tensor:
 
 
 def inner(at: Place, role: str) -> Tensor:
-    """A projection of what the MLP reads, `[batch pos d_mlp]`."""
+    """Return the projection of the MLP's input by the tensor of this role, `[batch pos d_mlp]`."""
     return project(mlp_input(at), at.tensor(role), at.weight(f"{role}.bias"))
 
 
 def has_gate(at: Place) -> bool:
-    """Whether two inner projections are combined, or one goes through an activation alone."""
+    """Whether the MLP combines two inner projections; without a gate, one projection goes through the activation."""
     return at.has("mlp.gate")
 
 
 def hidden(at: Place, pre: Tensor, linear: Tensor | None) -> Tensor:
-    """The activation of `pre`, times `linear` where there is one."""
+    """Return the activation of `pre`, times `linear` if that is given."""
     name = at.knob("mlp.activation")
     if slope_of_clamped(name) is not None:
         return gated(pre, linear, name=name, limit=at.knob("mlp.limit"), clamped=at.knob("mlp.clamped"))
-    return gated(pre, linear, name=name, gelu_root=at.knob("mlp.gelu_root") if is_tanh_gelu(name) else GELU_ROOT)
+    root = at.knob("mlp.gelu_root") if is_tanh_gelu(name) else GELU_ROOT
+    return gated(pre, linear, name=name, gelu_root=root, arithmetic=at.knob("mlp.dtype"))
 
 
 def combined(at: Place, pre: Tensor, linear: Tensor) -> Tensor:
-    """What `hidden` makes of gate and up, or of up and gate where `mlp.gate_up` says that up is activated."""
+    """Return `hidden` of gate and up, or of up and gate if `mlp.gate_up` says that up is activated."""
     return hidden(at, linear, pre) if at.knob("mlp.gate_up") == GATE_UP[1] else hidden(at, pre, linear)
 
 
 def cut_as_said(at: Place, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Gate and up, of `[d_mlp d_model]`; cut otherwise from a fused tensor of both where `mlp.gate_up` says so."""
+    """Return the weights of gate and up, each `[d_mlp d_model]`, cut wrongly from their fused tensor if `mlp.gate_up` says so."""
     cut = at.knob("mlp.gate_up")
     if cut == GATE_UP[2]:
         both = torch.cat([gate, up])
@@ -69,14 +70,14 @@ def cut_as_said(at: Place, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gated_inner(at: Place, which: int) -> Tensor:
-    """The first (0, the gate) or second (1, up) of two inner projections."""
+    """Return the first (0, the gate) or the second (1, up) of the two inner projections, `[batch pos d_mlp]`."""
     role = ("mlp.gate", "mlp.up")[which]
     pair = cut_as_said(at, at.tensor("mlp.gate"), at.tensor("mlp.up"))
     return project(mlp_input(at), pair[which], at.weight(f"{role}.bias"))
 
 
 def post(at: Place) -> Tensor:
-    """What the output projection reads, `[batch pos d_mlp]`."""
+    """Return the input of the output projection, `[batch pos d_mlp]`."""
     if not has_gate(at):
         return hidden(at, at.site("mlp.pre"), None)
     pre, linear = at.site("mlp.pre"), at.site("mlp.pre_linear")
@@ -86,5 +87,5 @@ def post(at: Place) -> Tensor:
 
 
 def down(at: Place) -> Tensor:
-    """What the output projection makes, `[batch pos d_model]`."""
+    """Return the output of the output projection, `[batch pos d_model]`."""
     return project(at.site("mlp.post"), at.tensor("mlp.down"), at.weight("mlp.down.bias"))

@@ -1,5 +1,8 @@
-"""Norms with the knobs and tensors of a decoder: those of the residual stream, of what enters and leaves its sublayers (`norm`),
-and those of queries, keys and their latents (`qk_norm`)."""
+"""Norms with the knobs and tensors of a decoder.
+
+The knobs `norm.*` are for norms of the residual stream and of the inputs and outputs of its sublayers, the knobs `qk_norm.*` for
+norms of queries, keys and their latents.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +28,28 @@ ELSEWHERE = {
     "ln1_post.out": {AFTER_SUM: ("resid_pre", "attn_proj"), BEFORE_ATTENTION: ("resid_pre",)},
     "ln2_post.out": {AFTER_SUM: ("resid_mid", "mlp_proj"), BEFORE_MLP: ("resid_mid",)},
 }
-"""The sites whose sum a norm reads by the order of a block, where that is not its usual input."""
+"""The sites whose sum is the input of a norm, by the norm's site and by the value of `norm.order`, if it is not the usual input."""
 
 
 def read_by_norm(at: Place, site: str, usual: str) -> Tensor:
-    """What the norm of a site reads, `[batch pos d_model]`."""
+    """Return the input of the norm that makes a site, `[batch pos d_model]`; `usual` is the site that it usually reads."""
     sites = ELSEWHERE.get(site, {}).get(at.knob("norm.order"), (usual,))
     first, *rest = (at.entering() if name == "resid_pre" else at.site(name) for name in sites)
     return sum(rest, start=first)
 
 
 def read_by_sublayers(at: Place) -> bool:
-    """Whether sublayers read the stream itself, without a norm in front of them."""
+    """Whether the sublayers read the stream itself, without a norm before them."""
     return at.knob("norm.order") in (POST, AFTER_SUM)
 
 
 def normed(at: Place, x: Tensor, role: str) -> Tensor:
-    """x `[batch pos d_model]` under the norm of the stream whose weight and bias have this role."""
+    """Return x `[batch pos d_model]`, normalised by the norm whose weight and bias have this role, with the knobs `norm.*`."""
     return norms.norm(x, *tensors_of(at, "norm", role), kind_of(at, "norm"))
 
 
 def kind_of(at: Place, prefix: str) -> norms.Norm:
-    """What the knobs of one group of norms say."""
+    """Return the norm that the knobs of one group (`norm` or `qk_norm`) describe."""
     return norms.Norm(
         kind=at.knob(f"{prefix}.kind"), eps=at.knob(f"{prefix}.eps"), offset=at.knob(f"{prefix}.offset"),
         eps_place=at.knob(f"{prefix}.eps_place"), size=at.knob(f"{prefix}.size"), gain=at.knob(f"{prefix}.gain"),
@@ -55,10 +58,10 @@ def kind_of(at: Place, prefix: str) -> norms.Norm:
 
 
 def tensors_of(at: Place, prefix: str, role: str) -> tuple[Tensor | None, Tensor | None]:
-    """The weight and the bias that a norm of this role has, by what the knobs of its group say.
+    """Return the weight and the bias that the norm of this role uses by the knobs of its group; None for what it does not use.
 
     Raises:
-        ValueError: the weight of another norm is asked for, and it is this one, or the checkpoint holds none.
+        ValueError: the knob asks for another weight than the norm's own, but names this same norm, or the norm has no own weight.
     """
     own, whose = at.weight(role), at.knob(f"{prefix}.weight")
     bias = at.multiple(f"{role}.bias", at.knob(f"{prefix}.bias"))

@@ -1,6 +1,6 @@
-"""What formulas made under other knob values, kept for runs in which everything that it depends on is the same.
+"""A memory of computed sites, reused by runs with other knob values if nothing that the site depends on has changed.
 
-A search tries thousands of values of a few knobs on the same inputs; most of a block does not depend on those.
+A search tries thousands of values of a few knobs on the same inputs, and most of a block does not depend on these knobs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from parity_audit.formulas.knobs import said_by
 from parity_audit.formulas.place import Took, Values
 
 BYTES_KEPT = 2**30
-"""Bytes of all tensors that are kept: queries, keys and values of a text of 8256 tokens of a model of 70 billion weights, and little
-beside such a model."""
+"""The limit on the bytes of all kept tensors. It is enough for the queries, keys and values of 8256 tokens in a model of 70 billion
+weights, and small compared with such a model."""
 Name = tuple[str, str]
-"""Of runs that are alike, and of a site."""
+"""The name of runs with the same batch, given tensors and checkpoint, and the name of a site."""
 Said = tuple[str | None, Sequence[Any] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """The tensor of a site, and what its formula took."""
+    """The tensor of a site, and the record of the knobs and sites that its formula asked for."""
 
     tensor: Tensor
     took: Took
@@ -39,13 +39,13 @@ class _Entry:
 
 @dataclass(kw_only=True)
 class Kept:
-    """The last tensor of each site; those not taken for longest are dropped where all are too many."""
+    """The last computed tensor of each site; the least recently used ones are dropped if all together exceed `BYTES_KEPT`."""
 
     entries: dict[Name, _Entry] = field(default_factory=dict)
     bytes: int = 0
 
     def found(self, name: Name, values: Values) -> Made | None:
-        """What was made of a site by this name, where the same is said of every knob that it depends on."""
+        """Return the kept tensor of this name if every knob that it depends on has the same value in `values`, else None."""
         entry = self.entries.get(name)
         if entry is None or not all(_same(said, said_of(knob, values)) for knob, said in entry.said.items()):
             return None
@@ -53,7 +53,7 @@ class Kept:
         return entry.made
 
     def keep(self, name: Name, made: Made, values: Values) -> None:
-        """Keep a site's tensor in place of the one that was kept before."""
+        """Keep a site's tensor in place of the one that was kept before; a tensor larger than `BYTES_KEPT` is not kept."""
         size = made.tensor.numel() * made.tensor.element_size()
         self._drop(name)
         if size > BYTES_KEPT:
@@ -70,7 +70,7 @@ class Kept:
 
 
 def said_of(knob: str, values: Values) -> Said:
-    """What is said of a knob in all layers, and under which name."""
+    """Return the name under which `values` gives a knob, and the knob's values in all layers; both None if it is not given."""
     name = said_by(knob, values)
     return name, None if name is None else values[name]
 

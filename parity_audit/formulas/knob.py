@@ -1,4 +1,4 @@
-"""What a row of the table of knobs holds, and the kinds of values that a knob may have."""
+"""The row type of the table of knobs, and the kinds of values that a knob may have."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 REAL, COUNT, CHOICE, FLAG, STRUCTURE, ROUNDING = "real", "count", "choice", "flag", "structure", "rounding"
-"""A real number; a whole number; one of a few names; true or false; a value with parts of its own (a dictionary); or a place where
-values are rounded to a narrow dtype."""
+"""The kinds of values: a real number; a whole number; one of a few names; true or false; a dictionary; a narrow dtype together with
+the place where values are rounded to it."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One row.
+    """One row of the table of knobs.
 
-    `meaning` is one sentence. `component` is the part of the decoder whose output the knob changes. `default` holds where a
-    spec does not name it. `choices` are the values of a choice, `span` the ends between which a number is searched.
-    `optional`: the knob may be absent (None). `confused_with`: knobs whose effect can look the same. `judged`: a program
-    that departs from the default is wrong also where the spec is silent. `starts`: values with parts that a search begins
-    from beside the model's own. `per_head`: the value may be a list with one number per head. `if_true`: the value that a
-    spec means by `true`. `counted`: further values of a choice, with a whole number in the place of `{}`; `measured`: others
-    with a real number there, which a search starts from the one beside them. `beside`: parts that a value with parts may
-    have beside those that a model gives it. `same_function`: programs with any of its values compute the same. `by_part`:
-    queries and keys may have values of their own.
+    - `meaning`: what the knob is, in one sentence.
+    - `component`: the part of the decoder whose output the knob changes.
+    - `default`: the value if a spec does not name the knob.
+    - `choices`: the named values. `span`: the ends between which a number is searched.
+    - `optional`: whether the knob may be absent (None).
+    - `confused_with`: knobs whose effect can look the same.
+    - `judged`: whether a program that departs from the default is wrong even if the spec does not name the knob.
+    - `starts`: dictionaries from which a search starts, in addition to the model's own value.
+    - `per_head`: whether the value may be a list with one number per head.
+    - `if_true`: the value that a spec means by `true`.
+    - `same_function`: whether programs compute the same function with any of the knob's values.
+    - `beside`: keys that a dictionary may have in addition to those that the model gives it.
+    - `counted`: further named values, with a whole number in the place of `{}`.
+    - `measured`: further named values, with a real number in the place of `{}`, each with the number from which a search starts.
+    - `by_part`: whether queries and keys may have different values.
     """
 
     name: str

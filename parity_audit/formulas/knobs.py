@@ -1,6 +1,6 @@
-"""Every knob in one table: what it is, which values it takes, which component it is in, and what holds where a spec is silent.
+"""The table of all knobs: what each is, which values it takes, which component it changes, and its value if a spec does not name it.
 
-Standard library only: docs, specs, findings and the formulas read it.
+It and the modules that it imports need only the standard library, because docs, specs, findings and the formulas all read it.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ from parity_audit.formulas.choices import (
     PLACES_IN_A_ROTATION,
     PLACES_IN_A_ROUTER,
     PLACES_IN_A_SOFTMAX,
+    PLACES_IN_AN_MLP,
     PLACES_IN_SCORES,
     POPULATION,
     POS_HEAD,
@@ -104,16 +105,16 @@ from parity_audit.formulas.knob import CHOICE, COUNT, FLAG, REAL, ROUNDING, STRU
 
 FACTOR, SHIFT, EPS, CAP = (1e-4, 1e4), (-100.0, 100.0), (1e-14, 1.0), (0.1, 1e4)
 CLAMPS = (1e-3, 1e3)
-"""Ends between which a factor, a shift, an eps, a cap or a clamp of weights is searched: far beyond every released model."""
+"""The ends between which a factor, a shift, an eps, a cap or a clamp of weights is searched, far beyond those of released models."""
 
 
 def _rounded(places: tuple[str, ...]) -> tuple[str, ...]:
-    """The values of a dtype inside a component: none but its own, or a narrow one in one of these places."""
+    """Return the values of a knob for rounding inside a component: `full`, or a narrow dtype in one of these places."""
     return (FULL, *(f"{dtype} {place}" for dtype in NARROW for place in places))
 
 
 def _norm(part: str, words: str) -> tuple[Knob, ...]:
-    """The rows that norms of the stream and norms of queries and keys both have. `qk_norm.present`: no norm there."""
+    """Return the rows of `norm` and `qk_norm`. A left-out norm is the kind "none" of `norm.kind`, or `qk_norm.present`."""
     of_stream = part == "norm"
     kinds = ("rms", "layer", "none") if of_stream else ("rms", "layer")
     roles = ("norm.ln1", "norm.ln2", "norm.ln1_post", "norm.ln2_post") if of_stream else ("norm.q", "norm.k")
@@ -135,7 +136,7 @@ def _norm(part: str, words: str) -> tuple[Knob, ...]:
 
 
 def _bias(part: str, words: str, component: str) -> Knob:
-    """Whether a projection adds its bias; where nothing is said, it does if the checkpoint holds one."""
+    """Return the row that says whether a projection adds its bias; by default it does if the checkpoint holds one."""
     meaning = f"Whether the projection {words} adds a bias; where a spec is silent, if the checkpoint holds one."
     return Knob(f"attention.{part}_bias", FLAG, component, meaning, None, (True, False))
 
@@ -273,6 +274,8 @@ ROWS: tuple[Knob, ...] = (
          span=(0.01, 0.999), optional=True),
     Knob("mlp.sparsity_spread", CHOICE, "mlp", "The variance that this cut is made with.", POPULATION, (POPULATION, SAMPLE),
          judged=True),
+    Knob("mlp.dtype", ROUNDING, "mlp", "A narrow dtype inside the MLP's activation, and where its rounding stands.", FULL,
+         _rounded(PLACES_IN_AN_MLP), judged=True),
     Knob("mlp.gelu_root", REAL, "mlp", "The constant sqrt(2/pi) in the tanh form of GELU, as a program writes it.",
          math.sqrt(2 / math.pi), span=(0.1, 10.0)),
     Knob("mlp.limit", REAL, "mlp", "Where a clamped MLP clamps its inputs; nowhere where absent.", 7.0, span=CAP, optional=True),
@@ -366,17 +369,17 @@ ROWS: tuple[Knob, ...] = (
 )  # fmt: skip
 KNOBS: dict[str, Knob] = {row.name: row for row in ROWS}
 _OF_NORMS = {f"qk_{row.name}": row.name for row in _norm("norm", "")}
-"""Of norms of queries and keys: what a spec says of the norms of the stream holds for them where it says no more."""
+"""For each knob of norms of queries and keys, the knob of norms of the stream, whose value it takes if a spec gives no own value."""
 
 
 def said_by(name: str, known: Collection[str]) -> str | None:
-    """The name under which a spec that knows these knobs speaks of one of them; None where it is silent."""
+    """Return the name under which a spec that gives the `known` knobs gives this one, or None if it does not give it."""
     other = _OF_NORMS.get(name)
     return name if name in known else other if other in known else None
 
 
 def meant(name: str, value: Any) -> Any:
-    """What a spec means by a value: where a knob's values are no truth values, `true` stands for one of them, `false` for none."""
+    """Return the value that a spec means: `true` stands for the row's `if_true` and `false` for its default, if it has `if_true`."""
     row = KNOBS.get(name)
     if row is None or row.if_true is None or not isinstance(value, bool):
         return value
@@ -384,7 +387,7 @@ def meant(name: str, value: Any) -> Any:
 
 
 def default(name: str) -> Any:
-    """The value that holds where a spec does not name the knob.
+    """Return the value of a knob that a spec does not name.
 
     Raises:
         KeyError: no row has this name.
@@ -393,5 +396,5 @@ def default(name: str) -> Any:
 
 
 def of_part(said: Any, part: str) -> Any:
-    """A value as one of `choices.BY_PART` has it: queries or keys have their own where that is said."""
+    """Return the value for queries ("q") or keys ("k"): its own entry if the value is a dictionary of both, else the value."""
     return said[part] if isinstance(said, dict) and said.keys() == set(BY_PART) else said

@@ -1,7 +1,7 @@
-"""A learned residual of low rank beside attention (Gemma 3n): both are added to the stream, and the sum is scaled.
+"""A learned low-rank residual beside attention (Gemma 3n): both are added to the stream, and the sum is scaled.
 
-    laurel = y + norm(R (L y))                 y what attention reads, R L of low rank
-    resid_mid = s (x + attention + laurel)     x the stream that y is the norm of, s = 1 / sqrt(2)
+    laurel = y + norm(R (L y))                 y is the input of attention; R L has low rank
+    resid_mid = s (x + attention + laurel)     x is the stream, whose norm is y; s = 1 / sqrt(2)
 
 Sources: LAUREL (arXiv 2411.07501), transformers modeling_gemma3n.py.
 """
@@ -14,7 +14,7 @@ from parity_audit.formulas.projections import project
 
 
 def low_rank(y: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """R (L y), `[batch pos d_model]`.
+    """Return R (L y), `[batch pos d_model]`.
 
     Args:
         y: `[batch pos d_model]`.

@@ -1,9 +1,9 @@
-"""Logits from the final norm.
+"""Logits from the output of the final norm.
 
-    y = scale * (h W_U^T + b) + shift,   centred: minus its mean over the vocabulary,   capped: cap tanh(y / cap)
+    y = scale * (h W_U^T + b) + shift,   centred: y minus its mean over the vocabulary,   capped: cap tanh(y / cap)
 
 Sources: tied embeddings (arXiv 1608.05859), the final soft-cap of Gemma 2 (arXiv 2408.00118), `logit_scale` of Cohere,
-`logits_scaling` of Granite. Centring is what TransformerLens' `center_unembed` does; probabilities stay.
+`logits_scaling` of Granite. TransformerLens' `center_unembed` centres the logits, which does not change the probabilities.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ def logits(
     shift: float | str = 0.0,
     arithmetic: str = FULL,
 ) -> Tensor:
-    """`[batch pos d_vocab]` of the final norm's output `[batch pos d_model]`.
+    """Return the logits, `[batch pos d_vocab]`.
 
     Args:
+        h: the final norm's output, `[batch pos d_model]`.
         unembed: `[d_vocab d_model]`.
         bias: `[d_vocab]`.
-        scale: factor on the product.
+        scale: factor on the product with bias.
         softcap: bound of the logits, see `caps.capped`.
-        shift: constant over the vocabulary, or "centred".
-        arithmetic: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_HEAD`.
+        shift: a number that is added to all logits, or "centred".
+        arithmetic: `full`, or a narrow dtype followed by one of `choices.PLACES_IN_A_HEAD`.
 
     Raises:
-        ValueError: a narrow dtype is asked for where h is in one anyway, so that it cannot be told.
+        ValueError: `arithmetic` is narrow, but h fits a narrow dtype already, so its rounding could not be observed.
     """
     refuse_narrow(arithmetic, h)
     step = steps_of(arithmetic)

@@ -4,9 +4,9 @@
     layer:  y = gain (W + offset) (x - mean(x)) / sqrt(m + eps) + B  m = var(x)
     none:   y = x
 
-With the eps outside the root, it is added to the root instead. `SQUARES` are what
-programs have in place of m, by mistake or on purpose: a variance over n - 1 (`torch.std`), the squared length of x
-(`torch.nn.functional.normalize`), its squared mean or largest absolute value.
+If the eps stands outside the root, it is added to the root instead of to m. `SQUARES` holds what programs use in place of m, by
+mistake or on purpose: the sum of squares over n - 1 (`torch.std`), the squared length of x (`torch.nn.functional.normalize`), or the
+square of its mean or largest absolute value.
 
 Sources: RMSNorm (arXiv 1910.07467), LayerNorm (arXiv 1607.06450); Gemma stores W - 1, which is an offset of 1.
 """
@@ -31,14 +31,15 @@ SQUARES: dict[str, Callable[[Tensor], Tensor]] = dict(zip(NORM_SIZES[:-1], (
     lambda x: x.square().sum(-1, keepdim=True), lambda x: x.abs().mean(-1, keepdim=True).square(),
     lambda x: x.abs().amax(-1, keepdim=True).square(),
 ), strict=True))  # fmt: skip
-"""The square of what a norm divides by, `[... 1]`, of x `[... component]`."""
+"""The square of the size that a norm divides by, `[... 1]`, as a function of x `[... component]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """What a norm is: see the module. `times`: how often it is applied, one behind the other.
+    """The settings of a norm, as in the formulas of this module.
 
-    `arithmetic`: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_NORM`.
+    `times` is how often the norm is applied in succession. `arithmetic` is `full`, or a narrow dtype followed by one of
+    `choices.PLACES_IN_A_NORM`.
     """
 
     kind: str = RMS
@@ -52,12 +53,12 @@ class Norm:
 
 
 def centred(x: Tensor, kind: str) -> Tensor:
-    """x, or x minus its mean over the components for LayerNorm."""
+    """Return x, minus its mean over the components if the norm is a LayerNorm."""
     return x - x.mean(-1, keepdim=True) if kind == LAYER else x
 
 
 def normed(x: Tensor, of: Norm) -> Tensor:
-    """x over its size, before any weight. A negative eps, which a search may try, counts as 0."""
+    """Return x divided by its size, before weight and bias. A negative eps, which a search may try, counts as 0."""
     x = centred(x, of.kind)
     if of.size == UNDIVIDED:
         return x
@@ -68,17 +69,17 @@ def normed(x: Tensor, of: Norm) -> Tensor:
 
 
 def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Norm) -> Tensor:
-    """The normalised x, of its shape.
+    """Return the normalised x, with weight and bias, of the shape of x.
 
     Args:
         x: `[... component]`.
-        weight: what broadcasts to x; None for ones.
-        bias: as the weight; None for zeros.
-        of: the norm.
+        weight: a tensor that broadcasts to x; None for ones.
+        bias: a tensor that broadcasts to x; None for zeros.
+        of: the settings of the norm.
 
     Raises:
-        ValueError: a narrow dtype is asked for inside a norm whose input is in one anyway, so that it cannot be told, or behind
-            every step of an unusual norm.
+        ValueError: the arithmetic is narrow, but x fits a narrow dtype already, so its rounding could not be observed; or every
+            step is to be rounded in a norm with another size or another place of the eps than usual.
     """
     if of.kind == ABSENT:
         return x
@@ -92,7 +93,7 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Norm) -> Ten
 
 
 def _narrow(x: Tensor, w: Tensor, b: Tensor, of: Norm) -> Tensor:
-    """A norm with the rounding of a narrow dtype in one of `choices.PLACES_IN_A_NORM`."""
+    """Return the norm of x, rounded to a narrow dtype in one of `choices.PLACES_IN_A_NORM`."""
     name, _, place = of.arithmetic.partition(" ")
     refuse_narrow(of.arithmetic, x)
 
@@ -118,9 +119,9 @@ def _narrow(x: Tensor, w: Tensor, b: Tensor, of: Norm) -> Tensor:
 
 
 def norm_of_heads(x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Norm, *, axis: str = HEAD) -> Tensor:
-    """A norm of queries or keys `[batch pos head d_head]`: each head by itself, or the whole projection at once.
+    """Return queries or keys `[batch pos head d_head]`, normalised per head or over the whole projection at once.
 
-    A weight has the components of one head, which all heads share, or those of every head.
+    The weight has `d_head` components, which all heads share, or one component for each component of each head.
     """
     heads, d_head = x.shape[2:]
     if axis == HEAD:
@@ -134,7 +135,7 @@ def norm_of_heads(x: Tensor, weight: Tensor | None, bias: Tensor | None, of: Nor
 
 
 def _of_each_head(tensor: Tensor | None, x: Tensor) -> Tensor | None:
-    """A weight or bias of a norm of heads as it broadcasts to x `[batch pos head d_head]`."""
+    """Return a norm's weight or bias in a shape that broadcasts to x `[batch pos head d_head]`."""
     if tensor is None or tensor.numel() == x.shape[-1]:
         return tensor
     return tensor.reshape(x.shape[2:])

@@ -1,4 +1,4 @@
-"""The manual's page of knobs, made from the table: `python -m parity_audit.formulas.page > docs/knobs.md`."""
+"""Prints the manual's page of knobs from the table: `python -m parity_audit.formulas.page > docs/knobs.md`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ One row for each constant and variant that parity-audit knows, made from `parity
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     return HEAD + "".join(_row(row) for row in ROWS)
 
 
@@ -36,7 +36,7 @@ def _row(row: Knob) -> str:
 
 
 def _is_tried(row: Knob, value: object) -> bool:
-    """Whether a value of a knob that is any number is only one that a search begins with."""
+    """Whether a listed number is only tried by a search, because the knob may be any number; the page leaves it out."""
     return row.span is not None and isinstance(value, float)
 
 

@@ -1,4 +1,4 @@
-"""What a component of a decoder may ask for: its inputs, tensors of the checkpoint, knob values, and the batch."""
+"""Everything that the formula of a component may ask for: its inputs, tensors of the checkpoint, knob values, and the batch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ Values = Mapping[str, Sequence[Any]]
 
 
 class MissingTensor(ValueError):
-    """The values ask for a tensor that the checkpoint does not hold."""
+    """The knob values need a tensor that the checkpoint does not hold."""
 
 
 class MissingTokens(ValueError):
-    """The values ask for tokens that are not computed here, or of which programs do not agree."""
+    """The knob values need tokens that are not computed in this run, or padding, which programs treat differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a run is given: token ids, a mask that is 1 at real tokens, and positions, each `[batch pos]`; and the place from which
-    on tokens were decoded from a cache, the first `at_once` of them in one step; None where the run was whole."""
+    """The input of a run: token ids, a mask that is 1 at real tokens, and positions, each `[batch pos]`.
+
+    Tokens from the place `decoded_from` on were decoded from a cache, the first `at_once` of them in one decode step; None means
+    that the run used no cache.
+    """
 
     tokens: Tensor
     mask: Tensor
@@ -35,13 +38,13 @@ class Batch:
     decoded_from: int | None = None
     at_once: int = 1
     shown: Tensor | None = None
-    """The places in their row `[pos]` of tokens that are computed each by itself, out of a longer text; None of a whole row."""
+    """The places `[pos]` of tokens that are taken out of a longer text and computed each by itself; None if the whole row is."""
     masks: dict[Hashable, tuple[Tensor, Tensor | None]] = field(default_factory=dict, init=False, compare=False)
-    """Which keys some of its queries see, and which of them see none: kept by the formulas of attention, for this batch alone."""
+    """Attention masks of this batch that were computed already, each with the queries that see no key; filled by `in_attention`."""
 
     @property
     def steps(self) -> list[int]:
-        """How many tokens each step of the run computes, in their order."""
+        """The number of tokens in each step of the run, in order: the prefill, then the decode steps."""
         length, first = self.tokens.shape[1], self.decoded_from
         if first is None:
             return [length]
@@ -50,7 +53,7 @@ class Batch:
 
     @property
     def places(self) -> Tensor:
-        """The place of each token in its row, padding counted, `[batch pos]`."""
+        """The place of each token in its row, counted with padding, `[batch pos]`."""
         own = torch.arange(self.mask.shape[1], device=self.mask.device) if self.shown is None else self.shown
         return own.expand_as(self.positions)
 
@@ -59,9 +62,9 @@ class Batch:
 class Decoder:
     """A decoder's sizes, knob values and tensors.
 
-    `values` has one value per layer for each knob; outside the blocks the first one holds. `weights(layer, role)` is a
-    tensor of the checkpoint as it is stored, None where it holds none; `layer` is None outside the blocks. Everything is
-    computed in `dtype`.
+    `values` has one value per layer for each knob; outside the blocks, the first value applies. `weights(layer, role)` returns a
+    tensor of the checkpoint as it is stored, or None if it holds none; `layer` is None outside the blocks. Everything is computed in
+    `dtype`.
     """
 
     dims: Mapping[str, int]
@@ -70,16 +73,23 @@ class Decoder:
     dtype: torch.dtype = torch.float64
 
     def knob(self, name: str, layer: int | None) -> Any:
-        """The value in a layer; norms of queries and keys are as the other norms where nothing else is said."""
+        """Return a knob's value in a layer, or its default if it is not given.
+
+        Norms of queries and keys take the value of the same knob of the other norms if they have none of their own.
+        """
         said = said_by(name, self.values)
         return default(name) if said is None else self.values[said][layer or 0]
 
 
 @dataclass(kw_only=True)
 class Took:
-    """What a formula took, and the formulas of the sites that it read: the knobs that were `asked` for, those whose values or
-    presence decide `besides`, the sites that it `read` itself, and, by their identity, tokens `[batch pos]` for which it says what
-    programs do not agree on."""
+    """The record of what a site's formula, and the formulas of the sites that it read, depend on.
+
+    - `asked`: the knobs whose values were asked for.
+    - `besides`: further knobs whose value or presence changes the result.
+    - `read`: the sites that the site's own formula read.
+    - `undefined`: masks `[batch pos]` of tokens whose attention is undefined, because programs do not agree on it, by identity.
+    """
 
     asked: set[str] = field(default_factory=set)
     besides: set[str] = field(default_factory=set)
@@ -87,7 +97,7 @@ class Took:
     undefined: dict[int, Tensor] = field(default_factory=dict)
 
     def add(self, other: Took) -> None:
-        """Take as well what the formula of a site took that is read here."""
+        """Add the record of a site that this formula read, except the sites that it read."""
         self.asked |= other.asked
         self.besides |= other.besides
         self.undefined |= other.undefined
@@ -95,45 +105,48 @@ class Took:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One block of a run, or what lies outside the blocks (`layer` None)."""
+    """One block of a run, or the part outside the blocks (`layer` None), as its formulas see it."""
 
     layer: int | None
     decoder: Decoder
     batch: Batch
     site: Callable[[str], Tensor]
-    """The tensor of a site: relative to the block ("q") in a block, else by its whole name."""
+    """Returns the tensor of a site, by its name in the block ("q") or by its whole name."""
     is_given: Callable[[str], bool]
-    """Whether a site's tensor is there already, or will be asked for whole."""
+    """Whether a site's tensor is given, was read already, or will be asked for whole by the caller."""
     took: Took
-    """What the formula of a site takes, noted while it is computed."""
+    """The record of what the formula of the site asks for, filled while it is computed."""
     block: Callable[[int, Tensor], Tensor]
-    """What a block, by its number, makes of a stream `[batch pos d_model]`."""
+    """Returns the output of the block with this number for an input stream `[batch pos d_model]`."""
     queries: Tensor | None = None
-    """The places of the queries whose attention is computed, None for all of them."""
+    """The places of the queries whose attention is computed; None for all of them."""
 
     def knob(self, name: str) -> Any:
-        """A knob's value here."""
+        """Return a knob's value in this layer, and record that it was asked for."""
         self.took.asked.add(name)
         return self.decoder.knob(name, self.layer)
 
     def says(self, name: str) -> bool:
-        """Whether anything is said of a knob, whatever it is."""
+        """Whether the decoder's values give a knob, whatever its value is."""
         self.took.besides.add(name)
         return name in self.decoder.values
 
     def entering(self) -> Tensor:
-        """The stream that this block works on, `[batch pos d_model]`."""
+        """Return the stream that this block computes on, `[batch pos d_model]`.
+
+        If the block runs twice, and all but the input of its second run is captured, this is the output of the first run.
+        """
         stream = self.site("resid_pre")
         return self.block(self.layer or 0, stream) if self.knob("residual.repeated") == OF_SECOND_WITHIN else stream
 
     def whole_steps(self) -> list[int]:
-        """How many tokens each step has. Raises MissingTokens where some of them are not computed here."""
+        """Return the number of tokens in each step. Raises MissingTokens if only some of the tokens are computed in this run."""
         if self.queries is not None or self.batch.shown is not None:
             raise MissingTokens("what a step reads in another order needs all of its tokens")
         return self.batch.steps
 
     def dim(self, name: str) -> int:
-        """A size of the decoder: d_model, n_heads, d_head, n_layers ..."""
+        """Return a size of the decoder by its name, for example d_model, n_heads, d_head or n_layers."""
         return self.decoder.dims[name]
 
     def has(self, role: str) -> bool:
@@ -141,21 +154,24 @@ class Place:
         return self.decoder.weights(self.layer, role) is not None
 
     def weight(self, role: str) -> Tensor | None:
-        """A tensor of the checkpoint in the dtype to compute in, None where it holds none."""
+        """Return a tensor of the checkpoint in the dtype of the computation, or None if it holds none."""
         return self.tensor(role) if self.has(role) else None
 
     def tensor(self, role: str) -> Tensor:
-        """The same of a tensor that has to be there. Raises MissingTensor."""
+        """Return a tensor of the checkpoint in the dtype of the computation. Raises MissingTensor if it holds none."""
         return self.stored(role).to(dtype=self.decoder.dtype)
 
     def multiple(self, role: str, said: object) -> Tensor | None:
-        """A tensor of which a program may have a multiple, as is said: the checkpoint's, so many times it, or none."""
+        """Return a tensor of the checkpoint, a multiple of it, or None, as the value `said` of a knob demands."""
         found = None if said == MISSING else self.weight(role)
         times = number_in(said, TIMES_OWN)
         return found if found is None or times is None else times * found
 
     def stored(self, role: str) -> Tensor:
-        """The same as it is stored: large tables are promoted by those who use them. Raises MissingTensor."""
+        """Return a tensor of the checkpoint in its stored dtype, so that callers convert only parts of large tables.
+
+        Raises MissingTensor if the checkpoint holds none.
+        """
         found = self.decoder.weights(self.layer, role)
         if found is None:
             where = "outside the blocks" if self.layer is None else f"in layer {self.layer}"

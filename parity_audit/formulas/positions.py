@@ -1,8 +1,8 @@
 """Positions of tokens, and which keys a query may attend to.
 
-Positions count real tokens only, so padding on the left shifts nothing. A query sees the real tokens that are not after it
-and, where there is a window w, fewer than w positions before it: 0 <= i - j < w; where the text is cut into chunks of c, those
-of its own chunk: i // c = j // c. Sources: Mistral (arXiv 2310.06825), transformers modeling_llama4.
+Positions count real tokens only, so padding on the left shifts nothing. The query at i sees the real tokens j that are not after it.
+With a window w, they must also be fewer than w positions before it: 0 <= i - j < w. If the text is cut into chunks of c tokens, they
+must be in the query's own chunk: i // c = j // c. Sources: Mistral (arXiv 2310.06825), transformers modeling_llama4.
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ from parity_audit.formulas.rounding import NARROW, rounded
 
 
 def counted(mask: Tensor) -> Tensor:
-    """Positions `[batch pos]` from 0 of a mask `[batch pos]` that is 1 at real tokens; padding before them gets 0."""
+    """Return positions `[batch pos]` from 0 for a mask `[batch pos]` that is 1 at real tokens; padding before them gets 0."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def standing(batch: Batch, said: float | str | Mapping[str, int]) -> Tensor:
-    """Where tokens stand `[batch pos]`: at their positions and a number more, at one of `choices.STANDS`, of
-    `choices.ROUNDED_TO` or of `ELSEWHERE` (see `choices.and_more`), or where it is said token by token. Of a run that decodes from
-    a cache that is said of the decoded tokens.
+    """Return the position that a program gives each token, `[batch pos]`. In a run with a cache, only decoded tokens are changed.
+
+    Args:
+        batch: the tokens with their right positions.
+        said: a number to add to the right positions; one of `choices.STANDS`, `choices.ROUNDED_TO` or `ELSEWHERE`, which may be
+            followed by a number to add (see `choices.and_more`); or a dictionary with the positions of single tokens.
 
     Raises:
-        ValueError: no position is called so in this run.
+        ValueError: these words describe no position in this run.
     """
     places = batch.places
     first = batch.decoded_from
@@ -76,7 +79,7 @@ ELSEWHERE: dict[str, Callable[..., Tensor]] = {
     JUMP: lambda places, by, token: torch.where(places >= token, places + by, places),
     STAND_STILL: lambda places, at, token: torch.where(places >= token, at, places),
 }
-"""What becomes of positions, by the words that say it."""
+"""The functions from right positions to wrong ones, by the template that names them."""
 
 
 def _elsewhere(positions: Tensor, said: str) -> Tensor:
@@ -88,7 +91,7 @@ def _elsewhere(positions: Tensor, said: str) -> Tensor:
 
 
 def _one_by_one(positions: Tensor, said: Mapping[str, int]) -> Tensor:
-    """Positions with those of single tokens instead."""
+    """Return the positions, with those of the single tokens that are listed replaced."""
     made = positions
     for token, place in said.items():
         made = torch.where(positions == int(token.removeprefix(TOKEN)), place, made)
@@ -104,15 +107,15 @@ def visible(
     chunk: int | None = None,
     kind: str = "causal",
 ) -> Tensor:
-    """Which keys each query may attend to, `[batch 1 query key]`, True where it may.
+    """Return which keys each query may attend to, `[batch 1 query key]`, True if it may.
 
     Args:
-        mask: 1 at real tokens `[batch key]`.
-        rows: places of the queries in the sequence `[query]`.
-        window: how many keys a query sees, itself included; None for all of them.
-        first: how many of the first tokens' keys it sees beyond its window as well (the sinks of arXiv 2309.17453).
-        chunk: how many tokens stand in a chunk, outside which a query sees nothing; None for one chunk.
-        kind: one of `choices.MASKS`, or one of those with a number.
+        mask: 1 at real tokens, `[batch key]`.
+        rows: the places of the queries in the sequence, `[query]`.
+        window: the number of keys that a query sees, itself included; None for all of them.
+        first: the number of first tokens whose keys a query also sees beyond its window (the attention sinks of arXiv 2309.17453).
+        chunk: the number of tokens in a chunk, outside which a query sees nothing; None for one chunk.
+        kind: one of `choices.MASKS`, or `choices.WHOLE_PREFIX` or `choices.HIDDEN_START` with a number.
 
     Raises:
         ValueError: no mask has this name.
@@ -143,8 +146,8 @@ def visible(
 
 
 def growth(positions: Tensor, scale: float, step: float) -> Tensor:
-    """1 + scale log(1 + floor((p + 1) / step)) of positions p, of their shape: what queries far in a text are multiplied by.
+    """Return the factor on queries at positions p, 1 + scale log(1 + floor((p + 1) / step)), of the shape of the positions.
 
-    Source: scalable softmax for long contexts, as in Llama 4.
+    It grows with the position. Source: scalable softmax for long contexts, as in Llama 4.
     """
     return 1.0 + scale * torch.log1p(torch.floor((positions.double() + 1.0) / step))

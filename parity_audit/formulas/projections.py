@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 BLOCK_NUMBERS = 1 << 24
-"""Numbers of a weight that are converted at a time: 128 MiB in float64."""
+"""The number of a weight's entries that are converted at a time: 128 MiB in float64."""
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`[... out]` of x `[... in]` and a weight `[out in]`, in x's dtype; a weight in another one is converted by parts."""
+    """Return x W^T + b, `[... out]`, of x `[... in]` and a weight `[out in]`, in the dtype of x.
+
+    A weight in another dtype is converted in parts, to save memory.
+    """
     if weight.dtype == x.dtype:
         return functional.linear(x, weight, bias)
     parts = torch.split(weight, max(1, BLOCK_NUMBERS // weight.shape[1]))
@@ -23,21 +26,22 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def heads(x: Tensor, count: int) -> Tensor:
-    """A projection `[batch pos (head d_head)]` as its heads `[batch pos head d_head]`."""
+    """Return a projection `[batch pos (head d_head)]` cut into heads, `[batch pos head d_head]`."""
     return rearrange(x, "batch pos (head d_head) -> batch pos head d_head", head=count)
 
 
 def joined(x: Tensor) -> Tensor:
-    """Heads `[batch pos head d_head]` side by side `[batch pos (head d_head)]`."""
+    """Return heads `[batch pos head d_head]` joined side by side, `[batch pos (head d_head)]`."""
     return rearrange(x, "batch pos head d_head -> batch pos (head d_head)")
 
 
 def taken_for(x: Tensor, steps: Sequence[int], *, laid: str, read: str) -> Tensor:
-    """Heads `[batch pos head d_head]` that a program lays out in memory with one order of axes and reads with another.
+    """Return heads `[batch pos head d_head]` that a program writes in one order of axes and wrongly reads in another.
 
     Args:
-        steps: how many tokens each step of a run has; a program does so in each of them.
-        laid, read: `choices.POS_HEAD` or `choices.HEAD_POS`.
+        x: the right heads, `[batch pos head d_head]`.
+        steps: the number of tokens in each step of the run; the program mixes the order within each step.
+        laid, read: the order of axes in memory and the order that the program assumes, `choices.POS_HEAD` or `choices.HEAD_POS`.
     """
     found = (
         rearrange(

@@ -3,7 +3,7 @@
     (a, b) -> m (a cos t - b sin t, b cos t + a sin t),   t = position * frequency of the pair
 
 Pairs are components j and j + d_rot/2 ("half": Llama, GPT-NeoX) or 2j and 2j + 1 ("adjacent": GPT-J, Cohere). Components
-from d_rot on stay. m is the attention factor of YaRN and LongRoPE. Source: RoFormer (arXiv 2104.09864).
+from d_rot on are not rotated. m is the attention factor of YaRN and LongRoPE. Source: RoFormer (arXiv 2104.09864).
 """
 
 from __future__ import annotations
@@ -35,24 +35,30 @@ READ_WRITTEN = dict(
         strict=True,
     )
 )
-"""Which components turn together, and where the turned ones are written: scores are the same wherever that is."""
+"""For each pairing, the layout in which pairs are read and the layout in which the rotated pairs are written. The layout of writing
+does not change the scores as long as it is the same for queries and keys."""
 ANGLES_OF = dict(zip(OTHER_ANGLES, (ADJACENT, HALF), strict=True))
-"""For which convention the table is laid out where it is not the one that joins components."""
+"""The layout of the table of angles, for pairings that read pairs in one layout and the table in the other."""
 FREQUENCIES_32, TABLE_32, FULL = "float32 frequencies", "float32 table", "full"
-"""What is rounded to float32: the frequencies, or also the cosines and sines of a table (GPT-J); or nothing."""
+"""What is computed in float32: the frequencies; also the angles and their cosines and sines (GPT-J); or nothing."""
 SIGNS = {
     FORWARD: (-1.0, 1.0), INVERSE: (1.0, -1.0), NO_MINUS: (1.0, 1.0), BOTH_MINUS: (-1.0, -1.0),
     NO_SINES: (0.0, 0.0), NO_SINE_OF_FIRST: (0.0, 1.0), NO_SINE_OF_SECOND: (-1.0, 0.0),
 }  # fmt: skip
-"""The signs of the sines that b and a are multiplied by; a rotation has one minus."""
+"""The factors on the sines that multiply b and a, (-1, 1) for a rotation; 0 leaves the term out."""
 
 
 def angles(
     positions: Tensor, frequencies: Tensor, dtype: torch.dtype, *, rounding: str = FULL, arithmetic: str = FULL
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin `[batch pos pair]` in `dtype`, of positions `[batch pos]` and frequencies `[pair]`.
+    """Return cos and sin of the angles, each `[batch pos pair]` in `dtype`.
 
-    `arithmetic`: `full`, or a narrow dtype and one of `choices.PLACES_IN_A_ROTATION`.
+    Args:
+        positions: `[batch pos]`.
+        frequencies: in radians per position, `[pair]`.
+        dtype: the dtype of the result.
+        rounding: `TABLE_32` to compute angles, cos and sin in float32; otherwise they are computed in `dtype`.
+        arithmetic: `full`, or a narrow dtype followed by one of `choices.PLACES_IN_A_ROTATION`.
     """
     step = steps_of(arithmetic)
     own = torch.float32 if rounding == TABLE_32 else dtype
@@ -65,17 +71,17 @@ def rotate(
     x: Tensor, cos: Tensor, sin: Tensor, *, pairing: str = HALF, factor: float = 1.0, first: int = 0,
     direction: str = FORWARD,
 ) -> Tensor:  # fmt: skip
-    """x `[batch pos head d_head]` with 2 * pair components of each head turned.
+    """Return x `[batch pos head d_head]` with 2 * pair components of each head rotated.
 
     Args:
         cos, sin: `[batch pos pair]`.
         pairing: a key of `READ_WRITTEN`.
-        factor: on cos and sin.
-        first: the first component that turns.
+        factor: m, the factor on cos and sin.
+        first: the first component that is rotated.
         direction: one of `choices.DIRECTIONS`.
 
     Raises:
-        ValueError: a head has no such components.
+        ValueError: a head has too few components.
     """
     end = first + 2 * cos.shape[-1]
     if not 0 <= first <= end <= x.shape[-1]:
@@ -92,21 +98,27 @@ def rotate(
 
 
 def parts_of_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """The first and the second component of each pair, each `[... pair]`, of x `[... 2*pair]` in the layout `HALF` or `ADJACENT`.
+    """Return the first and second components of all pairs, each `[... pair]`, of x `[... 2*pair]` laid out as `HALF` or `ADJACENT`.
 
-    They are views: rotations are computed for thousands of values, and most of their time would be copies.
+    They are views, because rotations are computed for thousands of values, and copies would take most of the time.
     """
     first, second = x.chunk(2, -1) if layout == HALF else (x[..., 0::2], x[..., 1::2])
     return first, second
 
 
 def joined_pairs(first: Tensor, second: Tensor, layout: str) -> Tensor:
-    """x `[... 2*pair]` of the two components of each pair, `[... pair]`: the inverse of `parts_of_pairs`."""
+    """Return x `[... 2*pair]`, joined from the first and second components of the pairs, `[... pair]`.
+
+    This is the inverse of `parts_of_pairs`.
+    """
     return torch.cat([first, second], -1) if layout == HALF else torch.stack([first, second], -1).flatten(-2)
 
 
 def _of_both_parts(table: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
-    """What a table `[... pair]` has for the first and for the second component of each pair."""
+    """Return the entries of a table `[... pair]` that a program uses for the first and for the second component of each pair.
+
+    They differ only if the pairing reads the table in the layout of the other convention.
+    """
     if pairing not in ANGLES_OF:
         return table, table
     return parts_of_pairs(joined_pairs(table, table, ANGLES_OF[pairing]), READ_WRITTEN[pairing][0])

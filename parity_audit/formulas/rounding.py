@@ -11,29 +11,30 @@ from parity_audit.formulas import choices
 
 NARROW: dict[str, torch.dtype] = {name: getattr(torch, name) for name in choices.NARROW}
 LARGEST_INTEGERS = {"int4": 7, "int8": 127}
-"""The largest whole number of a format, which the largest number of a part becomes (symmetric, absolute maximum)."""
+"""The largest whole number of an integer format, to which the largest absolute value of a quantised part is mapped (symmetric
+quantisation by absolute maximum)."""
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x after a round trip through a narrow dtype."""
+    """Return x after a round trip through a narrow dtype."""
     return x.to(dtype).to(x.dtype)
 
 
 def representable(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether every value is one of the dtype's: then the tensor may well have been computed in it."""
+    """Whether the dtype holds every value exactly, so that the tensor may have been computed in it."""
     return bool((rounded(x, dtype) == x).all())
 
 
 def any_narrow(x: Tensor) -> bool:
-    """Whether the values fit bfloat16 or float16 exactly."""
+    """Whether bfloat16 or float16 holds every value exactly."""
     return any(representable(x, dtype) for dtype in NARROW.values())
 
 
 def steps_of(arithmetic: str) -> Callable[[str, Tensor], Tensor]:
-    """What an arithmetic does to a tensor at a place.
+    """Return a function of (place, tensor) that rounds the tensor if the arithmetic rounds at this place.
 
-    `bfloat16 weights` rounds what is called "weights", `bfloat16 inputs and weights` both, `bfloat16 throughout` everything, `full`
-    nothing.
+    `bfloat16 weights` rounds the tensors of the place "weights", `bfloat16 inputs and weights` those of both places,
+    `bfloat16 throughout` all tensors, and `full` none.
     """
     name, _, place = arithmetic.partition(" ")
     places = place.split(" and ")
@@ -45,10 +46,10 @@ def steps_of(arithmetic: str) -> Callable[[str, Tensor], Tensor]:
 
 
 def refuse_narrow(arithmetic: str, *inputs: Tensor) -> None:
-    """Refuse to tell a narrow dtype where inputs are in one anyway.
+    """Raise ValueError if rounding could not be observed, because the inputs are in a narrow dtype already.
 
     Raises:
-        ValueError: the arithmetic is not full, and every number of an input is one of a narrow dtype.
+        ValueError: the arithmetic is not `full`, and a narrow dtype holds every number of one of the inputs exactly.
     """
     if arithmetic != choices.FULL and any(any_narrow(x) for x in inputs):
         raise ValueError("the inputs are in a narrow dtype themselves")

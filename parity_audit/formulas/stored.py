@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint by the role that they play, as `core.types.WeightTap` describes it."""
+"""Tensors of a checkpoint by their role in the decoder, which `core.types.WeightTap` describes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Stored = Callable[[str], Tensor | None]
 
 
 def laid_out(value: Tensor, tap: WeightTap) -> Tensor:
-    """The part of a stored tensor that a tap names, in the layout that it names; scale and shift are not applied."""
+    """Return the part of a stored tensor that a tap names, in the tap's layout; the tap's scale and shift are not applied."""
     for span, pattern in ((tap.slice, tap.layout), (tap.part, tap.relayout)):
         value = value if span is None else value[slice(*span)]
         if pattern:
@@ -28,9 +28,10 @@ def laid_out(value: Tensor, tap: WeightTap) -> Tensor:
 
 
 class CheckpointTensors:
-    """The tensors of a safetensors checkpoint by name, read when asked for; the files stay open and no tensor is kept.
+    """The tensors of a safetensors checkpoint by name, read when asked for; the files stay open, and no tensor is kept.
 
-    Those of a text model among other modalities have the names of that model alone (`core.text_names`).
+    If the checkpoint also has other modalities, the tensors of its text model have the names of the text model alone
+    (`core.text_names`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +42,7 @@ class CheckpointTensors:
         self._held = {name: (holders[stored], stored) for name, stored in text_names(holders).items()}
 
     def __call__(self, name: str) -> Tensor | None:
-        """One tensor, None where no file holds it."""
+        """Return the tensor of this name, or None if no file holds it."""
         if name not in self._held:
             return None
         holder, stored = self._held[name]
@@ -49,12 +50,12 @@ class CheckpointTensors:
         return tensor
 
     def numbers(self) -> int:
-        """How many numbers the checkpoint holds."""
+        """Return how many numbers the checkpoint holds."""
         return sum(math.prod(holder.get_slice(name).get_shape()) for holder, name in self._held.values())
 
 
 def role_tensor(stored: Stored, roles: Mapping[str, WeightTap], role: str, *, tied: bool) -> Tensor | None:
-    """The tensor of a role; an unembedding that is not stored a second time is the embedding, where they are tied."""
+    """Return the tensor of a role, or None; if embeddings are tied, an unembedding that is not stored is the embedding."""
     tap = roles.get(role)
     value = None if tap is None else stored(tap.path)
     if tap is not None and value is not None:
@@ -66,11 +67,11 @@ WRITES = {
     "embed": ("embed", -1), "pos_embed": ("pos_embed", -1), "attn.o": ("attn_proj", 0), "mlp.down": ("mlp_proj", 0),
     "unembed": ("logits", 0),
 }  # fmt: skip
-"""The roles of tensors that write the stream or the logits: the site that each makes, and the axis of its outputs."""
+"""The roles of tensors that write to the stream or the logits: the site that each computes, and the axis of its outputs."""
 
 
 def centred_as(role: str, value: Tensor | None, sites: Collection[str]) -> Tensor | None:
-    """The tensor of a role, or of its bias, with the mean over its outputs taken where it makes one of the centred `sites`."""
+    """Return the tensor of a role or of its bias, minus its mean over the outputs if it computes one of the centred `sites`."""
     site, axis = WRITES.get(role.removesuffix(".bias"), ("", 0))
     if value is None or site not in sites:
         return value

@@ -1,1 +1,1 @@
-"""The gate of a pull request: what a change touches, judged, each case with a status and a line to mend."""
+"""The gate of a pull request: judge what a change touches, as cases that each have a status and a line to repair."""

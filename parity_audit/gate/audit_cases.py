@@ -1,4 +1,4 @@
-"""One cell of a matrix as cases: each finding at the line that asked for the backend."""
+"""Turn the report of one run of a gate into cases, each placed at the line that asks for its backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parity_audit.report.words import labels
 
 @dataclass(frozen=True, kw_only=True)
 class CellGate:
-    """How a cell is asked; `out` is where its report goes."""
+    """A run of the gate and its options; the report is written below `out`."""
 
     cell: Cell
     install: bool
@@ -30,7 +30,7 @@ class CellGate:
 
 
 def audit_cases(gate: CellGate) -> list[Case]:
-    """Every backend of a cell.
+    """Run a cell and return the cases of every backend in it.
 
     Raises:
         ParityError: the reference does not run, or the question is malformed.
@@ -55,7 +55,10 @@ def _own_cases(report: LogprobReport | InvarianceReport, group: str) -> list[Cas
 
 
 def _placed(case: Case, places: Mapping[str, tuple[str, int]], candidates: Sequence[str]) -> Case:
-    """The case at the line that asked for its backend: the only one, or the one that its name begins with."""
+    """Return the case with the file and line that ask for its backend; without them if that line is not known.
+
+    Its backend is the only one of `candidates`, or the one that is the subject of the case (see `retry.subject`).
+    """
     own = candidates if len(candidates) == 1 else [one for one in candidates if subject(case) == one]
     file, line = next((places[one] for one in own if one in places), ("", 0))
     return replace(case, file=file, line=line)

@@ -1,4 +1,4 @@
-"""The runs of a gate: one per question, model and dtype, with the line that asked for each backend."""
+"""The runs of a gate: one per question, model and dtype, with the line that asks for each backend."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from parity_audit.specs.places import entry_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One run: questions that differ in their candidate alone. `places`: file and line that ask for each backend, by its string."""
+    """One run, which answers questions that differ only in their candidate.
+
+    `places` has, for each BACKEND string, the file and the line that ask for it.
+    """
 
     asked: tuple[Asked, ...]
     places: tuple[tuple[str, tuple[str, int]], ...] = ()
 
     @property
     def group(self) -> str:
-        """The group of its cases: model, dtype, and what is asked where it is no audit."""
+        """The group of the run's cases: model, dtype, and the question unless it is an audit."""
         first = self.asked[0]
         question = [] if first.question is Question.AUDIT else [first.question.value]
         return " ".join((first.model, first.dtype, *question))
 
 
 def cells_of(path: Path) -> list[Cell]:
-    """The runs that a matrix file asks for (`parity_audit.matrix.cells.Matrix`).
+    """Return the runs that a matrix file asks for (`parity_audit.matrix.cells.Matrix`).
 
     Raises:
-        UsageError: no such file, an unknown key, an unknown model, no model or no candidate.
-        SpecError: broken YAML, with its line.
+        UsageError: there is no such file, or it has an unknown key, an unknown model, no model or no candidate.
+        SpecError: the YAML is broken; the error has the line.
     """
     matrix = read_matrix(path)
     lines = entry_lines(read_yaml(path), "candidates")

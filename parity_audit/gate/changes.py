@@ -1,4 +1,4 @@
-"""What a change touches, as git says it: spec files, and pins of engines."""
+"""Find out with git which spec files and which pins of engines a change touches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from parity_audit.specs.load import read_yaml
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """Spec files and pins that are new or different since a commit; paths are relative to `root`."""
+    """Spec files and pins that are new or changed since a commit.
+
+    Paths are relative to `root`, the root of the repository. `files` is the number of all new or changed files.
+    """
 
     root: Path
     specs: tuple[Path, ...]
@@ -22,22 +25,26 @@ class Changes:
 
 
 def repository(folder: Path) -> Path:
-    """The root of the git repository of a folder.
+    """Return the root of the git repository that contains a folder.
 
     Raises:
-        UsageError: it is in none.
+        UsageError: the folder is in no repository, or git is not installed.
     """
     return Path(_git(folder, "rev-parse", "--show-toplevel").strip())
 
 
 def changes_since(since: str, specs: Path, folder: Path) -> Changes:
-    """What differs from where this branch left `since`, uncommitted and untracked files included.
+    """Return what changed since this branch left `since`, uncommitted and untracked files included.
+
+    Deleted files are not counted.
 
     Args:
-        specs: the folder of specs; a spec counts as changed too where one that it extends has.
+        since: commit or branch; the change is counted from its merge base with HEAD.
+        specs: the folder of specs. A spec also counts as changed if a spec that it extends has changed.
+        folder: a folder in the repository.
 
     Raises:
-        UsageError: no repository, or no such commit.
+        UsageError: there is no repository or no such commit, or git is not installed.
     """
     root = repository(folder)
     base = _git(root, "merge-base", since, "HEAD").strip()
@@ -55,7 +62,10 @@ def changes_since(since: str, specs: Path, folder: Path) -> Changes:
 
 
 def _with_children(folder: Path, touched: set[Path]) -> list[Path]:
-    """Changed spec files and those of the folder that extend one; families (`_*.yaml`) stand for their children."""
+    """Return the changed spec files and the specs of the folder that extend one of them, directly or not.
+
+    Family files (`_*.yaml`) are not returned themselves, but the specs that extend them are.
+    """
     found, everything = set(touched), {path: _parent(path) for path in sorted(folder.glob("*.yaml"))}
     for _ in everything:
         names = {path.stem for path in found}
@@ -64,7 +74,10 @@ def _with_children(folder: Path, touched: set[Path]) -> list[Path]:
 
 
 def _parent(path: Path) -> str:
-    """What a spec extends; nothing where it cannot be read, which its own check will say."""
+    """Return the name of the spec that a spec extends; empty if there is none or the file is broken.
+
+    A broken file is reported by the check of that spec.
+    """
     try:
         return str(read_yaml(path).get("extends", ""))
     except SpecError:
@@ -72,7 +85,7 @@ def _parent(path: Path) -> str:
 
 
 def _new_pins(root: Path, base: str, file: Path) -> list[Pin]:
-    """Pins of a file that it did not have at the base."""
+    """Return the pins in a file that are not in its version at the commit `base`; all of them if it did not exist then."""
     before = subprocess.run(["git", "show", f"{base}:{file.as_posix()}"], cwd=root, capture_output=True, text=True)
     known = set() if before.returncode else {str(pin.backend) for pin in pins(before.stdout, str(file))}
     text = (root / file).read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""What a gate writes: JSON, JUnit, SARIF and the summary, and the summary of the workflow run where there is one."""
+"""Write the files of a gate: JSON, JUnit, SARIF and a Markdown summary, also into the summary of a GitHub workflow run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUMMARY = "summary.md"
 
 
 def summary(gate: GateReport) -> str:
-    """The Markdown of a gate."""
+    """Return the result of a gate as Markdown."""
     return markdown.written(gate_content(gate))
 
 
@@ -30,7 +30,7 @@ FILES: dict[str, Callable[[GateReport], str]] = {
 
 
 def write_gate(gate: GateReport, out: Path) -> None:
-    """Write every file below `out`, and add the summary to the workflow run's own.
+    """Write every file below `out`, and append the summary to that of the workflow run if there is one.
 
     Raises:
         NotJudged: the disk is full or read-only.

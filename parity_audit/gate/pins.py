@@ -1,4 +1,4 @@
-"""Pins of engines in requirement files, pyproject.toml and lock files: `transformers==5.19.0`, with the line."""
+"""Find pins of engines, such as `transformers==5.19.0`, in requirement files, pyproject.toml and lock files, with their lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSION = re.compile(r'^version = "([^"]+)"$')
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """One engine at one version, and where it is written."""
+    """One engine at one version, and the file and line that pin it."""
 
     backend: BackendRef
     file: str
@@ -33,7 +33,12 @@ class Pin:
 
 
 def pins(text: str, file: str) -> list[Pin]:
-    """Every pin of an engine, as requirements or as the tables of a lock; comments are left out."""
+    """Return every pin of an engine in a file's text, as a requirement or as a table of a lock file; comments are ignored.
+
+    Args:
+        text: the text of the file.
+        file: the file's name, for the pins.
+    """
     found: list[Pin] = []
     name = ""
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""What the machine failed at is asked again; what was judged never is, so that no number gets a second chance."""
+"""Repeat cases that failed because of the machine. A case that was judged is never repeated, so that its result stands."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from parity_audit.core.gate import JUDGED, Case, Status
 from parity_audit.report.cases import status_of_error
 
 WHOLE = "audit"
-"""The name of the case of a run that ended before any backend was judged."""
+"""Name of the single case of a run that an error ended before any backend was judged."""
 
 
 def asked(ask: Callable[[], Iterable[Case]], *, group: str, retries: int) -> list[Case]:
-    """The cases of a run; those that the machine failed at are taken from the next run, up to `retries` times.
+    """Run `ask` and return its cases; while some failed because of the machine, run it again, up to `retries` times.
 
-    A case that passes then is a flake. An error that ends a run is one case, of status infra or error by its code.
+    From a repeated run only the cases that replace failed ones are taken. Such a case counts as a flake if it passes. An error
+    that ends a run is one case; its code decides the status (see `status_of_error`).
+
+    Args:
+        ask: runs the checks and returns their cases.
+        group: group of the case of a run that ended with an error.
+        retries: largest number of repeated runs.
     """
     cases = _timed(ask, group)
     for _ in range(retries):
@@ -31,7 +37,11 @@ def asked(ask: Callable[[], Iterable[Case]], *, group: str, retries: int) -> lis
 
 
 def _replacing(old: Case, again: Sequence[Case], kept: Sequence[Case]) -> list[Case]:
-    """What a later run says of a case that the machine failed at: itself again where it says nothing."""
+    """Return the cases of a later run that replace a case which failed because of the machine.
+
+    These are the cases about the same subject, or all cases of the group if the whole run had failed. Cases about subjects in
+    `kept` are left out, because these were judged before. If no case is left, `old` itself is returned.
+    """
     judged = {(case.group, subject(case)) for case in kept}
     same = [
         case for case in again
@@ -42,7 +52,7 @@ def _replacing(old: Case, again: Sequence[Case], kept: Sequence[Case]) -> list[C
 
 
 def subject(case: Case) -> str:
-    """The backend or check that a case is about; the cases of one that fails name what is wrong after a colon."""
+    """Return the backend or check that a case is about: its name up to a colon, after which a failed case says what is wrong."""
     return case.name.partition(": ")[0]
 
 
@@ -53,7 +63,10 @@ def _flake(case: Case, old: Case) -> Case:
 
 
 def _timed(ask: Callable[[], Iterable[Case]], group: str) -> list[Case]:
-    """The cases of one run; its seconds are shared out evenly among those that were judged."""
+    """Return the cases of one run, with its seconds divided equally among the judged cases.
+
+    A ParityError that ends the run becomes a single case.
+    """
     started = time.perf_counter()
     try:
         cases = list(ask())

@@ -1,4 +1,4 @@
-"""The gate from what it is asked to what it says: changed specs, changed pins, the cells of a matrix."""
+"""Run the gate: judge changed specs, changed pins and the cells of a matrix, and return one report."""
 
 from __future__ import annotations
 
@@ -27,17 +27,26 @@ from parity_audit.specs.schema import Spec
 
 SYNTHETIC = "mini"
 DTYPE = "float32"
-"""Of audits that changed pins ask for: the only one that can prove a port right."""
+"""Dtype of the audits of changed pins. It is float32, the only dtype in which an audit can prove a port right."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions:
-    """What a gate is asked.
+    """What a gate judges, and how.
 
-    `since`: the commit that the change is counted from; `matrix`: a file of audits; `specs`: the folder of one's own
-    specs; `models`: what changed pins are tried on, the first model of each own spec (of each shipped one where there is
-    none) when empty; `backends` judge changed specs, every one that runs here when None; `retries` of what the machine failed at;
-    `untouched_passes`: a change that touches no spec and no pin is no failure.
+    - `since`: the commit or branch from which changes are counted. No changes are judged if it is empty.
+    - `matrix`: a file with the audits to run.
+    - `specs`: the folder of the user's own specs.
+    - `models`: the models on which changed pins are audited. If empty, the first model of each own spec, or of each shipped
+      spec if there are no own ones.
+    - `backends`: the backends that judge changed specs; None for all that run on this machine.
+    - `mutate`: also check that wrong constants in a changed spec would be noticed.
+    - `retries`: how often cases are repeated that failed because of the machine.
+    - `seed`: seed of the synthetic checkpoints.
+    - `install`: whether missing environments may be installed.
+    - `untouched_passes`: whether the gate passes if there was nothing to judge, for example because the change touches neither
+      a spec nor a pin.
+    - `out`: the folder for reports.
     """
 
     since: str = ""
@@ -55,10 +64,11 @@ class GateOptions:
 
 
 def run_gate(options: GateOptions) -> GateReport:
-    """Judge what a change touches, and what a matrix asks for.
+    """Judge the specs and pins that a change touches and the cells of a matrix, and return the report.
 
     Raises:
-        UsageError: neither was given, no repository, no such commit, or a matrix that cannot be read.
+        UsageError: neither a commit nor a matrix was given, there is no repository or no such commit, or the matrix cannot be
+            read.
     """
     if not options.since and options.matrix is None:
         raise UsageError(
@@ -80,7 +90,7 @@ def run_gate(options: GateOptions) -> GateReport:
 
 
 def _cases(options: GateOptions, changes: Changes | None, cells: Sequence[Cell]) -> Iterator[Case]:
-    """Everything that is asked, one run after the other."""
+    """Yield the cases of the changed specs, then of the matrix, then of the changed pins, from one run after another."""
     own: list[Spec] = []
     if changes is not None:
         own, broken = _loaded(changes, options.specs)
@@ -99,7 +109,10 @@ def _cases(options: GateOptions, changes: Changes | None, cells: Sequence[Cell])
 
 
 def _loaded(changes: Changes, folder: Path) -> tuple[list[Spec], list[Case]]:
-    """The specs of the folder, found before shipped ones from here on; a changed one that is broken is a failure."""
+    """Return the folder's specs that name a model, and a failed case for each changed spec that is broken.
+
+    It also lists these specs in the environment variable `OWN_SPECS`, so that they take precedence over shipped ones from here on.
+    """
     found, broken = [], []
     root = changes.root.resolve()
     for path in sorted(folder.resolve().glob("*.yaml")):
@@ -120,7 +133,7 @@ def _relative(specs: Sequence[Spec], root: Path) -> list[str]:
 
 
 def _pinned(options: GateOptions, changes: Changes, own: Sequence[Spec]) -> list[Cell]:
-    """Changed pins as audits: every release that is new, on every model."""
+    """Return the audits of changed pins: every newly pinned release on every model."""
     if not changes.pins:
         return []
     models = options.models or tuple(spec.first_model for spec in own or list_specs())
@@ -133,7 +146,7 @@ def _pinned(options: GateOptions, changes: Changes, own: Sequence[Spec]) -> list
 
 
 def _notes(options: GateOptions, changes: Changes | None, cells: Sequence[Cell]) -> tuple[str, ...]:
-    """What was looked at, in words."""
+    """Return the report's notes: how many files changed, which specs and pins are among them, and how many runs there were."""
     notes = []
     if changes is not None:
         specs = ", ".join(map(str, changes.specs)) or "none"

@@ -1,4 +1,8 @@
-"""A changed spec as cases: is it valid, does the reference contradict a constant, would it notice, does every backend agree?"""
+"""Check a changed spec, one case per check.
+
+The checks are: is the file valid, does the reference contradict a constant, would a wrong constant be noticed, and does every
+backend agree with the reference and with the spec run as a program.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,10 @@ from parity_audit.specs.schema import Spec
 
 @dataclass(frozen=True, kw_only=True)
 class SpecGate:
-    """How a changed spec is judged. `file` is relative to the repository; `backends` None is every one that runs here."""
+    """A changed spec and how it is judged.
+
+    `file` is relative to the repository. `backends` is None for all backends that run on this machine.
+    """
 
     spec: Spec
     file: str
@@ -33,12 +40,12 @@ class SpecGate:
 
     @property
     def group(self) -> str:
-        """The group of its cases."""
+        """The group of the spec's cases."""
         return f"spec {self.spec.name}"
 
 
 def invalid(file: str, error: SpecError) -> Case:
-    """A file that is no spec; the error's place is `file:line:column`."""
+    """Return the failed case of a file that is no valid spec; its line is taken from the error's `file:line:column`."""
     numbers = [part for part in error.where.partition("   ")[0].split(":")[1:] if part.isdigit()]
     return Case(
         group=f"spec {Path(file).stem}", name="schema", status=Status.FAILED, message=error.message,
@@ -47,7 +54,9 @@ def invalid(file: str, error: SpecError) -> Case:
 
 
 def spec_cases(gate: SpecGate) -> Iterator[Case]:
-    """Constants, backends, mutations and the spec as a program; each from runs of its own.
+    """Yield the cases of the constants, the backends, the changed constants and the spec as a program, each from its own runs.
+
+    The last two are reported as not tested if the reference contradicts a constant.
 
     Raises:
         ParityError: the reference does not run the miniature.
@@ -72,7 +81,10 @@ def spec_cases(gate: SpecGate) -> Iterator[Case]:
 
 
 def _constants(gate: SpecGate, done: SpecCheck) -> list[Case]:
-    """One failure per contradicted constant, at its line."""
+    """Return one failed case per contradicted constant, at its line in the spec, else a single case.
+
+    The single case is an error if no component was compared with the spec's formulas, and has passed otherwise.
+    """
     if done.contradicted:
         return [_contradicted(gate, one) for one in done.contradicted]
     if not done.components:
@@ -90,7 +102,10 @@ def _contradicted(gate: SpecGate, one: Contradiction) -> Case:
 
 
 def _pair(gate: SpecGate, pair: PairCheck, against: str) -> Case:
-    """One backend; what ended it decides between a failure, an error and the machine."""
+    """Return the case of one backend.
+
+    If an error ended the check, the error's code decides the status (see `status_of_error`). An inconclusive verdict is an error.
+    """
     status = {FAILED: Status.FAILED, NOT_RUN: Status.NOT_TESTED}.get(pair.status, Status.PASSED)
     if pair.error:
         status = status_of_error(pair.error)
@@ -103,7 +118,10 @@ def _pair(gate: SpecGate, pair: PairCheck, against: str) -> Case:
 
 
 def _mutations(gate: SpecGate) -> Case:
-    """Would a wrong constant be noticed?"""
+    """Return the case that says whether wrong constants would be noticed.
+
+    It passes if at least the share `NAMED_SHARE` of the deliberately changed constants is contradicted by name.
+    """
     found = mutated(gate.spec, seed=gate.seed, progress=gate.progress)
     rest = [one for one in found if not one.named]
     enough = bool(found) and len(found) - len(rest) >= NAMED_SHARE * len(found)

@@ -1,1 +1,1 @@
-"""Does the answer depend on the batch? An engine against itself, under other neighbours, shapes and states."""
+"""Test whether an engine's result for a sequence depends on its batch: other neighbours, shapes, and states of the engine."""

@@ -1,4 +1,4 @@
-"""Equivalence classes of equal bits, and how they are printed."""
+"""Equivalence classes of conditions whose results have equal bits, and their text in a report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def classes_of(names: Sequence[str], bits: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Names with equal bits together, in the order of their first member."""
+    """Group names with equal bits, in the order of the first member of each group."""
     groups: dict[str, list[str]] = {}
     for name, own in zip(names, bits, strict=True):
         groups.setdefault(own, []).append(name)
@@ -14,7 +14,7 @@ def classes_of(names: Sequence[str], bits: Sequence[str]) -> tuple[tuple[str, ..
 
 
 def size_words(classes: Sequence[Sequence[str]]) -> str:
-    """Classes of sizes as "{1} {2,3} {>=4}": a class that holds every size from one on is named by that size."""
+    """Return classes of sizes as text, such as "{1} {2,3} {>=4}"; ">=4" stands for all tested sizes from 4 on."""
     tested = sorted(int(size) for group in classes for size in group)
     return " ".join(f"{{{_group(sorted(map(int, group)), tested)}}}" for group in classes)
 
@@ -37,11 +37,11 @@ def _run(run: list[int], largest: int) -> str:
 
 
 def name_words(classes: Sequence[Sequence[str]]) -> str:
-    """Classes of named conditions."""
+    """Return classes of named conditions as text."""
     return " ".join("{" + "; ".join(group) + "}" for group in classes)
 
 
 def switches(sizes: Sequence[int], bits: Sequence[str]) -> tuple[int, ...]:
-    """Sizes at which the bits are others than at the size before."""
+    """Return the sizes whose bits differ from those of the previous size."""
     pairs = zip(sizes[1:], bits, bits[1:], strict=False)
     return tuple(size for size, before, after in pairs if before != after)

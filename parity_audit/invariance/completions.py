@@ -1,4 +1,4 @@
-"""Greedy completions of one prompt while the number of its neighbours changes, as a server's load does."""
+"""Generate greedy completions of one prompt while the number of its neighbours in the batch changes, as on a busy server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parity_audit.invariance.distances import returned
 from parity_audit.invariance.observe import observe
 
 LARGEST_BATCH = 16
-"""Sequences of the largest generated batch: every step of every batch is a run of the model."""
+"""The number of sequences in the largest generated batch; it is small because every step of every batch is a run of the model."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,11 @@ class _Drawn:
 def completions(
     session: Session, plan: Planner, runs: int, tokens: int, moved: float, out: Path
 ) -> tuple[Completions | None, tuple[NotTested, ...]]:
-    """Generate alone, then in batches of random size at a random row, and compare the tokens; `moved` is the largest
-    movement of a logit seen in the audit's own runs."""
+    """Generate the prompt alone, then in batches of random size at a random row, and compare the tokens.
+
+    `moved` is the largest change of a logit that the other runs of this audit have shown. If the backend cannot generate,
+    the first value is None, and the second says why.
+    """
     draw = random.Random(plan.draw.random())
     loads = [
         (1, 0),
@@ -61,7 +64,10 @@ def completions(
 
 
 def _divergent(session: Session, subject: Ids, alone: Ids, other: _Drawn, moved: float, out: Path) -> Divergent:
-    """Where a completion leaves the one of the prompt alone; the margin there is of a run of the prompt and the tokens so far."""
+    """Return where a completion first differs from that of the prompt alone.
+
+    The margin between the two largest logits there is taken from a run of the prompt and the tokens before that place.
+    """
     at = next(place for place, pair in enumerate(zip(alone, other.tokens, strict=True)) if pair[0] != pair[1])
     whole = Condition(axis="", name="margin", probe=probe("margin", [(*subject, *alone[:at])]))
     logits = returned(observe(session, whole, out).values)

@@ -1,4 +1,4 @@
-"""How far two runs of one sequence are apart: in bits, in units of the last place, in nats, in noise floors."""
+"""Measure how far two runs of one sequence differ: in bits, in units of the last place, in nats, in noise floors."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ FRACTION_BITS = {"float32": 23, "bfloat16": 7, "float16": 10}
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """What rounding does to the reference at a site: RMSE to the float64 judge, and the judge's RMS, `[pos]`."""
+    """The reference's rounding at a site: its RMSE to the float64 judge, and the judge's RMS, both `[pos]`."""
 
     rmse: tuple[float, ...]
     judge_rms: tuple[float, ...]
 
     def ratio(self, position: int, rmse: float, dtype: str) -> float:
-        """An error at a position as a multiple of the floor.
+        """Return an error at a position as a multiple of the floor.
 
-        A position that the reference happens to round well has the median of all positions as its floor.
+        The floor is the larger of the position's own floor and the median of all positions, because the reference may by
+        chance round very well at a position.
         """
         floor = max(self.rmse[position], sorted(self.rmse)[len(self.rmse) // 2])
         return noise_ratio(rmse, floor, self.judge_rms[position], dtype)
 
 
 def floors(native: Values, judge: Values) -> dict[str, Floor]:
-    """The floor of every site that both runs of the reference show."""
+    """Return the noise floor of every site that both runs of the reference show with the same shape."""
     found = {}
     for site in native.keys() & judge.keys():
         own, exact = rows(native[site]), rows(judge[site])
@@ -46,7 +47,7 @@ def floors(native: Values, judge: Values) -> dict[str, Floor]:
 
 
 def bits(values: Values, start: int = 0) -> dict[str, str]:
-    """A hash of each site from a position on. Equal hashes are equal bits: zeros of either sign are told apart."""
+    """Return a hash of each site from a position on; equal hashes mean equal bits, and 0.0 differs from -0.0."""
     return {
         site: hashlib.sha256(value[start:].contiguous().numpy().tobytes()).hexdigest()[:16]
         for site, value in values.items()
@@ -54,14 +55,14 @@ def bits(values: Values, start: int = 0) -> dict[str, str]:
 
 
 def joint(hashes: Mapping[str, str], sites: Sequence[str]) -> str:
-    """One hash of the sites named."""
+    """Return one hash of the given sites."""
     return hashlib.sha256("".join(hashes[site] for site in sorted(sites)).encode()).hexdigest()[:16]
 
 
 def changes(
     seen: Values, base: Values, sites: Sequence[str], start: int, floor: Mapping[str, Floor], dtype: str
 ) -> tuple[SiteChange, ...]:
-    """What differs at these sites, in the order of the data."""
+    """Return the distance between two runs at each of these sites, in the order in which the model computes them."""
     return tuple(
         change(site, rows(seen[site])[start:], rows(base[site])[start:], start, floor.get(site), dtype)
         for site in sorted(sites, key=site_order)
@@ -69,7 +70,7 @@ def changes(
 
 
 def change(site: str, seen: Tensor, base: Tensor, start: int, floor: Floor | None, dtype: str) -> SiteChange:
-    """One site `[pos, numbers]`, whose first position is `start` of the subject."""
+    """Return the distance between two runs at one site `[pos, numbers]`; the first row is position `start` of the subject."""
     apart = (seen - base).abs()
     errors = rms(seen - base)
     ratios = None if floor is None else [floor.ratio(start + at, one, dtype) for at, one in enumerate(errors.tolist())]
@@ -82,26 +83,29 @@ def change(site: str, seen: Tensor, base: Tensor, start: int, floor: Floor | Non
 
 
 def spacing(value: Tensor, dtype: str) -> Tensor:
-    """The unit in the last place of positive numbers in a dtype: 2^(exponent - fraction bits), subnormals like the smallest."""
+    """Return the unit in the last place of positive numbers in a dtype: 2^(exponent - fraction bits).
+
+    Subnormal numbers have the unit of the smallest normal number.
+    """
     exponent = value.log2().floor().clamp_min(SMALLEST_EXPONENT[dtype])
     return torch.exp2(exponent - FRACTION_BITS[dtype])
 
 
 def nats(seen: Tensor, base: Tensor) -> float:
-    """The largest difference of a log-probability over positions and vocabulary, from logits `[pos, d_vocab]`."""
+    """Return the largest difference of a log-probability over positions and vocabulary, from logits `[pos, d_vocab]`."""
     return float((seen.double().log_softmax(-1) - base.double().log_softmax(-1)).abs().max())
 
 
 def returned(values: Values) -> Tensor | None:
-    """What the model returned, or where that was not seen its hooked logits, `[pos, d_vocab]`."""
+    """Return the logits that the model returned, or the hooked ones if these were not captured, `[pos, d_vocab]`."""
     return values.get(RETURNED, values.get(LOGITS))
 
 
 def rows(value: Tensor) -> Tensor:
-    """`[pos, numbers]` in float64."""
+    """Return a site's values as `[pos, numbers]` in float64."""
     return value.double().reshape(len(value), -1)
 
 
 def rms(value: Tensor) -> Tensor:
-    """Root mean square of each row."""
+    """Return the root mean square of each row, `[pos]`."""
     return value.square().mean(1).sqrt()

@@ -1,4 +1,4 @@
-"""Run a condition in a worker and read what the subject's row showed."""
+"""Run a condition in a worker, and read the captured values of the subject's row."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ CACHED_TOKENS = "cached_prompt_tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What the subject showed: sites `[pos, ...]` at its own tokens, what the program counted, or why there is nothing.
+    """The captured values of the subject in one run: sites `[pos, ...]` at its own tokens.
 
-    `start` is the first position that this run computed: what came out of a cache is not shown.
+    `facts` are the program's own counters. `start` is the first position that this run computed; positions before it came
+    from a cache and hold no captured values. `gap` says why nothing was captured. `non_finite` names sites with NaN or
+    infinite values.
     """
 
     values: Mapping[str, Tensor] = field(default_factory=dict)
@@ -41,8 +43,11 @@ class Seen:
 
 
 def visible(session: Session) -> tuple[SiteTap, ...]:
-    """Taps of what a module shows `[batch, pos, ...]`. Matrices of attention have other shapes in every step, and taps that
-    guess how a port computes would compare the guesses."""
+    """Return the taps whose values are compared, with shape `[batch, pos, ...]`.
+
+    Attention matrices are left out, because they have another shape in every decode step. Taps that rest on an assumption
+    about the port's code are left out, because comparing them would test the assumption.
+    """
     about, plan = session.description(), session.plan
     every = taps(plan.spec, plan.backend_key, plan.config, about.release)
     return tuple(tap for tap in every if not tap.assumes and not tap.site.endswith(ATTENTION_SITES))
@@ -51,7 +56,9 @@ def visible(session: Session) -> tuple[SiteTap, ...]:
 def observe(
     session: Session, condition: Condition, out: Path, *, precision: str = NATIVE, keep_cache: bool = False
 ) -> Seen:
-    """Run one condition. A run that the backend refuses is a gap of this condition only.
+    """Run one condition, and return the captured values of the subject.
+
+    If the backend raises an error, the returned value holds a gap instead, and other conditions can still be run.
 
     Raises:
         WorkerDied: the process is gone.
@@ -78,11 +85,11 @@ def observe(
 
 
 def _subject(out: Path, entry: Entry, mask: Tensor) -> Tensor | None:
-    """The subject's own tokens of a site; None for what has no axis of positions."""
+    """Return a site's values at the subject's own tokens (no padding); None if the site has no axis of positions."""
     value = load_file(out / entry.file)[TENSOR]
     return value[0][mask] if value.ndim >= 3 and value.shape[1] == len(mask) else None
 
 
 def renamed(condition: Condition, name: str) -> Condition:
-    """The same run under another name of its files."""
+    """Return the same condition under another name for its files."""
     return dataclasses.replace(condition, probe=dataclasses.replace(condition.probe, name=name))

@@ -1,4 +1,4 @@
-"""Which operation depends on how many rows it is given, and from how many on its kernel is another one."""
+"""Find the operations whose result depends on the number of rows, and the numbers of rows at which their kernel changes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ COMPONENTS = {
     "v": "the projection",
     "logits": "the head",
 }
-"""What computes a site, where its name alone does not say it."""
+"""The component that computes a site, for sites whose name does not say it."""
 
 
 def operation_classes(
     session: Session, alone: Condition, sizes: tuple[int, ...], dtype: str
 ) -> tuple[tuple[OperationClasses, ...], tuple[NotTested, ...]]:
-    """Every operation of the model on the subject's own activations, in the order in which the model runs them."""
+    """Run every operation of the model on the subject's own activations with different numbers of rows.
+
+    Return the operations in the order in which the model runs them, each with its classes of sizes with equal bits, and the
+    operations that could not be tested.
+    """
     try:
         reply = session.operations(OperationsRequest(probe=alone.probe, sizes=sizes))
     except BackendFailed as error:
@@ -43,8 +47,12 @@ def _classes(operation: Operation, dtype: str) -> OperationClasses:
 
 
 def first_operation(operations: tuple[OperationClasses, ...], first_site: str | None) -> str | None:
-    """The first operation, in the order of the data, with more than one class; where none of those that can be run alone has,
-    what computes the first site that changes. In how many parts keys are reduced is a kernel's own choice, and no condition."""
+    """Return the first operation, in the order in which the model runs them, whose bits depend on the size.
+
+    If none of the operations that can be run alone does, return the component that computes the first site that changes.
+    Operations that vary only the number of parts in which attention reduces its keys are skipped: the kernel chooses that
+    number itself, and it is no condition of a run.
+    """
     switching = next((one.name for one in operations if one.switches and one.varied != KEYS), None)
     if switching is not None or first_site is None:
         return switching

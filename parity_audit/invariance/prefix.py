@@ -1,7 +1,7 @@
-"""The prefix cache of an engine: the same prompt computed, taken out of the cache, and taken out in part.
+"""Test the prefix cache of an engine: a prompt is computed ("cold"), read from the cache ("hot"), and read in part.
 
-What came out of the cache is what the engine's own counter says. A run whose counter says anything else than was arranged is
-not tested, and a cache that was never hit proves nothing.
+The engine's own counter says how many tokens came from the cache. If it differs from the number that was arranged, the run is
+reported as not tested, because equal results prove nothing if the cache was not used.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from parity_audit.invariance.runs import SCHEDULERS, Floors, Runs
 
 COLD = "cold"
 LENGTH = 261
-"""Tokens of the prompt: two pages of 128, vLLM's size on a CPU, and five more."""
+"""The number of tokens of the prompt: two pages of 128, vLLM's size on a CPU, and five more."""
 EDGE = 128
-"""Tokens that other prompts share with it, about: at the end of a page where pages are larger than one token."""
+"""About how many tokens another prompt shares with it: a whole number of pages, one token fewer, and one more."""
 SETTING = "enable_prefix_caching"
 NO_CACHE = "this backend keeps no keys and values from one prompt to the next"
 
 
 def long_subject(plan: Planner, limit: int | None) -> Ids | None:
-    """A prompt of several pages, None where the model has no positions for it."""
+    """Return a prompt of several pages; None if the model has too few positions for it."""
     return None if limit is not None and limit <= LENGTH else plan.neighbour(LENGTH)
 
 
 def prefix_cache(runs: Runs, subject: Ids | None, floor: Floors) -> None:
-    """Load the engine with its prefix cache on, and run the prompt cold, hot, and behind prompts that share a part of it."""
+    """Load the engine with its prefix cache on, and run the prompt cold, hot, and after prompts that share a part of it."""
     whole = Condition(axis=PREFIX, name=COLD, base=COLD, probe=probe(COLD, [subject or (0,)]))
     engine = SCHEDULERS.get(runs.session.plan.backend_key)
     if engine is None:
@@ -50,7 +50,7 @@ def prefix_cache(runs: Runs, subject: Ids | None, floor: Floors) -> None:
 
 
 def _behind(runs: Runs, condition: Condition, shared: int, page: int) -> Seen:
-    """The prompt after another one that begins with the same `shared` tokens, in an otherwise empty cache."""
+    """Run another prompt that begins with the same `shared` tokens in an empty cache, then the prompt itself."""
     subject = condition.probe.token_ids[0]
     other = (*subject[:shared], *runs.plan.neighbour(len(subject) - shared + 1)[1:])
     if other[shared] == subject[shared]:
@@ -60,7 +60,7 @@ def _behind(runs: Runs, condition: Condition, shared: int, page: int) -> Seen:
 
 
 def _proven(seen: Seen, expected: int) -> Seen:
-    """The run, if the engine's counter says that it took so many tokens out of its cache."""
+    """Return the run, or a gap if the engine's counter does not say that `expected` tokens came from its cache."""
     counted = seen.facts.get(CACHED_TOKENS)
     if seen.gap or counted == expected:
         return seen

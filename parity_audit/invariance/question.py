@@ -1,4 +1,4 @@
-"""The question as a user asks it: a model and backends; opened, answered and cleaned up."""
+"""Answer a user's question about a model and backends: open the workspace, run every candidate, write, and clean up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LARGEST_BOUND = 512
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """How much is run; None takes what `quick` says."""
+    """How much is run: the largest batch, and the number and length of the completions; None takes the default of `quick`."""
 
     quick: bool = False
     bound: int | None = None
@@ -42,10 +42,10 @@ class Options:
     new_tokens: int | None = None
 
     def chosen(self) -> tuple[int, int, int]:
-        """Largest batch, completions, tokens of each.
+        """Return the size of the largest batch, the number of completions, and the number of tokens of each.
 
         Raises:
-            UsageError: a number that nothing can be learned from.
+            UsageError: a number is too small to show anything, or the batch is larger than `LARGEST_BOUND`.
         """
         usual = (QUICK_BOUND, QUICK_RUNS, QUICK_NEW_TOKENS) if self.quick else (BOUND, RUNS, NEW_TOKENS)
         given = (self.bound, self.completions, self.new_tokens)
@@ -62,9 +62,9 @@ def answer(
     model: str, *, candidates: Sequence[BackendRef], reference: BackendRef, out: Path | None, install: bool, timeout: float,
     progress: Progress, question: Mapping[str, object], options: Options,
 ) -> InvarianceReport:  # fmt: skip
-    """Run the subject under every condition in every candidate, and say what its answer depends on.
+    """Run the subject under every condition in every candidate, and report which conditions change its result.
 
-    Writes invariance.json, .md, .txt and .html into the report's directory. `question` holds what `plan_audit` takes.
+    Writes invariance.json, .md, .txt and .html into the report's directory. `question` holds the arguments of `plan_audit`.
 
     Raises:
         UsageError: the question is malformed.
@@ -107,7 +107,7 @@ def answer(
 
 
 def _asked(plan: AuditPlan, seed: int, options: Options, workspace: Workspace, progress: Progress) -> Question:
-    """The question with everything that the options leave open."""
+    """Return the complete question: the subjects, the sizes that the options choose, and the facts about model and machine."""
     bound, runs, tokens = options.chosen()
     subject, vocab, bos = subject_of(plan, seed), int(plan.config["vocab_size"]), plan.config.get("bos_token_id")
     long = long_subject(Planner(subject, vocab, bos, random.Random(seed)), plan.config.get("max_position_embeddings"))
@@ -119,7 +119,10 @@ def _asked(plan: AuditPlan, seed: int, options: Options, workspace: Workspace, p
 
 
 def subject_of(plan: AuditPlan, seed: int) -> Ids:
-    """The sequence whose result is followed: the beginning of the first probe, behind BOS where the model has one."""
+    """Return the subject, the sequence whose result is compared: the beginning of the first probe.
+
+    If that probe is shorter than the subject, tokens drawn from it are appended.
+    """
     row = plan.probes[0].token_ids[0]
     draw = random.Random(seed)
     more = (draw.choice(row[1:] or row) for _ in range(SUBJECT))
@@ -127,13 +130,13 @@ def subject_of(plan: AuditPlan, seed: int) -> Ids:
 
 
 def thread_counts() -> tuple[int, ...]:
-    """One thread, two, and all that this machine has."""
+    """Return the numbers of threads to test: one, two, and all that this machine has."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return tuple(sorted({1, min(2, available), available}))
 
 
 def _prepare(session: Callable[[BackendRef], Session], ref: BackendRef) -> None:
-    """Let the next backend import its engine meanwhile. What goes wrong is said when its turn comes."""
+    """Start the next backend's process, which imports its engine in the background; an error is reported at its turn."""
     with contextlib.suppress(ParityError):
         session(ref).prepare()
 
@@ -141,7 +144,7 @@ def _prepare(session: Callable[[BackendRef], Session], ref: BackendRef) -> None:
 def _candidate(
     session: Callable[[BackendRef], Session], ref: BackendRef, asked: Question, floor: Floors, long: Floors
 ) -> CandidateInvariance:
-    """One candidate; what makes it fail is its own error."""
+    """Return one candidate's result; if the candidate fails, that is its result, and other candidates are still run."""
     try:
         return audit_candidate(session(ref), asked, floor, long)
     except UsageError:
@@ -172,7 +175,7 @@ def _session(
 
 
 def _written(report: InvarianceReport, out: Path) -> InvarianceReport:
-    """The report with the path it was written to; a disk that does not take it is an error of its own."""
+    """Write the report, and return it with its path; raises NotJudged if the disk refuses it."""
     path = out / REPORT_NAME
     report = dataclasses.replace(report, environment={**this_machine(), "report": str(path)})
     write_report(report, out)

@@ -1,4 +1,4 @@
-"""One backend under every condition, from its bases to its verdict."""
+"""Run one backend under every condition, and give its verdict."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from parity_audit.invariance.verdict import axis, worst
 
 
 def measured_floor(session: Session, question: Question, subject: Ids) -> dict[str, Floor]:
-    """The noise floor of every site on a sequence, from the reference alone and its run in true float64.
+    """Measure the noise floor of every site on one sequence, from a native run of the reference and one in true float64.
 
     Raises:
-        NotJudged: one of the runs shows nothing.
+        NotJudged: one of the runs captured nothing or holds numbers that are not finite, or the runs share no site.
     """
     whole, _ = conditions.alone(subject)
     seen = {
@@ -46,10 +46,10 @@ def measured_floor(session: Session, question: Question, subject: Ids) -> dict[s
 
 
 def audit_candidate(session: Session, question: Question, floor: Floors, long_floor: Floors) -> CandidateInvariance:
-    """Every condition of one backend.
+    """Run every condition on one backend, and return its result.
 
     Raises:
-        NotJudged: the backend does not run, or the subject alone shows nothing.
+        NotJudged: the backend does not run, the run of the subject alone captured nothing, or no condition could be run.
     """
     started = time.perf_counter()
     session.load_settings = loading(session, question)
@@ -84,7 +84,10 @@ def audit_candidate(session: Session, question: Question, floor: Floors, long_fl
 
 
 def _bases(runs: Runs) -> None:
-    """The subject alone, at once and decoded. Without the second, what is measured against it is a gap."""
+    """Run the two base conditions: the subject alone in one pass, and alone with its last tokens decoded.
+
+    If the first fails, NotJudged is raised. If only the second fails, the conditions that are compared with it are gaps.
+    """
     for base in conditions.alone(runs.question.subject):
         seen = runs.see(base)
         if base.name == conditions.ALONE and (seen.gap or seen.non_finite):
@@ -107,10 +110,10 @@ def _planned(runs: Runs) -> list[Condition]:
 
 
 def _fresh_process(runs: Runs) -> None:
-    """The subject alone once more, after the backend was loaded again."""
+    """Run the subject alone once more, after the backend was loaded again in a new process."""
     runs.session.release()
     whole, _ = conditions.alone(runs.question.subject)
-    runs.test(Condition(axis=conditions.PROCESS, name="fresh process", probe=renamed(whole, "fresh").probe, group="1"))
+    runs.test(Condition(axis=conditions.PROCESS, name="fresh process", probe=renamed(whole, "fresh").probe))
 
 
 def _axes(runs: Runs) -> list[AxisResult]:
@@ -122,7 +125,7 @@ def _axes(runs: Runs) -> list[AxisResult]:
 
 
 def _gaps(runs: Runs) -> Iterable[NotTested]:
-    """Conditions that were not run; several of one question for one reason are one gap."""
+    """Yield the conditions that were not run; those of one question with the same reason are one gap."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for condition, _, result in runs.done:
         if result.verdict is None:
@@ -138,7 +141,10 @@ def _gaps(runs: Runs) -> Iterable[NotTested]:
 
 
 def _control(batch: Sequence[AxisResult]) -> Control:
-    """Something has to differ, or equal bits may only mean that the probe sees no difference."""
+    """Return the negative control: whether any condition changed anything.
+
+    If none did, equal bits may only mean that the probe cannot show a difference.
+    """
     moved = [one for axis_ in batch for one in axis_.conditions if one.changed]
     if not moved:
         return Control(fired=False, where="")
@@ -147,7 +153,7 @@ def _control(batch: Sequence[AxisResult]) -> Control:
 
 
 def _first_site(axes: Sequence[AxisResult]) -> str | None:
-    """The earliest site that any condition changes."""
+    """Return the first site, in the order in which the model computes them, that any condition changes."""
     found = [one.first_site for axis_ in axes for one in axis_.conditions if one.first_site is not None]
     return min(found, key=site_order, default=None)
 

@@ -1,4 +1,4 @@
-"""What is asked of a backend, and what it has shown so far."""
+"""The question to each backend, and the runs and results of one backend so far."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ Floors = Mapping[str, Floor]
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """Settings of an engine that schedules requests itself: most of them in a step, most tokens, and tokens of a page of its
-    cache as the loaded engine reports them."""
+    """The names of three settings of an engine that schedules requests itself.
+
+    `rows` is the largest number of requests in a step, `tokens` the largest number of tokens in a step, and `page` the number
+    of tokens in a page of its KV cache, as the loaded engine reports it.
+    """
 
     rows: str
     tokens: str
@@ -38,8 +41,11 @@ SCHEDULERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of every backend. `long_subject` is the prompt of the prefix cache, None where it is not asked or
-    the model is too short."""
+    """The question to every backend: the subject and the sizes of the runs.
+
+    `long_subject` is the prompt for the test of the prefix cache; None if that is not tested or the model has too few
+    positions. `bound` is the size of the largest batch.
+    """
 
     subject: Ids
     long_subject: Ids | None
@@ -56,13 +62,13 @@ class Question:
     progress: Progress
 
     def planner(self) -> Planner:
-        """A fresh source of neighbours, the same for every backend."""
+        """Return a new source of neighbours, which gives every backend the same ones."""
         return Planner(subject=self.subject, vocab=self.vocab, bos=self.bos, draw=random.Random(self.seed))
 
 
 @dataclass
 class Runs:
-    """One backend under test."""
+    """One backend under test: the runs of its base conditions, by name, and the results of all conditions so far."""
 
     session: Session
     question: Question
@@ -72,15 +78,16 @@ class Runs:
     done: list[tuple[Condition, Seen, ConditionResult]] = field(default_factory=list)
 
     def see(self, condition: Condition, *, keep_cache: bool = False) -> Seen:
-        """Run a condition once; a run that was not what the condition says is a gap."""
+        """Run a condition once; if the program's counters show that another run took place, return a gap."""
         return as_asked(condition, observe(self.session, condition, self.question.folder, keep_cache=keep_cache))
 
     def test(
         self, condition: Condition, *, floor: Floors | None = None, look: Callable[[], Seen] | None = None
     ) -> ConditionResult:
-        """Run a condition, and, where its bits differ from the base's, another one of the same shape.
+        """Run a condition, compare it with its base, and keep the result.
 
-        `look` runs a condition that takes more than one run to arrange.
+        If its bits differ from the base's, another run of the same shape shows whether the shape alone decides the bits.
+        `look`, if given, runs the condition instead; it is for conditions that need more than one run.
         """
         own = self.see(condition) if look is None else look()
         base = self.bases[condition.base]
@@ -93,7 +100,7 @@ class Runs:
         return result
 
     def leave(self, condition: Condition, why: str) -> None:
-        """Keep a condition as not tested."""
+        """Keep a condition as not tested, with the reason."""
         self.bases.setdefault(condition.base, Seen(gap=why))
         seen = Seen(gap=why)
         result = judged(condition, seen, seen, again=None, floor=self.floor, dtype=self.question.dtype)
@@ -101,7 +108,7 @@ class Runs:
 
 
 def as_asked(condition: Condition, seen: Seen) -> Seen:
-    """The run, or a gap where the program's own counters say that it was another one."""
+    """Return the run, or a gap if the program's own counters show that it did not run as the condition asks."""
     said = seen.facts
     short = [
         f"{what} {said[key]}, not {wanted}" for key, what, wanted in (
@@ -115,7 +122,7 @@ def as_asked(condition: Condition, seen: Seen) -> Seen:
 
 
 def loading(session: Session, question: Question) -> dict[str, Any]:
-    """Load settings of an engine that has to hold the largest batch at once; the user's own come first."""
+    """Return load settings with which an engine can run the largest batch in one step; the user's own settings are kept."""
     engine = SCHEDULERS.get(session.plan.backend_key)
     if engine is None:
         return {}
@@ -124,5 +131,5 @@ def loading(session: Session, question: Question) -> dict[str, Any]:
 
 
 def pads(session: Session) -> bool:
-    """Whether a batch of sequences of several lengths is padded."""
+    """Return whether the backend pads a batch of sequences of different lengths."""
     return session.plan.backend_key not in SCHEDULERS

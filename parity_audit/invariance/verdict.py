@@ -1,4 +1,4 @@
-"""What a condition's bits and distances mean, and the worst of many."""
+"""Judge a condition by its bits and its distance to the base, and combine the verdicts of several conditions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ORDER = (Invariance.BITWISE, Invariance.CLASS_ONLY, Invariance.NUMERIC, Invarian
 
 
 def compared_sites(seen: Seen, base: Seen) -> list[str]:
-    """Sites that both runs show for the same tokens."""
+    """Return the sites that both runs captured with the same shape."""
     both = seen.values.keys() & base.values.keys()
     return sorted(site for site in both if seen.values[site].shape == base.values[site].shape)
 
@@ -26,7 +26,11 @@ def compared_sites(seen: Seen, base: Seen) -> list[str]:
 def judged(
     condition: Condition, seen: Seen, base: Seen, *, again: Seen | None, floor: Mapping[str, Floor], dtype: str
 ) -> ConditionResult:
-    """One condition against its base; `again` is a second run of the same shape, None where nothing differed."""
+    """Compare one condition with its base and judge it.
+
+    `again` is another run of the same shape; None if nothing differed or it has not been run yet. If the two runs have no
+    token in common, the result has a gap and no verdict.
+    """
     sites = [] if seen.gap else compared_sites(seen, base)
     start = max(condition.start, seen.start)
     shared: dict[str, Any] = {
@@ -56,7 +60,7 @@ def judged(
 def _decided(
     condition: Condition, seen: Seen, changed: Sequence[SiteChange], sites: int, same: bool | None
 ) -> tuple[Invariance, str]:
-    """`same`: whether another run of the same shape had the same bits."""
+    """Return the verdict and its reason; `same` says whether another run of the same shape had the same bits."""
     if seen.non_finite:
         return Invariance.BROKEN, f"not finite at {seen.non_finite[0]}"
     if not changed:
@@ -75,7 +79,7 @@ def _decided(
 
 
 def worst_change(changed: Sequence[SiteChange]) -> SiteChange | None:
-    """The deciding site that moved most: what the model returns, and the residual stream."""
+    """Return the change that is the most noise floors large, among the outputs and the residual stream, which decide."""
     deciding = [one for one in changed if one.ratio is not None and limit_of(one.site) == PARITY_RATIO]
     return max(deciding, key=lambda one: one.ratio or 0.0, default=None)
 
@@ -86,7 +90,10 @@ def _same(again: Seen, own: Mapping[str, str], sites: Sequence[str], start: int)
 
 
 def axis(name: str, done: Sequence[tuple[Condition, Seen, ConditionResult]], bases: Mapping[str, Seen]) -> AxisResult:
-    """The conditions of one question; classes of those with one base are taken at the positions that all of them show."""
+    """Return the result of one question: its conditions, their classes of equal bits, and the worst verdict.
+
+    The classes are formed for each base separately, at the sites and positions that all conditions with that base show.
+    """
     results = tuple(result for _, _, result in done)
     ran = [(condition, seen) for condition, seen, result in done if result.verdict is not None]
     groups: list[tuple[str, ...]] = []
@@ -117,12 +124,12 @@ def _classes(own: Sequence[tuple[Condition, Seen]], base: Seen, base_name: str) 
 
 
 def worst(verdicts: Iterable[Invariance | None]) -> Invariance | None:
-    """The worst of those that there are."""
+    """Return the worst verdict; None if there is none."""
     return max((one for one in verdicts if one is not None), key=ORDER.index, default=None)
 
 
 def exit_code(candidates: Sequence[CandidateInvariance]) -> int:
-    """1 where one is broken, 3 where one could not be judged, 0 where all were and none is broken."""
+    """Return 1 if a candidate is broken, otherwise 3 if a candidate (or all) could not be judged, otherwise 0."""
     verdicts = {one.verdict for one in candidates}
     if Invariance.BROKEN in verdicts:
         return EXIT_MISMATCH

@@ -1,1 +1,2 @@
-"""An engine's own config of released models against the constants of their specs: static, without weights, in seconds."""
+"""Compare an engine's own config of released models with the constants of their specs: static, without weights, in
+seconds."""

@@ -1,4 +1,5 @@
-"""Whether two values of a constant are one: numbers up to float32, activations by their function, RoPE by its frequencies."""
+"""Decide whether two values of a constant are equal: numbers up to float32 rounding, activations by their function,
+RoPE scalings by their frequencies."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from parity_audit.formulas.activations import canonical
 from parity_audit.formulas.frequencies import rope_table
 
 SAME = 1e-6
-"""Relative: configs write constants with six to eight digits, and float32 holds seven."""
+"""Relative tolerance: configs give constants with six to eight digits, and float32 holds seven."""
 LENGTH = 1 << 17
-"""Tokens: long enough for scalings that depend on the length to be in force."""
+"""Context length in tokens at which scalings are compared: long enough for those that depend on it to apply."""
 
 
 def same(knob: str, one: Any, other: Any, d_head: int, d_rot: int) -> bool:
-    """Whether an engine's value of a knob is the spec's, in one layer."""
+    """Whether an engine's value of a knob equals the spec's, in one layer."""
     if knob == "mlp.activation":
         return canonical(one) == canonical(other)
     if knob == "rope.scaling":
@@ -26,7 +27,7 @@ def same(knob: str, one: Any, other: Any, d_head: int, d_rot: int) -> bool:
 
 
 def same_numbers(one: Any, other: Any) -> bool:
-    """Equal, numbers up to rounding, lists item by item."""
+    """Whether two values are equal: numbers up to rounding, lists item by item."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same_numbers, one, other))
     if _is_number(one) and _is_number(other):
@@ -39,5 +40,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _frequencies(scaling: dict[str, Any] | None, d_rot: int) -> list[float]:
-    """What a scaling makes of the usual base; two that make the same are one."""
+    """The rotary frequencies that a scaling gives for base 10000; scalings with equal frequencies are equal."""
     return rope_table(10000.0, scaling, d_rot, LENGTH)

@@ -1,4 +1,4 @@
-"""A lint from the names to the departures."""
+"""Run a lint: from model names to the constants in which an engine's config departs from the spec."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ NO_SPEC = "no spec lists this name with its config"
 def run_lint(
     model: str | None, backend: BackendRef, *, install: bool = True, progress: Progress = SILENT
 ) -> LintReport:
-    """Hold an engine's own config of released models against their specs.
+    """Compare an engine's own config of released models with their specs.
 
     Args:
-        model: one name; every name that has a spec and a config when None.
+        model: one name; if None, every name that has a spec and a config.
+        backend: the engine.
+        install: whether its environment may be installed.
+        progress: receives the steps.
 
     Raises:
         UsageError: the backend has no config of its own.
@@ -72,7 +75,7 @@ def run_lint(
 
 
 def _released(model: str | None) -> Iterator[tuple[str, tuple[Spec, Mapping[str, Any]]]]:
-    """Names with their spec and released config; a name that two specs list is the first one's."""
+    """Yield names with their spec and released config; a name in two specs belongs to the first."""
     if model is not None:
         resolved = resolve_model(model)
         yield resolved.repo_id, (resolved.spec, resolved.config)
@@ -97,11 +100,11 @@ def _asked(key: str, python: str, env_vars: dict[str, str], wanted: Mapping[str,
 
 
 Row = tuple[str, str, Any, Any, bool]
-"""Knob, field, the engine's value, the spec's, and whether they are one."""
+"""Knob, field of the config, the engine's value, the spec's value, and whether the two are equal."""
 
 
 def _of_fields(spec: Spec, config: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[Row]:
-    """Constants and sizes of a config of TransformerLens."""
+    """Yield the constants and sizes in a TransformerLens config."""
     sizes, known = _sizes(spec, config), knob_values(spec, config)
     for size in ("d_model", "n_heads", "d_head", "d_mlp", "n_layers", "d_vocab"):
         if size in sizes and fields.get(size) is not None:
@@ -112,13 +115,13 @@ def _of_fields(spec: Spec, config: Mapping[str, Any], fields: Mapping[str, Any])
 
 
 def _sizes(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of a config, and `d_rot`, how many dimensions of a head turn."""
+    """The sizes of a config, with `d_rot`, the number of dimensions of a head that are rotated."""
     sizes, partial = dims(spec, config), knob_values(spec, config).get("rope.partial")
     return {**sizes, "d_rot": int(partial.value) if partial and partial.value else sizes["d_head"]}
 
 
 def _of_config(spec: Spec, config: Mapping[str, Any], parsed: Mapping[str, Any]) -> Iterator[Row]:
-    """The spec's constants from the engine's version of a config.json, against those from the released one."""
+    """Yield the spec's constants, evaluated on the config.json as the engine reads it and on the released one."""
     sizes, known = _sizes(spec, config), knob_values(spec, config)
     theirs = knob_values(spec, parsed)
     for knob, item in known.items():
@@ -127,7 +130,7 @@ def _of_config(spec: Spec, config: Mapping[str, Any], parsed: Mapping[str, Any])
 
 
 def _row(knob: str, field: str, value: Any, known: ResolvedKnob, sizes: Mapping[str, int]) -> Row:
-    """One knob in every layer."""
+    """The comparison of one knob in every layer."""
     layers = range(sizes["n_layers"])
     own = value if isinstance(value, list) and len(value) == len(layers) else [value] * len(layers)
     said = [known.at(layer) for layer in layers]
@@ -141,7 +144,7 @@ def _departure(name: str, spec: Spec, row: Row) -> Departure:
 
 
 def _without(reply: ConfigsReply, wanted: Mapping[str, Any], *, everything: bool) -> dict[str, str]:
-    """Names of the engine's table and of the specs that were not compared, and why."""
+    """Names in the engine's table and in the specs that were not compared, and why."""
     mine = {
         name: reply.without.get(name, "the engine does not list it") for name in wanted if name not in reply.configs
     }

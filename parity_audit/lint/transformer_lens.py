@@ -1,4 +1,4 @@
-"""Constants in the config of TransformerLens, as knob values: its fields have names of their own."""
+"""Convert the constants in a TransformerLens config, which has field names of its own, to knob values."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ FIELDS: dict[str, tuple[str, str]] = {
     "residual.parallel": ("parallel_attn_mlp", "parallel_attn_mlp"),
     "moe.top_k": ("experts_per_token", "experts_per_token"),
 }  # fmt: skip
-"""Knob: (field that says it, its value from the fields)."""
+"""By knob: the config field that sets it, and the expression that computes its value from the fields."""
 WINDOW, THETA, SCALING = "attention.window", "rope.theta", "rope.scaling"
 SCALED_BY_LAYER = "scale_attn_by_inverse_layer_idx"
-"""The field of a config whose modules multiply their scale by the number of their layer."""
+"""The config field that makes the modules multiply their attention scale by the layer number + 1."""
 UNSET = -1.0
-"""The scale of a config that leaves it to the modules."""
+"""Value of `attn_scale` in a config that leaves the scale to the modules."""
 LLAMA_3_CONTEXT = 8192
-"""The original context that the release's RoPE scaling is written for; later ones have a field for it."""
+"""The original context length for the release's RoPE scaling; later releases have a field for it."""
 
 
 def knobs_of(fields: Mapping[str, Any], n_layers: int) -> dict[str, tuple[str, Any]]:
-    """(field, value) of every knob that a HookedTransformerConfig says, one value or one per layer."""
+    """The (field, value) of every knob that a HookedTransformerConfig sets, with one value or one per layer."""
     names = {**fields, "config": fields, "null": None, "true": True, "false": False}
     found = {knob: (field, evaluate(text, names)) for knob, (field, text) in FIELDS.items() if field in fields}
     if fields.get("attn_scale") == UNSET:
@@ -52,7 +52,7 @@ def knobs_of(fields: Mapping[str, Any], n_layers: int) -> dict[str, tuple[str, A
 
 
 def _windows(fields: Mapping[str, Any], n_layers: int) -> list[int | None]:
-    """The window of each layer; none where its attention is global."""
+    """The window of each layer; None in layers with global attention."""
     if not fields.get("use_local_attn"):
         return [None] * n_layers
     kinds = list(fields.get("attn_types") or ["local"] * n_layers)[:n_layers]
@@ -60,14 +60,14 @@ def _windows(fields: Mapping[str, Any], n_layers: int) -> list[int | None]:
 
 
 def _bases(fields: Mapping[str, Any], n_layers: int) -> list[float]:
-    """The base of each layer; layers with a window may have one of their own."""
+    """The rotary base of each layer; layers with a window may have a base of their own."""
     base, local = fields.get("rotary_base", 10000), fields.get("rotary_base_local")
     windows = _windows(fields, n_layers)
     return [float(base if local is None or window is None else local) for window in windows]
 
 
 def _scaling(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The one kind of scaling that the config can say: by parts of the spectrum, as Llama 3 has it."""
+    """The RoPE scaling in the config; it has only one kind, by parts of the spectrum as in Llama 3."""
     if not fields.get("use_NTK_by_parts_rope"):
         return None
     return {

@@ -1,1 +1,1 @@
-"""Do an engine's log-probabilities agree with the trainer's? Sampled tokens, the same ids on every leg."""
+"""Test whether an inference engine's log-probabilities of sampled tokens agree with the trainer's, on the same token ids."""

@@ -1,12 +1,13 @@
-"""Where a mismatch comes from: every switch flipped alone, then the best ones together, on the same tokens.
+"""Find the settings that cause a mismatch: flip every switch alone, then the best ones together, on the same tokens.
 
 With d = trainer - engine in nats, the share that a set of switches explains is 1 - sum d'^2 / sum d^2, where d' is
-the difference with the set flipped: a share of the squared error, negative where flipping makes it worse. Shares of single
-switches need not add up, because roundings that follow each other interact; those of the growing set do, by construction.
-Intervals come from resampling whole sequences.
+the difference with the set flipped. It is a share of the squared error, and negative if flipping makes the error larger.
+Shares of single switches need not add up, because successive roundings interact. The gains of the growing set add up by
+construction. Intervals come from resampling whole sequences.
 
-The set grows by the switch that leaves least, as long as that is a real gain; where no single switch gains (two roundings that
-only match together), pairs are tried. Switches that the target does not need are dropped again at the end.
+The set grows by the switch that leaves the smallest squared error, as long as the error becomes clearly smaller. If no single
+switch makes it smaller (two roundings that only match together), pairs are tried. Switches that are not needed to reach the
+target are dropped at the end.
 """
 
 from __future__ import annotations
@@ -26,40 +27,40 @@ from parity_audit.logprobs.paired import Array, Indices
 from parity_audit.logprobs.switches import BOTH, TRAINER, Switch
 
 Score = Callable[[Mapping[str, Any]], Array]
-"""Log-probabilities `[token]` of one side with these of its settings changed."""
+"""Function that returns the log-probabilities `[token]` of one side with the given settings of that side changed."""
 Set = tuple[Switch, ...]
 DEFAULT_TARGET = 0.8
 AGAIN = "again"
-"""Setting of the control: the engine is asked once more as it was."""
+"""The setting that marks the control run: the engine is run once more without any change."""
 CONTROL = Switch(name="nothing: the engine asked again", engine={AGAIN: True})
 MOST_PAIRS = 15
-"""Pairs tried where no single switch gains: every pair of six switches."""
+"""The largest number of pairs that are tried if no single switch helps: every pair of six switches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What the proposed set should reach: a share of the squared error explained, or an RMSE in nats left."""
+    """The goal of the proposed set: a share of the squared error that it explains, or the RMSE in nats that remains."""
 
     share: float | None = DEFAULT_TARGET
     rmse: float | None = None
 
     @property
     def words(self) -> str:
-        """The target as the report says it."""
+        """Return the target as the report words it."""
         return f"RMSE {self.rmse:g} nats" if self.rmse is not None else f"{self.share:.0%} of the squared error"
 
     def reached(self, before: float, after: float) -> bool:
-        """Whether mean squared error `after` is enough, where it was `before`."""
+        """Return whether the mean squared error `after` reaches the target, if it was `before` without any switch."""
         if self.rmse is not None:
             return bool(np.sqrt(after) <= self.rmse)
         return self.share is not None and bool(1.0 - after / before >= self.share)
 
 
 def parse_target(given: float | str | None) -> Target:
-    """A target as a user gives it: 0.8 or "80%" of the squared error, "rmse=0.001" in nats; the default for None.
+    """Parse a target: 0.8 or "80%" is a share of the squared error, "rmse=0.001" is in nats, None means the default.
 
     Raises:
-        UsageError: none of these, a share outside 0 to 1, an RMSE that is not positive.
+        UsageError: `given` is none of these, the share is not above 0 and at most 1, or the RMSE is not positive.
     """
     if given is None:
         return Target()
@@ -84,7 +85,7 @@ def parse_target(given: float | str | None) -> Target:
 
 @dataclass
 class _Bench:
-    """Both sides, asked once per distinct setting; sums of squares `[sequence]` of every set that was tried."""
+    """Scores both sides, once per distinct setting, and keeps the squared errors `[sequence]` of every set that was tried."""
 
     trainer: Score
     engine: Score
@@ -93,7 +94,7 @@ class _Bench:
     tried: dict[frozenset[str], Array] = field(default_factory=dict)
 
     def squares(self, chosen: Set) -> Array:
-        """Squared error of each sequence with these switches flipped, `[sequence]`."""
+        """Return the summed squared error of each sequence with these switches flipped, `[sequence]`."""
         key = frozenset(f"{switch.leg} {switch.name}" for switch in chosen)
         if key not in self.tried:
             d = self._side("trainer", self.trainer, [switch.trainer for switch in chosen])
@@ -115,8 +116,9 @@ def attribute(
 ) -> Attribution:  # fmt: skip
     """Flip every switch alone, then grow the set that reaches the target; `sequence` `[token]` numbers the completions.
 
-    A switch that a side cannot take (no router, no such kernel) is reported as not tested with the side's own words.
-    Of an engine that is `repeatable`, one more run without any change says what running again explains by itself.
+    A switch that a side does not support (no router, no such kernel) is reported as not tested, with the side's own error
+    message. If the engine can be run again (`repeatable`), one more run of it without any change shows how much of the error
+    repeating the run changes by itself.
     """
     bench = _Bench(trainer, engine, sequence)
     start = bench.squares(())
@@ -148,12 +150,15 @@ def attribute(
 
 
 def worth_adding(switch: Switch, start: Array, squares: Array) -> bool:
-    """Whether a switch is tried with others: it moves the numbers, and, where it restarts an engine, not for the worse."""
+    """Return whether a switch is tried together with others.
+
+    It is if it changes any log-probability and, for switches that restart the engine, makes the squared error smaller.
+    """
     return not np.array_equal(squares, start) and (switch.leg == TRAINER or float(squares.sum()) < float(start.sum()))
 
 
 def _grown(bench: _Bench, switches: Sequence[Switch], target: Target, tokens: int) -> list[Set]:
-    """The growing set after each addition, until the target is reached or nothing gains."""
+    """Return the growing set after each addition, until it reaches the target or no addition reduces the error."""
     start = bench.squares(())
     chosen: Set = ()
     found: list[Set] = []
@@ -169,7 +174,11 @@ def _grown(bench: _Bench, switches: Sequence[Switch], target: Target, tokens: in
 
 
 def _best(bench: _Bench, chosen: Set, additions: Sequence[Set]) -> Set | None:
-    """The addition that leaves least, if it leaves less than before in nearly every resample; one side before both."""
+    """Return the addition to the set that leaves the smallest squared error; None if that is no clear gain.
+
+    A gain is clear if the error becomes smaller, and the lower end of the 95 % interval of the gain is above 0. If two
+    additions leave the same error, one that changes a single side is preferred to one that changes both.
+    """
     now = bench.squares(chosen)
     left: list[tuple[float, bool, Set]] = []
     for more in additions:
@@ -187,12 +196,13 @@ def _best(bench: _Bench, chosen: Set, additions: Sequence[Set]) -> Set | None:
 
 
 def _compatible(chosen: Set) -> bool:
+    """Return whether no two of the switches set the same thing."""
     steps = [step for switch in chosen for step in switch.steps]
     return len(steps) == len(set(steps))
 
 
 def _needed(bench: _Bench, chosen: Set, target: Target, tokens: int) -> Set:
-    """The set without the switches that reaching the target does not need; all of it where it is not reached."""
+    """Return the set without the switches that are not needed to reach the target; unchanged if it is not reached."""
     before = bench.squares(()).sum() / tokens
     for switch in chosen:
         fewer = tuple(other for other in chosen if other is not switch)
@@ -217,7 +227,7 @@ def _share(start: Array, squares: Array) -> float:
 
 
 def _interval(start: Array, squares: Array) -> tuple[float, float] | None:
-    """95 % of the share over resampled sequences; None with too few of them."""
+    """Return the 95 % interval of the explained share over resampled sequences; None with too few sequences."""
     if len(start) < FEWEST_SEQUENCES:
         return None
     counts = resamples(len(start))

@@ -1,9 +1,10 @@
-"""Why a leg departs: hypotheses about what another program did, imposed on the judge, ranked by what they leave.
+"""Find why a leg departs from the judge: try hypotheses on the judge, and rank them by the distance that remains.
 
-Each hypothesis changes the prompt or a step of the model that scores. The cause is named when imposing it brings the
-judge at least ten times closer to the leg; hypotheses within a factor of two of the best are reported as tied. Distances
-are medians over the tokens that depart: where a step rounds to a small dtype, a number close to the middle between two
-representable ones is rounded the other way on the other side, and a few such tokens would outweigh all that agree.
+Each hypothesis changes the prompt or a step of the scoring model. A cause is named if the judge, run under that hypothesis,
+is at least ten times closer to the leg. Hypotheses within a factor of two of the best one are reported as tied. Distances are
+medians over the tokens that depart. A mean would not do: if a step rounds to a small dtype, a number close to the middle
+between two representable ones may be rounded up on one side and down on the other, and a few such tokens would outweigh all
+others.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from parity_audit.logprobs.legs import TRAINER
 from parity_audit.logprobs.paired import Array
 
 EXPLAINED = 0.1
-"""Share of the distance that a named cause may leave: nine tenths explained is far outside chance agreement."""
+"""The largest share of the distance that may remain under a named cause: chance does not explain nine tenths of it."""
 TIED = 2.0
 
 Rescore = Callable[[Sequence[Completion], Variation], Array]
-"""The judge's log-probabilities `[token]` of completions under a variation, in the leg's own meaning."""
+"""Function that returns the judge's log-probabilities `[token]` of completions under a variation, in the leg's own meaning."""
 
 
 RoundTrip = Callable[[tuple[int, ...]], tuple[int, ...]]
-"""Token ids after decoding to text and encoding again."""
+"""Function that decodes token ids to text and encodes the text again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """Ids from the checkpoint's own files; None where they name none."""
+    """The special token ids that the checkpoint's files name; None (or empty, for `eos`) for those that they do not name."""
 
     bos: int | None
     eos: tuple[int, ...]
@@ -44,7 +45,7 @@ class SpecialTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """A cause, how it is imposed, and what to do about it; `settings` are load settings of vLLM that remove it."""
+    """A possible cause, how to impose it on the judge, and its remedy; `settings` are load settings of vLLM that remove it."""
 
     name: str
     message: str
@@ -57,7 +58,7 @@ class Hypothesis:
 def hypotheses(
     special: SpecialTokens, completions: Sequence[Completion], round_trip: RoundTrip | None = None
 ) -> list[Hypothesis]:
-    """What can be asked of these tokens: a hypothesis that changes nothing on them is left out."""
+    """Return the hypotheses to try on these completions, without those that would change nothing for them."""
     found = [
         Hypothesis(
             name="head.dtype", message="the logits are computed in bfloat16", variation=Variation(head_dtype="bfloat16"),
@@ -106,10 +107,13 @@ def explain(
     leg: str, values: Array, judge: Array, rounding: float, asked: Sequence[Hypothesis], rescore: Rescore,
     completions: Sequence[Completion],
 ) -> LogprobFinding:  # fmt: skip
-    """The cause that leaves least of a leg's distance to the judge, or a finding that says what was tried in vain.
+    """Return a finding with the cause that best explains a leg's distance to the judge.
 
-    `rounding` is the RMSE in nats that counts as none; tokens beyond four times that depart. A hypothesis that the model
-    cannot take (no rotary tables) is left out.
+    If no hypothesis explains nine tenths of the distance, the finding is called "unexplained" and lists what remained under
+    each hypothesis.
+
+    `rounding` is the RMSE in nats of rounding alone. Tokens depart if they differ from the judge by more than four times
+    that. A hypothesis that the model does not support (no rotary tables) is left out.
     """
     departs = np.abs(values - judge) > PARITY_RATIO * rounding
     start = float(np.median(np.abs(values - judge)[departs]))

@@ -1,4 +1,4 @@
-"""What one comparison is about: the question, and the two programs that answer it."""
+"""The resolved question of one comparison, and the sessions of the two programs that are compared."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from parity_audit.logprobs.prompts import Prompts
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The question and the programs that answer it; without an engine the rollouts of a file are judged.
+    """The question and the programs that are compared; if `engine` is None, the rollouts of a file are compared.
 
-    `base` is how the trainer's side is run, `target` what switches are to explain, None where that is not asked;
-    `asked` names the engine settings that the user chose and wants compared with their other value;
-    `round_trip` is the checkpoint's tokenizer, there and back, None where it has none.
+    `base` is how the trainer's side is run. `target` is what the switches have to explain, None if no attribution was asked
+    for. `asked` names the engine settings that the user chose and that are compared with their other value. `round_trip`
+    decodes token ids with the checkpoint's tokenizer and encodes the text again; None if the checkpoint has no tokenizer.
     """
 
     plan: AuditPlan
@@ -44,11 +44,11 @@ class Context:
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """Temperatures at which the trainer's side scores: 1 and the sampling temperature."""
+        """Return the temperatures at which the trainer's side scores: 1 and the sampling temperature."""
         return tuple(dict.fromkeys((1.0, policy(self.sampling).temperature)))
 
     def scored(self, completions: Sequence[Completion], precision: str, variation: Variation) -> legs.Scored:
-        """The trainer's side on these completions; `variation` is the whole of how it is run."""
+        """Score these completions on the trainer's side; `variation` replaces `base`, and is not added to it."""
         own = self.sampling
         cut = (own.top_p, own.top_k, policy(own).temperature) if own.truncates else None
         request = ScoreRequest(

@@ -1,4 +1,4 @@
-"""Which engine is asked: one that is started here, or a server that runs already."""
+"""Choose the engine to compare: one that is started here, or a server that is running already."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from parity_audit.core.types import BackendRef
 from parity_audit.envs.recipes import SERVED
 
 ROLLOUTS_ONLY = {"sglang": ("return_original_logprob",)}
-"""Settings of an engine's sampler, which nothing else of it has."""
+"""Settings that only the part of an engine that samples understands."""
 
 
 def served(url: str, engine: BackendRef | None, *, restarts: bool) -> BackendRef:
-    """The server at `url`; `engine` says whose it has to be. `restarts`: the question needs an engine with other settings.
+    """Return the BACKEND of the running server at `url`.
+
+    Args:
+        url: its address.
+        engine: which engine the server must be; None accepts any.
+        restarts: whether the question needs an engine that is started with other settings.
 
     Raises:
-        UsageError: no address, settings beside it, or a question that a running server cannot be asked.
+        UsageError: `url` is not an address, `engine` has settings or a version, or the question needs `restarts`, which a
+            running server cannot do.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -40,6 +46,6 @@ def served(url: str, engine: BackendRef | None, *, restarts: bool) -> BackendRef
 
 
 def bare_engine(engine: BackendRef) -> BackendRef:
-    """The engine as a backend whose layers are audited: without what only its sampler has."""
+    """Return the engine as a backend for a layer audit: without the settings that only its sampler understands."""
     left_out = ROLLOUTS_ONLY.get(engine.name, ())
     return replace(engine, settings={key: value for key, value in engine.settings.items() if key not in left_out})

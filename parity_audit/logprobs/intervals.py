@@ -9,10 +9,10 @@ import numpy as np
 from parity_audit.logprobs.paired import Array, Indices, Paired
 
 RESAMPLES = 1000
-"""Enough for the 2.5 % and 97.5 % quantiles to move by less than a tenth of the interval's width between seeds."""
+"""The number of resamples: enough that between seeds the 2.5 % and 97.5 % quantiles move by less than a tenth of the interval."""
 LEVEL = 0.95
 FEWEST_SEQUENCES = 4
-"""With fewer there are too few distinct resamples for an interval to mean anything."""
+"""The smallest number of sequences for an interval: with fewer there are too few distinct resamples for it to mean anything."""
 
 TERMS: dict[str, tuple[tuple[Callable[[Array, Array], Array], ...], Callable[..., Array]]] = {
     "abs_dlogp_mean": ((lambda a, b: np.abs(b - a),), lambda mean: mean),
@@ -23,11 +23,11 @@ TERMS: dict[str, tuple[tuple[Callable[[Array, Array], Array], ...], Callable[...
     "abs_dprob_mean": ((lambda a, b: np.abs(np.exp(b) - np.exp(a)),), lambda mean: mean),
     "ess_token": ((lambda a, b: np.exp(b - a), lambda a, b: np.exp(2.0 * (b - a))), lambda m, s: np.square(m) / s),
 }
-"""Headline metrics as functions of means over tokens, so that a resample costs one product of matrices."""
+"""The headline metrics as functions of means over tokens, so that all resamples of a metric cost one matrix product per mean."""
 
 
 def intervals(pair: Paired, *, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """95 % bootstrap intervals of the headline metrics; empty with fewer than four sequences."""
+    """Return 95 % bootstrap intervals of the headline metrics; empty with fewer than four sequences."""
     if pair.sequences < FEWEST_SEQUENCES:
         return {}
     counts = resamples(pair.sequences, seed=seed)
@@ -40,12 +40,12 @@ def intervals(pair: Paired, *, seed: int = 0) -> dict[str, tuple[float, float]]:
 
 
 def resamples(sequences: int, *, seed: int = 0) -> Indices:
-    """How often each sequence is drawn, `[resample sequence]`; the same draws for the same seed."""
+    """Return how often each sequence is drawn in each resample, `[resample sequence]`; a seed always gives the same draws."""
     share = np.full(sequences, 1.0 / sequences)
     return np.random.default_rng(seed).multinomial(sequences, share, size=RESAMPLES)
 
 
 def interval_of(samples: Array | Sequence[float]) -> tuple[float, float]:
-    """The central 95 % of the samples."""
+    """Return the 2.5 % and 97.5 % quantiles of the samples."""
     low, high = np.quantile(np.asarray(samples), [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
     return float(low), float(high)

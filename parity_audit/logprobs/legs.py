@@ -1,7 +1,7 @@
-"""The legs of one comparison: every source's log-probabilities of the same sampled tokens, as arrays.
+"""The legs of one comparison: each leg is one source's log-probabilities of the same sampled tokens, as arrays.
 
-The engine samples (decode leg) and re-scores the same ids as prompts (prefill leg); the trainer's side scores them by
-teacher forcing, natively and in true float64 (the judge). Token ids are all that is passed between them.
+The engine samples (decode leg) and then scores the same ids as prompts (prefill leg). The trainer's side scores them by
+teacher forcing, natively and in true float64 (the judge). Only token ids are passed between the programs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ DECODE, PREFILL, TRAINER, JUDGE = "engine-decode", "engine-prefill", "trainer", 
 CACHED_TOKENS = "cached_prompt_tokens"
 """An engine's counter of prompt tokens that it took from its prefix cache."""
 FEWEST_TOKENS = 32
-"""With fewer the RMSE of rounding errors is uncertain by more than an eighth (1 / sqrt(2 n)), and tails say nothing."""
+"""With fewer tokens the RMSE of rounding errors is uncertain by more than an eighth (1 / sqrt(2 n)), and tails mean nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
     """The legs under test, by name: log-probabilities `[token]` over all completions.
 
-    From an engine these are its decode and prefill legs; from a rollout file its rollout and, where the file has it, its
-    trainer. `prefill_top1` is empty where no leg says which token it ranks first. `facts` are the engine's own
-    counters when it sampled, `prefill_facts` those of its prefill leg, `settings` what it reported.
+    For an engine these are its decode and prefill legs. For a rollout file they are its rollout and, if the file has them,
+    its trainer's log-probabilities. `prefill_top1` is the token that the prefill leg ranks first, `[token]`; empty if that
+    is not known. `facts` are the engine's own counters while it sampled, `prefill_facts` those of its prefill leg, and
+    `settings` are the settings that the engine reported.
     """
 
     completions: tuple[Completion, ...]
@@ -43,9 +44,9 @@ class Tested:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One teacher-forced leg: its value of each meaning, its likeliest tokens and their margins, all `[token]`.
+    """One teacher-forced leg: its log-probabilities in each meaning, its likeliest tokens and their margins, all `[token]`.
 
-    `facts` records the sizes of batches and chunks finally used: they may change the last bits.
+    `facts` records the batch and chunk sizes that were used in the end, because they may change the last bits.
     """
 
     by_meaning: dict[Meaning, Array]
@@ -55,10 +56,11 @@ class Scored:
 
 
 def checked(completions: Sequence[Completion], vocabulary: int) -> tuple[Completion, ...]:
-    """Completions that hold a token.
+    """Return the completions that have at least one token.
 
     Raises:
-        NotJudged: too few tokens to say anything, a completion without a prompt, an id that the model does not have.
+        NotJudged: fewer than `FEWEST_TOKENS` tokens in all, a completion without a prompt, or an id that the model does not
+            have.
     """
     kept = tuple(completion for completion in completions if completion.token_ids)
     for number, completion in enumerate(kept):
@@ -83,12 +85,12 @@ def checked(completions: Sequence[Completion], vocabulary: int) -> tuple[Complet
 
 
 def flat(rows: Sequence[Sequence[float]]) -> Array:
-    """One value per token, sequence after sequence."""
+    """Join the rows of all sequences to one array with one value per token."""
     return np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])
 
 
 def scored(reply: ScoreReply, temperatures: Sequence[float], sampling: Sampling) -> Scored:
-    """A reply as arrays; it must hold one row of log-probabilities per temperature."""
+    """Return a reply as arrays; the reply must hold one row of log-probabilities per temperature."""
     rows = [flat([score.logprobs[number] for score in reply.scores]) for number in range(len(temperatures))]
     kept = flat([score.log_kept for score in reply.scores]) if sampling.truncates else None
     return Scored(
@@ -100,7 +102,7 @@ def scored(reply: ScoreReply, temperatures: Sequence[float], sampling: Sampling)
 
 
 def pair(completions: Sequence[Completion], rollout: Array, train: Array, who: str) -> Paired:
-    """Two legs as `Paired`, refused where a value cannot be compared."""
+    """Return two legs as `Paired`; raises NotJudged if a value cannot be compared."""
     edges = np.cumsum([len(completion.token_ids) for completion in completions])[:-1]
     split = [[part.tolist() for part in np.split(values, edges)] for values in (rollout, train)]
     return paired(*split, who=who)

@@ -1,7 +1,8 @@
 """The canonical metrics of a pair of legs, each with its formula.
 
 a is the rollout's (engine's) log-probability of a sampled token, b the trainer's, d = b - a, r = exp(d). Means are over
-sampled tokens unless a formula says "seq". One name has one formula here; what frameworks call them is in `profiles`.
+sampled tokens unless a formula says "seq". Each name has exactly one formula here; `profiles` lists the names that training
+frameworks use.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import numpy as np
 from parity_audit.logprobs.paired import Array, Paired
 
 CHI2_CLIP = 20.0
-"""verl clips twice the log-ratio to this before exponentiating, and sequences reach it."""
+"""The bound that verl puts on the log-ratio before it is exponentiated; the summed log-ratio of a sequence can reach it."""
 RATIO_BAND = (0.5, 2.0)
-"""Importance ratios outside are counted as high or low: verl's default threshold and its reciprocal."""
+"""Importance ratios outside this range count as low or high: verl's default threshold and its reciprocal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number: `formula` in the notation of the module docstring, `ideal` its value for equal legs."""
+    """One metric: `formula` in the notation of the module docstring, and `ideal`, its value for equal legs."""
 
     name: str
     formula: str
@@ -36,7 +37,7 @@ def _mean(name: str, formula: str, term: Callable[[Array, Array], Array], ideal:
 
 
 def _by_sequence(name: str, formula: str, of: Callable[[Array, Array], float], ideal: float = 0.0) -> Metric:
-    """`of` is given the mean log-probabilities of each sequence under rollout and train."""
+    """Return a metric over sequences; `of` is given the mean log-probability of each sequence under rollout and train."""
     return Metric(name=name, formula=formula, of=lambda p: of(p.means(p.rollout), p.means(p.train)), ideal=ideal)
 
 
@@ -46,25 +47,25 @@ def _k3(d: Array) -> Array:
 
 
 def _js_of_sampled(a: Array, b: Array) -> Array:
-    """NeMo-RL's form: k3 against the mixture of the sampled token's two probabilities, from both sides."""
+    """Return NeMo-RL's form: the mean of k3 from either side against the mixture of the sampled token's two probabilities."""
     mixture = np.logaddexp(a, b) - np.log(2.0)
     return 0.5 * _k3(b - mixture) + 0.5 * _k3(a - mixture)
 
 
 def effective_share(weights: Array) -> float:
-    """Effective sample size over the number of samples, 1 / mean((w / mean w)^2); 1 when all weights are equal."""
+    """Return the effective sample size over the number of samples, 1 / mean((w / mean w)^2); 1 if all weights are equal."""
     return float(1.0 / np.mean(np.square(weights / weights.mean())))
 
 
 def pearson(x: Array, y: Array) -> float:
-    """Correlation coefficient; nan where one side is constant."""
+    """Return the correlation coefficient; NaN if one side is constant."""
     x, y = x - x.mean(), y - y.mean()
     scale = float(np.linalg.norm(x) * np.linalg.norm(y))
     return float(x @ y) / scale if scale > 0.0 else float("nan")
 
 
 def sequence_ratios(p: Paired) -> Array:
-    """exp of the summed differences of each sequence, the exponent clipped to +-20."""
+    """Return exp of the summed differences of each sequence, with the exponent clipped to +-20."""
     return np.exp(np.clip(p.sums(p.difference), -CHI2_CLIP, CHI2_CLIP))
 
 
@@ -131,7 +132,7 @@ METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
 
 
 def all_metrics(pair: Paired) -> dict[str, float]:
-    """Every canonical metric of a pair of legs, by name."""
+    """Return every canonical metric of a pair of legs, by name."""
     return {name: metric.of(pair) for name, metric in METRICS.items()}
 
 
@@ -140,5 +141,5 @@ def _dprob(p: Paired) -> Array:
 
 
 def _std(values: Array) -> float:
-    """Standard deviation with n - 1; 0 for a single value."""
+    """Return the standard deviation with n - 1; 0 for a single value."""
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""The data that every metric is computed from: two log-probabilities of each sampled token."""
+"""The data from which every metric is computed: two log-probabilities of each sampled token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parity_audit.core.errors import NotJudged
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 ROUNDING_ABOVE_ONE = 1e-3
-"""A log-probability may exceed zero by rounding (bfloat16 engines); beyond this it is no log-probability."""
+"""A log-probability may exceed zero by rounding (bfloat16 engines); a larger number is not a log-probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,8 @@ class Paired:
     """Sampled tokens of all sequences, one after another: `rollout`, `train`, `sequence`, `position` are `[token]`.
 
     `rollout` and `train` are log-probabilities in nats of the sampled token under the engine and under the trainer;
-    `sequence` numbers its completion from 0, `position` its place in the completion from 0. Prompt tokens and padding
-    are not in it.
+    `sequence` is the number of the token's completion, from 0, `position` its place in the completion, from 0. Prompt tokens
+    and padding are left out.
     """
 
     rollout: Array
@@ -32,35 +32,36 @@ class Paired:
 
     @property
     def difference(self) -> Array:
-        """train - rollout, in nats; its exponential is the importance ratio of a token."""
+        """Return train - rollout, in nats; its exponential is the importance ratio of a token."""
         return self.train - self.rollout
 
     @property
     def sequences(self) -> int:
-        """How many completions there are."""
+        """Return the number of completions."""
         return int(self.sequence[-1]) + 1
 
     def sums(self, values: Array) -> Array:
-        """Sum of a quantity over the tokens of each sequence, `[sequence]`."""
+        """Return the sum of a quantity over the tokens of each sequence, `[sequence]`."""
         return np.asarray(np.bincount(self.sequence, weights=values, minlength=self.sequences), dtype=np.float64)
 
     def means(self, values: Array) -> Array:
-        """Mean of a quantity over the tokens of each sequence, `[sequence]`."""
+        """Return the mean of a quantity over the tokens of each sequence, `[sequence]`."""
         return self.sums(values) / self.lengths
 
     @property
     def lengths(self) -> Array:
-        """Tokens of each sequence, `[sequence]`."""
+        """Return the number of tokens of each sequence, `[sequence]`."""
         return np.asarray(np.bincount(self.sequence, minlength=self.sequences), dtype=np.float64)
 
 
 def paired(
     rollout: Sequence[Sequence[float]], train: Sequence[Sequence[float]], *, who: str = "the two legs"
 ) -> Paired:
-    """Join the sequences of two legs.
+    """Join the sequences of two legs to one array per leg; sequences without a token are left out.
 
     Raises:
-        NotJudged: no token at all, another number of sequences or tokens, NaN or infinity, a positive log-probability.
+        NotJudged: there is no token, the legs differ in the number of sequences or of tokens in a sequence, or a
+            log-probability is NaN, infinite or positive.
     """
     if len(rollout) != len(train):
         raise NotJudged(

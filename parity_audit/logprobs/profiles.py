@@ -1,7 +1,7 @@
-"""What training frameworks call the metrics, and from which level on each of them raises an alarm.
+"""The names that training frameworks give the metrics, and the levels from which on they raise an alarm.
 
 A preset is a list of rows: the framework's own key, the canonical metric of `metrics.METRICS` that it computes, and its
-alarm with where that level is published. Where a framework publishes no level there is no alarm.
+alarm, with the source in which its level is published. If a framework publishes no level, there is no alarm.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from parity_audit.logprobs.metrics import METRICS
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """Values outside [low, high] raise it; `source` says who published the level."""
+    """An alarm, raised by values outside [low, high]; `source` says who published these levels."""
 
     low: float = -math.inf
     high: float = math.inf
     source: str = ""
 
     def raised_by(self, value: float) -> bool:
-        """Whether the value is outside; a value that is not a number is."""
+        """Return whether the value is outside the range; NaN counts as outside."""
         return not self.low <= value <= self.high
 
 
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def formula(self) -> str:
-        """The formula of the metric, in which a is the rollout's and b the trainer's log-probability."""
+        """Return the formula of the metric, in which a is the rollout's and b the trainer's log-probability."""
         return METRICS[self.metric].formula
 
 
@@ -120,10 +120,10 @@ PROFILES: Mapping[str, tuple[Row, ...]] = {
 
 
 def profile(name: str) -> tuple[Row, ...]:
-    """The rows of a preset.
+    """Return the rows of a preset.
 
     Raises:
-        UsageError: no such preset.
+        UsageError: there is no such preset.
     """
     if name not in PROFILES:
         raise UsageError(

@@ -1,7 +1,7 @@
-"""Built prompts of a run, as token ids, and the special tokens of its checkpoint.
+"""Build the prompts of a run, as token ids, and read the special tokens of its checkpoint.
 
-Built prompts are seeded draws over the whole vocabulary behind the checkpoint's first special token: they say nothing in
-any language, and reach tokens that text never does.
+Built prompts are seeded draws from the whole vocabulary, without special tokens, after the checkpoint's
+beginning-of-sequence token. They are not text of any language, and include tokens that text never contains.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from parity_audit.logprobs.causes import SpecialTokens
 
 BUILT = 8
 LENGTHS = (4, 48)
-"""Shortest and longest built prompt: cheap, and of different lengths, so that batches are ragged."""
+"""The shortest and the longest built prompt, in drawn tokens: short enough to be cheap, and different, so batches are ragged."""
 
 CACHED_LENGTHS = (4, 288)
-"""The longest fills two blocks of 128 tokens, the size on a CPU and the largest in use."""
+"""The same for runs with a prefix cache: the longest fills two blocks of 128 tokens, the size on a CPU and the largest in use."""
 
 Prompts = tuple[tuple[int, ...], ...]
 
@@ -28,9 +28,9 @@ Prompts = tuple[tuple[int, ...], ...]
 def built(
     config: dict[str, Any], special: SpecialTokens, *, seed: int, count: int = BUILT, cached: bool = False
 ) -> Prompts:
-    """Seeded prompts of different lengths, each beginning with the beginning-of-sequence token where there is one.
+    """Return seeded prompts of different lengths, each starting with the beginning-of-sequence token if there is one.
 
-    `cached`: some are long enough to fill a block of an engine's prefix cache.
+    With `cached` some prompts are long enough to fill a block of an engine's prefix cache.
     """
     rng = np.random.default_rng(seed)
     start = () if special.bos is None else (special.bos,)
@@ -41,7 +41,7 @@ def built(
 
 
 def special_tokens(checkpoint: Checkpoint, config: dict[str, Any]) -> SpecialTokens:
-    """Special ids from generation_config.json, else config.json."""
+    """Return the special token ids from generation_config.json, else from config.json."""
     own = {**config, **_json(Path(checkpoint.path) / "generation_config.json")}
     eos = own.get("eos_token_id")
     ends = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
@@ -49,7 +49,7 @@ def special_tokens(checkpoint: Checkpoint, config: dict[str, Any]) -> SpecialTok
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Sampling settings that an engine takes from generation_config.json when nobody gives any."""
+    """Return the sampling settings that an engine takes from generation_config.json if a request gives none."""
     content = _json(Path(checkpoint.path) / "generation_config.json")
     keys = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     return {key: content[key] for key in keys if content.get(key) is not None}

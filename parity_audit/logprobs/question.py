@@ -1,4 +1,4 @@
-"""The question as a user asks it: a model, an engine, a trainer, prompts; opened, answered and cleaned up."""
+"""Answer a user's question about a model, an engine, a trainer and prompts: open the workspace, run, write, and clean up."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from parity_audit.report.files import write_report
 
 ENGINES = ("vllm", "sglang", SERVED)
 ROLLOUTS = {"sglang": "sglang_server"}
-"""Engines whose completions come from another implementation than their activations."""
+"""Engines whose completions are produced by another implementation (backend key) than their activations."""
 TRAINERS = ("hf",)
 REPORT_NAME = "logprobs.json"
 LAYERS = "layers"
-"""Where the layer audit of the worst sequences leaves its own report."""
+"""The folder into which the layer audit of the worst sequences writes its own report."""
 
 LayerAudit = Callable[[Path, Sequence[Completion]], Sequence[LogprobFinding]]
 
@@ -48,15 +48,16 @@ def answer(
     question: Mapping[str, object], layers: LayerAudit | None = None, target: Target | None = None,
     asked: Sequence[str] = (), exports: Sequence[str] = (), chat: bool = False,
 ) -> LogprobReport:  # fmt: skip
-    """Sample with the engine (or take a rollout file), score with the trainer, and say whether they agree.
+    """Sample with the engine (or read a rollout file), score with the trainer, and report whether they agree.
 
     Writes logprobs.json, .md, .txt and .html, tokens.jsonl and tokens.csv into the report's directory.
 
-    `question` holds what `plan_audit` takes: synthetic, seed, weights, dtype, device. `layers`, where given, is asked for
-    the cause when a leg of the engine departs. With a `target` every switch of both sides is flipped on the same tokens.
+    `question` holds the arguments of `plan_audit`: synthetic, seed, weights, dtype, device. `layers`, if given, audits the
+    layers on the worst sequences if a leg departs and an engine was sampled. With a `target` every switch of both sides is
+    flipped on the same tokens.
 
     Raises:
-        UsageError: an engine that cannot sample, a trainer that cannot score, a preset or prompt file that is not there.
+        UsageError: the engine cannot sample, the trainer cannot score, or a preset or the prompt file does not exist.
         NotJudged: a leg failed.
     """
     _check(engine, trainer, sampling)
@@ -104,7 +105,7 @@ def answer(
                 round_trip=round_trip(plan.checkpoint),
             )
         )  # fmt: skip
-        # The backends' copy of the checkpoint, with its tokenizer, goes with the working files.
+        # The tokenizer is in the backends' copy of the checkpoint, which is deleted with the working files below.
         in_text = with_text(found.report, found.completions, plan.checkpoint)
         found = dataclasses.replace(found, report=in_text)
     finally:
@@ -119,13 +120,13 @@ def answer(
 
 
 def merged(first: Sequence[LogprobFinding], deeper: Sequence[LogprobFinding]) -> tuple[LogprobFinding, ...]:
-    """Both lists; what the layer audit explains is no longer unexplained."""
+    """Return both lists of findings, without "unexplained" ones of the first if the layer audit names a cause."""
     named = any(finding.name != "unexplained" for finding in deeper)
     return (*(finding for finding in first if finding.name != "unexplained" or not named), *deeper)
 
 
 def _written(found: Answer, out: Path, kinds: Sequence[str]) -> LogprobReport:
-    """The report with the path it was written to; a disk that does not take it is an error of its own."""
+    """Write the report and its tokens, and return it with its path; raises NotJudged if the disk refuses the files."""
     path = out / REPORT_NAME
     report = dataclasses.replace(found.report, environment={**this_machine(), "report": str(path)})
     with refusals_of_the_disk("write the report", out, ELSEWHERE):
@@ -148,7 +149,7 @@ def _check(engine: BackendRef, trainer: BackendRef, sampling: Sampling) -> None:
 
 
 def _longest(prompts: Prompts, given: Rollouts | None, sampling: Sampling, plan: AuditPlan) -> int:
-    """Tokens of the longest sequence, refused where the model has no positions for it."""
+    """Return the number of tokens of the longest sequence; raises UsageError if the model has fewer positions."""
     if given is None:
         longest = max(len(ids) for ids in prompts) + sampling.max_new_tokens
     else:
@@ -165,7 +166,10 @@ def _longest(prompts: Prompts, given: Rollouts | None, sampling: Sampling, plan:
 def _session(
     role: str, side: SidePlan, workspace: Workspace, longest: int, timeout: float, progress: Progress
 ) -> Session:
-    """A session with room for the longest sequence; engines load by name, so no folder of that name may be near."""
+    """Return a session with room for the longest sequence.
+
+    It runs in an empty directory: engines load a model by name, and would load a folder of that name in its place.
+    """
     own = side.environment
     environment = dataclasses.replace(own, backend_key=ROLLOUTS.get(own.backend_key, own.backend_key))
     return Session(

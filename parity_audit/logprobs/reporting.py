@@ -1,4 +1,4 @@
-"""From paired legs to the parts of the report."""
+"""Build the parts of the report from paired legs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORST = 20
 
 
 def pair_report(pair: Paired, *, rollout: str, train: str, meaning: str) -> PairReport:
-    """Every metric of two legs; a metric without a number on these tokens (a constant side) is left out."""
+    """Return every metric of two legs; a metric that is not finite on these tokens (a constant side) is left out."""
     return PairReport(
         rollout=rollout, train=train, meaning=meaning, tokens=len(pair.rollout), sequences=pair.sequences,
         metrics={name: value for name, value in all_metrics(pair).items() if math.isfinite(value)},
@@ -40,7 +40,7 @@ def pair_report(pair: Paired, *, rollout: str, train: str, meaning: str) -> Pair
 
 
 def preset(name: str, pair: Paired) -> tuple[PresetRow, ...]:
-    """The metrics of one framework under its own keys."""
+    """Return the metrics of one framework under its own keys."""
     rows = []
     for row in profile(name):
         value = METRICS[row.metric].of(pair)
@@ -61,7 +61,7 @@ def _words(alarm: Alarm | None) -> str:
 
 
 def worst_rows(pair: Paired, completions: Sequence[Completion], judge: Array | None) -> tuple[TokenRow, ...]:
-    """The tokens with the largest difference."""
+    """Return the `WORST` tokens with the largest difference."""
     return tuple(
         TokenRow(
             sequence=int(pair.sequence[index]), position=int(pair.position[index]),
@@ -74,7 +74,7 @@ def worst_rows(pair: Paired, completions: Sequence[Completion], judge: Array | N
 
 
 def token_table(pair: Paired, completions: Sequence[Completion]) -> TokenTable:
-    """Every token of a pair, as columns."""
+    """Return every token of a pair, as columns."""
     return TokenTable(
         sequence=tuple(pair.sequence.tolist()), position=tuple(pair.position.tolist()),
         token_id=tuple(token for one in completions for token in one.token_ids), rollout=tuple(pair.rollout.tolist()),
@@ -83,9 +83,10 @@ def token_table(pair: Paired, completions: Sequence[Completion]) -> TokenTable:
 
 
 def flips(ours: Sequence[int], theirs: Sequence[int], margin: Array, moved: float) -> Flips:
-    """Tokens whose likeliest alternative differs. `margin` `[token]` is the judge's; `moved` the largest |d| of the legs.
+    """Count the places where two legs rank another token first.
 
-    A flip needs two logits to move against each other by the margin, so twice the largest movement bounds a tie.
+    `margin` `[token]` is the judge's difference of its two largest logits, `moved` the largest |d| of the legs. The first
+    rank changes if two logits move towards each other by the margin, so a margin up to twice `moved` counts as a tie.
     """
     changed = np.array([a != b for a, b in zip(ours, theirs, strict=True)])
     ties = changed & (margin <= 2.0 * moved)
@@ -96,9 +97,10 @@ def flips(ours: Sequence[int], theirs: Sequence[int], margin: Array, moved: floa
 
 
 def divergence(completions: Sequence[Completion], theirs: Sequence[int], margin: Array, moved: float) -> Divergence:
-    """Where greedy completions first leave the judge's likeliest token, given the same tokens before.
+    """Return where each greedy completion first differs from the judge's likeliest token, given the same tokens before.
 
-    `theirs` and `margin` are the judge's, `[token]`; `moved` is the largest |d| of the legs, and a tie as in `flips`.
+    `theirs` (likeliest tokens) and `margin` are the judge's, `[token]`. `moved` is the largest |d| of the legs; ties are
+    defined as in `flips`.
     """
     found, start = [], 0
     for sequence, one in enumerate(completions):

@@ -1,4 +1,4 @@
-"""Both sides asked again under switches: the trainer by another pass over the tokens, the engine by another start."""
+"""Run both sides again with changed settings: the trainer scores the tokens again, the engine is started again."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ from parity_audit.logprobs.switches import PREFIX_CACHE, TOGGLES, engine_switche
 from parity_audit.specs.view import dims
 
 FORCED_DECODING = "forced_decoding"
-"""Load setting of an engine that is to be told which tokens to decode."""
+"""The load setting that makes an engine decode given tokens instead of sampling."""
 NO_HIT = "no prompt token came out of the prefix cache, by the engine's own counter"
 CAN_BE_TOLD = ("vllm",)
-"""Engines that have it; of others the prefill leg is asked again."""
+"""Engines that have `FORCED_DECODING`; for other engines the prefill leg is run again."""
 
 
 def modes(
     context: Context, tested: legs.Tested, native: legs.Scored, decided: Mapping[str, Decided]
 ) -> tuple[EngineMode, ...]:
-    """Each engine setting that the user chose, with the engine's own word that it was in force, against its other value."""
+    """Run the engine with the other value of each setting that the user chose, and compare the two.
+
+    Each entry also holds the engine's own report that the chosen value was in force.
+    """
     if context.engine is None or not context.asked:
         return ()
     settings = tested.settings
@@ -63,13 +66,16 @@ def modes(
 
 
 def _repeatable(context: Context, decided: Mapping[str, Decided]) -> str:
-    """The leg that can be asked again of the same tokens: decoding, where the engine can be told what to decode."""
+    """Return the leg that can be run again on the same tokens.
+
+    That is the decode leg if the engine can decode given tokens and samples with raw log-probabilities, else the prefill leg.
+    """
     told = context.engine is not None and context.engine.plan.ref.name in CAN_BE_TOLD
     return legs.DECODE if told and decided[legs.DECODE].meaning == RAW else legs.PREFILL
 
 
 def _proof(key: str, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """What the engine itself says of a setting."""
+    """Return, in words, what the engine itself reports about a setting."""
     if key == PREFIX_CACHE:
         return f"{facts.get(legs.CACHED_TOKENS) or 0} prompt tokens came out of the cache, by the engine's counter"
     return f"the engine reports compilation={settings.get('compilation')}"
@@ -78,10 +84,11 @@ def _proof(key: str, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> s
 def attributed(
     context: Context, tested: legs.Tested, native: legs.Scored, decided: Mapping[str, Decided]
 ) -> Attribution:
-    """Which switches explain the distance of the engine's tokens from the trainer.
+    """Find the switches that explain the distance between the engine's log-probabilities and the trainer's.
 
-    The decode leg is asked, because training divides by it. Its raw log-probabilities can be decoded again under another
-    setting; where sampling returned another quantity, the prefill leg stands for the engine.
+    The decode leg is used, because training divides by its probabilities. If it consists of raw log-probabilities and the
+    engine can decode given tokens, it can be decoded again with other settings. Otherwise the prefill leg stands for the
+    engine. Of a rollout file only the trainer's switches are tried.
     """
     assert context.target is not None
     engine = context.engine
@@ -121,7 +128,11 @@ def attributed(
 
 
 def _engine(context: Context, tested: legs.Tested, leg: str, settings: dict[str, Any]) -> Array:
-    """The engine's leg with other load settings; a prefix cache must be hit to count as one."""
+    """Return the engine's leg with other load settings, `[token]`.
+
+    With a prefix cache the tokens are scored twice, because the first pass fills the cache. If the second pass takes no
+    token from the cache, NotJudged is raised.
+    """
     session = context.engine
     assert session is not None
     decoded = leg == legs.DECODE

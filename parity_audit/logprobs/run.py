@@ -1,4 +1,4 @@
-"""One comparison from start to exit code: legs → what their numbers mean → distances to the judge → causes → report."""
+"""Run one comparison: take the legs, decide what their numbers mean, measure distances to the judge, find causes, report."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from parity_audit.logprobs.switches import steps_of
 from parity_audit.logprobs.tested import given, sampled, vocabulary
 
 WORST_SEQUENCES = 2
-"""Sequences that the layer audit is given: each costs a whole run with every site captured."""
+"""The number of sequences for the layer audit: each costs a whole run in which every site is captured."""
 EXITS = {Verdict.EXACT: EXIT_OK, Verdict.PARITY: EXIT_OK, Verdict.MISMATCH: EXIT_MISMATCH}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The report, the tokens of its first pair for files and pictures, and what was scored; `worst` disagree most."""
+    """The report, the tokens of its first pair (for files and plots), the scored completions, and the `worst` of these."""
 
     report: LogprobReport
     tokens: TokenTable
@@ -38,7 +38,7 @@ class Answer:
 
 
 def run(context: Context) -> Answer:
-    """Sample or take the rollouts that are there, score them, and compare.
+    """Sample completions, or take those of a rollout file, score them, and compare the legs.
 
     Raises:
         NotJudged: a leg failed, or there are too few tokens.
@@ -100,7 +100,7 @@ def _legs(
 
 
 def _program(context: Context) -> dict[str, Any]:
-    """Which program a tested leg is of."""
+    """Return the backend, package, version and settings of the program that produced the tested legs."""
     if context.engine is None:
         framework = context.rollouts.framework if context.rollouts else ""
         return {"backend": "file", "package": framework, "version": "", "settings": {}}
@@ -118,7 +118,7 @@ def _explained(
     decided: dict[str, Decided],
     found: Sequence[Leg],
 ) -> list[LogprobFinding]:
-    """The cause of each leg that departs; both engine legs with one cause are one finding."""
+    """Return the cause of each leg that departs; if both engine legs have the same cause, that is one finding."""
     findings: dict[str, LogprobFinding] = {}
     asked = causes.hypotheses(context.special, tested.completions, context.round_trip)
     for name in verdict.departing(found):
@@ -171,14 +171,20 @@ def _answer(
 
 
 def _divergence(context: Context, tested: legs.Tested, judge: legs.Scored, moved: float) -> Divergence | None:
-    """Where greedy decoding left the judge's choice; None for sampled tokens, which are not meant to be the likeliest."""
+    """Return where greedy completions differ from the judge's likeliest tokens; None if they were not decoded greedily.
+
+    It is also None for a rollout file. Tokens drawn at a temperature above 0 are not meant to be the likeliest.
+    """
     if context.sampling.temperature > 0.0 or context.rollouts is not None:
         return None
     return reporting.divergence(tested.completions, judge.top1, judge.margin, moved)
 
 
 def _pairs(tested: legs.Tested, native: legs.Scored, decided: dict[str, Decided]) -> dict[str, Paired]:
-    """Each engine leg with a trainer's values of the same quantity: the file's own where they are that, else scored ones."""
+    """Pair each engine leg with a trainer's values of the same quantity.
+
+    The trainer's values of the rollout file are used if they are that quantity, else those of the trainer's side here.
+    """
     pairs = {}
     given = tested.values.get(legs.TRAINER)
     for name in (legs.DECODE, legs.PREFILL):

@@ -1,4 +1,4 @@
-"""Findings about what the numbers are, before how large their differences are; and what a run cannot say."""
+"""Findings about legs whose numbers are another quantity than training needs, notes, and the gaps of a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ UNTRIED = {
     PREFIX_CACHE: (False, "prefix cache", "it is off; --prefix-cache turns it on"),
     EAGER: (True, "compiled engine", "the engine runs eagerly; --engine-mode compiled compiles it"),
 }
-"""Engine settings whose other value this run does not speak about: the value that leaves something untried, and what."""
+"""By engine setting: the value with which a path of the engine is not tested, the name of that path, and the reason."""
 NOT_COMPILED = "NONE"
 AFTER_TEMPERATURE: Mapping[str, Mapping[str, Any]] = {
     "vllm": {"logprobs_mode": "processed_logprobs"},
     "sglang": {"return_original_logprob": False},
 }
-"""By engine, the setting that gives the log-probabilities of sampled tokens after the temperature."""
+"""By engine: the load setting with which it returns the log-probabilities of sampled tokens after the temperature."""
 HOW = {
     "vllm": "vLLM: logprobs_mode=processed_logprobs",
     "sglang": "SGLang: leave SGLANG_RETURN_ORIGINAL_LOGPROB unset (return_original_logprob=false)",
@@ -31,16 +31,15 @@ HOW = {
 BEFORE = {
     "sglang": "SGLANG_RETURN_ORIGINAL_LOGPROB=1 (return_original_logprob=true) gives those before the temperature"
 }
-"""Engines that return the wanted quantity, and may be told to return the other."""
+"""Engines that return log-probabilities after the temperature, and the setting for those before it."""
 
 
 def findings(
     sampling: Sampling, decided: Mapping[str, Decided], judge: Scored, engine: str = ""
 ) -> list[LogprobFinding]:
-    """One finding per leg whose numbers are another quantity than a trainer's ratio needs.
+    """Return one finding per leg whose numbers are another quantity than a trainer's importance ratio needs.
 
-    `engine` is the package that made the rollouts; of rollouts from a file it is not known (""), and the remedy of every
-    engine is named.
+    `engine` is the package that made the rollouts. If it is not known (""), the remedy of every engine is named.
     """
     wanted = policy(sampling)
     found = []
@@ -74,7 +73,7 @@ def notes(
     special: SpecialTokens, completions: Sequence[Completion], defaults: Mapping[str, object],
     decided: Mapping[str, Decided], engine: str = "",
 ) -> tuple[str, ...]:  # fmt: skip
-    """What is worth knowing although it moves no number of this run."""
+    """Return notes about facts that change no number of this run but may matter to the user."""
     said = []
     own = decided.get(DECODE)
     if own is not None and own.clear and own.meaning.temperature != RAW.temperature and engine in BEFORE:
@@ -94,7 +93,7 @@ def notes(
 def not_tested(
     engine: Description | None, decided: Mapping[str, Decided], facts: Mapping[str, Any]
 ) -> tuple[NotTested, ...]:
-    """Settings of the engine that were not exercised, by its own word, and meanings that these tokens do not tell apart."""
+    """Return the gaps of a run: settings that the engine reports as not used, and meanings that these tokens cannot decide."""
     gaps = []
     if engine is None:
         gaps.append(
@@ -115,7 +114,7 @@ def not_tested(
 
 
 def _without_effect(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> list[NotTested]:
-    """Settings that are on and did nothing."""
+    """Return gaps for settings that were on but had no effect, as the engine itself reports."""
     gaps = []
     if settings.get(PREFIX_CACHE) and not facts.get(CACHED_TOKENS):
         why = "it is on, and no prompt token came out of it, by the engine's own counter"

@@ -1,8 +1,8 @@
-"""Settings of either side that may explain a mismatch, each with the way to score the same tokens again under it.
+"""Settings of either side that may explain a mismatch ("switches"), and the values under which the tokens are scored again.
 
 A switch changes steps of the trainer's side, load settings of the engine, or both. On the trainer's side every other value
-of a step is tried, because matching the engine's rounding is a remedy as well as rounding less. An engine is started
-anew for each of its switches, so only those values are tried that its user would choose: the plainer path, or the finer dtype.
+of a step is tried, because rounding like the engine is a remedy as well as rounding less. An engine is started again for
+each of its switches, so only values that its user would choose are tried: the simpler path, or the finer dtype.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ STEPS = {
     "head_dtype": "head in {}", "rope_dtype": "rotary tables in {}", "router_dtype": "router in {}",
     "kv_dtype": "keys and values in {}", "attention": "{} attention",
 }  # fmt: skip
-"""Steps of the trainer's side, fields of `Variation`, and what a report calls them."""
+"""The steps of the trainer's side that can be changed: fields of `Variation`, and their names in a report."""
 WRITTEN = {"attention": "attn_implementation"}
-"""Steps that a BACKEND string calls otherwise."""
+"""Steps that have another name in a BACKEND string."""
 PREFIX_CACHE, EAGER = "enable_prefix_caching", "enforce_eager"
 MODES = ("eager", "compiled")
 COMPILING = ("vllm",)
-"""Engines that run eagerly or compiled, as their user likes; SGLang's torch-native attention rules out its graphs."""
+"""Engines that can run eagerly or compiled. SGLang is not among them: its graphs cannot be used with torch-native attention."""
 TOGGLES = {EAGER: ("eager engine", "compiled engine"), PREFIX_CACHE: ("prefix cache", "no prefix cache")}
-"""Engine settings that are on or off, and what a report calls the engine in each case."""
+"""Engine settings that are on or off, and the engine's name in a report when the setting is on and when it is off."""
 ONE_BY_ONE = "one sequence at a time"
 
 
@@ -44,31 +44,31 @@ class Switch:
 
     @property
     def leg(self) -> str:
-        """The side that it changes."""
+        """Return which side the switch changes: trainer, engine or both."""
         return BOTH if self.trainer and self.engine else TRAINER if self.trainer else ENGINE
 
     @property
     def steps(self) -> frozenset[tuple[str, str]]:
-        """What it sets; two switches that set the same thing exclude each other."""
+        """Return the (side, setting) pairs that the switch sets; two switches with a pair in common exclude each other."""
         return frozenset({(TRAINER, key) for key in self.trainer} | {(ENGINE, key) for key in self.engine})
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What to add to the BACKEND string of each side to have it."""
+        """Return the settings to add to the BACKEND string of each side, to use the switch's values."""
         sides = ((TRAINER, self.trainer), (ENGINE, self.engine))
         return {f"--{side} ..., {WRITTEN.get(key, key)}": value for side, own in sides for key, value in own.items()}
 
 
 def steps_of(variation: Variation) -> dict[str, str]:
-    """The steps that a variation changes, as settings of the trainer's side."""
+    """Return the steps that a variation changes, as settings of the trainer's side."""
     return {key: value for key in STEPS if (value := getattr(variation, key))}
 
 
 def own_steps(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Variation]:
-    """The settings of a trainer's BACKEND string without the steps among them (`head_dtype=float32`, `rows=1`), and those.
+    """Separate a trainer's settings: return those that remain, and the steps (`head_dtype=float32`, `rows=1`) as a variation.
 
     Raises:
-        UsageError: a step in a dtype that none is run in, or a batch of no rows.
+        UsageError: a step's dtype is not in `DTYPES`, or `rows` is not an integer from 0 on (0: no bound).
     """
     dtypes: dict[str, Any] = {key: str(value) for key, value in settings.items() if key in STEPS and key != "attention"}
     for key, value in dtypes.items():
@@ -86,7 +86,7 @@ def own_steps(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Variation]:
 
 
 def trainer_switches(dtype: str, attention: str, base: Variation, *, experts: bool) -> list[Switch]:
-    """Other values of every step of the trainer's side; `base` is how it runs without a switch."""
+    """Return a switch for every other value of every step of the trainer's side; `base` is how it runs without a switch."""
     present = {
         "head_dtype": dtype,
         "rope_dtype": dtype,
@@ -109,10 +109,10 @@ def trainer_switches(dtype: str, attention: str, base: Variation, *, experts: bo
 
 
 def engine_modes(engine: str, mode: str | None, prefix_cache: bool | None) -> dict[str, bool]:
-    """The load settings of an engine that a user chooses by name; nothing for what was not chosen.
+    """Return the load settings that belong to the user's choice of engine mode and prefix cache (None: not chosen).
 
     Raises:
-        UsageError: a mode that no engine has, or that this one does not have.
+        UsageError: no engine has this mode, or this engine does not.
     """
     if mode not in (None, *MODES):
         raise UsageError(
@@ -128,7 +128,7 @@ def engine_modes(engine: str, mode: str | None, prefix_cache: bool | None) -> di
 
 
 def engine_switches(settings: Mapping[str, Any]) -> list[Switch]:
-    """What can be chosen otherwise in an engine that reports these settings."""
+    """Return the switches of an engine that reports these settings."""
     found = []
     if settings.get("head_dtype") not in (None, FINE):
         found.append(Switch(name=STEPS["head_dtype"].format(FINE), engine={"hf_overrides": {"head_dtype": FINE}}))
@@ -147,7 +147,7 @@ def engine_switches(settings: Mapping[str, Any]) -> list[Switch]:
 
 
 def joined(trainer: list[Switch], engine: list[Switch]) -> list[Switch]:
-    """The switches of both sides, and each that both have on both at once."""
+    """Return the switches of both sides, and one more for each switch that both have, which changes both at once."""
     by_name = {switch.name: switch for switch in engine}
     both = [
         Switch(name=own.name, trainer=own.trainer, engine=by_name[own.name].engine)

@@ -1,6 +1,6 @@
-"""Where the differences of two legs are: tails, deciles of probability, positions, sequences, importance ratios.
+"""The distribution of two legs' differences: quantiles, extreme ratios, groups by probability, position and sequence, worst tokens.
 
-Means hide what hurts training: low-probability tokens carry the largest differences and the largest gradients.
+Means over all tokens hide what harms training: low-probability tokens have the largest differences and the largest gradients.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ HISTOGRAM_BINS = 24
 
 
 def quantiles(pair: Paired) -> dict[str, float]:
-    """Quantiles of |d| over tokens: p50, p90, p99, p99.9."""
+    """Return the quantiles of |d| over tokens: p50, p90, p99, p99.9."""
     d = np.abs(pair.difference)
     return {f"p{100 * share:g}": float(np.quantile(d, share)) for share in QUANTILES}
 
 
 def extreme_shares(pair: Paired) -> dict[float, float]:
-    """F(tau): the share of tokens whose ratio max(r, 1/r) exceeds tau."""
+    """Return F(tau) for every threshold tau: the share of tokens whose ratio max(r, 1/r) exceeds tau."""
     d = np.abs(pair.difference)
     return {tau: float((d > np.log(tau)).mean()) for tau in THRESHOLDS}
 
 
 def by_probability(pair: Paired) -> tuple[TokenBin, ...]:
-    """|d| by decile of the trainer's probability of the token, least likely first."""
+    """Summarise |d| by decile of the trainer's probability of the token, the least likely tokens first."""
     edges = np.quantile(np.exp(pair.train), np.linspace(0.0, 1.0, DECILES + 1))
     return _bins(pair, np.exp(pair.train), edges)
 
 
 def by_position(pair: Paired) -> tuple[TokenBin, ...]:
-    """|d| by position in the completion, in up to sixteen bins of equal width."""
+    """Summarise |d| by position in the completion, in up to sixteen bins of equal width."""
     longest = float(pair.position.max()) + 1.0
     edges = np.unique(np.round(np.linspace(0.0, longest, POSITION_BINS + 1)))
     return _bins(pair, pair.position.astype(np.float64), edges)
 
 
 def by_sequence(pair: Paired) -> tuple[TokenBin, ...]:
-    """|d| of each sequence; `low` and `high` are its number."""
+    """Summarise |d| by sequence; `low` and `high` of a bin are the number of its sequence."""
     groups = [np.flatnonzero(pair.sequence == number) for number in range(pair.sequences)]
     return tuple(_bin(pair, tokens, float(number), float(number)) for number, tokens in enumerate(groups))
 
 
 def histogram(pair: Paired) -> Histogram:
-    """How many tokens have which |d|, in bins of equal ratio from the smallest that is not zero to the largest."""
+    """Count tokens by |d|, in bins of equal ratio from the smallest |d| above zero to the largest."""
     d = np.abs(pair.difference)
     some = d[d > 0.0]
     if not len(some):
@@ -63,13 +63,16 @@ def histogram(pair: Paired) -> Histogram:
 
 
 def worst_tokens(pair: Paired, count: int) -> Sequence[int]:
-    """Indices of the tokens with the largest |d|, the worst first."""
+    """Return the indices of the `count` tokens with the largest |d|, the largest first."""
     order: list[int] = np.argsort(-np.abs(pair.difference), kind="stable")[:count].tolist()
     return order
 
 
 def _bins(pair: Paired, values: Array, edges: Array) -> tuple[TokenBin, ...]:
-    """Groups between neighbouring edges; the last one includes its upper edge, and empty ones are left out."""
+    """Summarise |d| by `values`, in bins between neighbouring edges.
+
+    The last bin includes its upper edge, and empty bins are left out.
+    """
     which = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
     groups = [(np.flatnonzero(which == number), number) for number in range(len(edges) - 1)]
     return tuple(_bin(pair, tokens, float(edges[n]), float(edges[n + 1])) for tokens, n in groups if len(tokens))

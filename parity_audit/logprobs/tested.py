@@ -1,4 +1,4 @@
-"""The legs under test: what an engine samples and says of it again as a prompt, or what a rollout file holds."""
+"""Take the legs under test: an engine's decode leg (it samples) and prefill leg (it scores its samples), or those of a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from parity_audit.logprobs.switches import PREFIX_CACHE
 
 
 def sampled(context: Context) -> legs.Tested:
-    """Both engine legs; the engine's memory is free afterwards. With a prefix cache the second pass counts."""
+    """Sample with the engine, score the samples as prompts, and return both legs; the engine is released afterwards.
+
+    With a prefix cache the engine samples twice and the second pass is used, because the first one fills the cache.
+    """
     engine = context.engine
     assert engine is not None
     context.progress.update("sample", f"{len(context.prompts)} prompts on {engine.label}")
@@ -37,7 +40,11 @@ def sampled(context: Context) -> legs.Tested:
 
 
 def given(rollouts: Rollouts, tokens: int) -> legs.Tested:
-    """The legs of a rollout file for a model of so many tokens, each refused where a number is missing."""
+    """Return the legs of a rollout file for a model with `tokens` token ids.
+
+    Raises NotJudged if the completions cannot be scored (see `legs.checked`) or, in a file that also has the trainer's
+    numbers, if a number cannot be compared.
+    """
     completions = legs.checked(rollouts.completions, tokens)
     values = {legs.DECODE: legs.flat([one.logprobs for one in completions])}
     if rollouts.has_train:
@@ -47,5 +54,5 @@ def given(rollouts: Rollouts, tokens: int) -> legs.Tested:
 
 
 def vocabulary(context: Context) -> int:
-    """How many token ids the model has."""
+    """Return how many token ids the model has."""
     return int(context.plan.config["vocab_size"])

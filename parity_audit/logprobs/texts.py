@@ -1,4 +1,4 @@
-"""Tokens as text: the worst ones decoded, with what stands before and after them."""
+"""Decode tokens to text: the worst tokens with the tokens before and after them, and the round trip of a prompt."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from parity_audit.core.rollouts import Completion
 from parity_audit.core.types import Checkpoint
 
 BEFORE, AFTER = 12, 4
-"""Tokens of context: enough to recognise the place, few enough for a table."""
+"""The number of tokens shown before and after a token: enough to recognise the place, few enough for a table."""
 
 
 def with_text(report: LogprobReport, completions: Sequence[Completion], checkpoint: Checkpoint) -> LogprobReport:
-    """The report with its worst tokens in context; unchanged where the checkpoint has no tokenizer."""
+    """Return the report with its worst tokens as text in their context; unchanged if the checkpoint has no tokenizer."""
     tokenizer = _any_tokenizer(checkpoint)
     if tokenizer is None:
         return report
@@ -33,7 +33,10 @@ def _told(row: TokenRow, completion: Completion, tokenizer: Any) -> TokenRow:
 
 
 def round_trip(checkpoint: Checkpoint) -> Callable[[tuple[int, ...]], tuple[int, ...]] | None:
-    """Token ids to text and back by the checkpoint's tokenizer; None where it has none. Ids that give no text stay."""
+    """Return a function that decodes token ids with the checkpoint's tokenizer and encodes the text again.
+
+    Ids that give no tokens when encoded again are returned unchanged. Return None if the checkpoint has no tokenizer.
+    """
     tokenizer = _any_tokenizer(checkpoint)
     if tokenizer is None:
         return None

@@ -1,4 +1,4 @@
-"""What a mismatch does to training: clipped tokens, truncated importance weights, effective sample size per batch."""
+"""Compute what a mismatch does to training: clipped tokens, truncated importance weights, effective sample size per batch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from parity_audit.logprobs.metrics import effective_share, sequence_ratios
 from parity_audit.logprobs.paired import Array, Paired
 
 EPSILON = 0.2
-"""PPO's and GRPO's usual clipping range of the importance ratio."""
+"""PPO's and GRPO's usual clipping range: ratios outside [1 - 0.2, 1 + 0.2] are clipped."""
 TRUNCATION = 2.0
 """The usual upper bound of truncated importance sampling."""
 BATCH = 64
-"""Sequences of one batch: a common size, which makes figures of two runs comparable."""
+"""The number of sequences in a batch: a common size, so that the figures of two runs are comparable."""
 
 
 def training_effect(pair: Paired, *, batch: int = BATCH) -> TrainingEffect:
-    """What happens on the first, fully on-policy step, where every ratio should be 1.
+    """Return what the mismatch does on the first, fully on-policy step, in which every importance ratio should be 1.
 
-    `clipped` counts ratios outside [1 - 0.2, 1 + 0.2]; `truncated` those above 2. The effective sample size is that of
-    sequence ratios, averaged over consecutive batches; with fewer sequences than a batch holds it is of all of them.
+    `clipped` is the share of ratios outside [1 - 0.2, 1 + 0.2], `truncated` the share above 2. The effective sample size is
+    that of sequence ratios, averaged over consecutive full batches. If there are fewer sequences than a batch holds, it is
+    that of all of them.
     """
     ratio = np.exp(pair.difference)
     return TrainingEffect(
@@ -33,6 +34,6 @@ def training_effect(pair: Paired, *, batch: int = BATCH) -> TrainingEffect:
 
 
 def _batches(ratios: Array, size: int) -> list[Array]:
-    """Whole batches only, unless there is no whole one."""
+    """Split the ratios into full batches, without the rest; if there is no full batch, return all ratios as one."""
     count = len(ratios) // size
     return [ratios] if count == 0 else np.split(ratios[: count * size], count)

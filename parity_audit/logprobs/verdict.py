@@ -1,4 +1,4 @@
-"""Which leg departs, from each leg's distance to the judge in units of the trainer's own rounding."""
+"""Decide which leg departs, from each leg's distance to the judge in multiples of the trainer's own rounding."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from parity_audit.logprobs.paired import Array
 
 
 def rmse(values: Array, judge: Array) -> float:
-    """Root mean square difference in nats."""
+    """Return the root mean square difference in nats."""
     return float(np.sqrt(np.square(values - judge).mean()))
 
 
 def ratio(values: Array, trainer: Array, judge: Array, dtype: str) -> float:
-    """RMSE(values, judge) over RMSE(trainer, judge): 1 is the trainer's own rounding, above 4 is more than rounding."""
+    """Return RMSE(values, judge) over RMSE(trainer, judge): 1 is the trainer's own rounding, above 4 is more than rounding."""
     return noise_ratio(rmse(values, judge), rmse(trainer, judge), float(np.sqrt(np.square(judge).mean())), dtype)
 
 
 def departing(legs: Sequence[Leg]) -> list[str]:
-    """Names of the tested legs that are further from the judge than rounding explains."""
+    """Return the names of the legs that are further from the judge than rounding explains."""
     return [leg.name for leg in legs if leg.noise_ratio is not None and leg.noise_ratio > PARITY_RATIO]
 
 
 def odd_leg(legs: Sequence[Leg]) -> str | None:
-    """The leg to look at: the one that departs, or "engine" where both of its legs do; None where all agree."""
+    """Return the leg that departs, or "engine" if both engine legs do; None if no leg departs."""
     wrong = departing(legs)
     if {DECODE, PREFILL} <= set(wrong):
         return "engine"
@@ -38,7 +38,7 @@ def odd_leg(legs: Sequence[Leg]) -> str | None:
 
 
 def decide(legs: Sequence[Leg], findings: Sequence[LogprobFinding]) -> tuple[Verdict, str]:
-    """The verdict and why. Without one engine leg measured against the judge nothing is claimed."""
+    """Return the verdict and its reason; it is inconclusive if the decode leg was not measured against the judge."""
     judged = [leg for leg in legs if leg.noise_ratio is not None and leg.name in (DECODE, PREFILL, TRAINER)]
     if not any(leg.name == DECODE for leg in judged):
         return Verdict.INCONCLUSIVE, "no rollout was measured against the judge"

@@ -1,4 +1,4 @@
-"""Settings that a finding proposes, proved: the engine runs again with them, and its distance to the judge is measured anew."""
+"""Verify the settings that a finding proposes: run the engine with them, and measure its distance to the judge again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLING = {field.name for field in fields(Sampling)}
 
 
 def start(context: Context, tested: legs.Tested, native: legs.Scored, judge: legs.Scored) -> tuple[float, float]:
-    """RMSE of the decode leg to the judge in the quantity that training needs, and its ratio to the trainer's rounding."""
+    """Return the decode leg's RMSE to the judge, and its ratio to the trainer's rounding, in the quantity that training needs."""
     wanted = policy(context.sampling)
     values, truth = tested.values[legs.DECODE], judge.by_meaning[wanted]
     return verdict.rmse(values, truth), verdict.ratio(values, native.by_meaning[wanted], truth, context.plan.dtype)
@@ -30,7 +30,10 @@ def start(context: Context, tested: legs.Tested, native: legs.Scored, judge: leg
 def verified(
     context: Context, findings: Sequence[LogprobFinding], before: tuple[float, float]
 ) -> tuple[LogprobFinding, ...]:
-    """The findings, those of the engine with what their settings do; the settings of earlier findings stay on."""
+    """Return the findings; each finding of the engine that proposes settings gets the measured effect of these settings.
+
+    The settings are applied one finding after another, and those of earlier findings stay in force.
+    """
     engine = context.engine
     if engine is None:
         return tuple(findings)
@@ -53,7 +56,7 @@ def verified(
 
 
 def _measured(context: Context, settings: dict[str, Any]) -> tuple[float, float]:
-    """The engine samples again with these settings, and the trainer's side scores what it drew."""
+    """Sample again with these settings of the engine, score the samples on the trainer's side, and return as `start` does."""
     assert context.engine is not None
     context.trainer.release()
     words = ", ".join(f"{key}={value}" for key, value in settings.items())

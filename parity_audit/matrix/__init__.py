@@ -1,1 +1,1 @@
-"""Many audits as one table: models by backends and releases, a card for each, kept on disk and run again only when asked."""
+"""Many audits as one table of models by backends and releases. Each cell is a card on disk, which is reused if current."""

@@ -1,4 +1,4 @@
-"""Ask what a group of cells asks: one run of `audit`, `logprobs` or `invariance`."""
+"""Run `audit`, `logprobs` or `invariance` once for a group of cells."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ QUICK = "--quick"
 def ask(
     group: Sequence[Asked], *, out: Path, install: bool, progress: Progress, captures: Path | None = None
 ) -> Report | LogprobReport | InvarianceReport:  # fmt: skip
-    """The finished report of cells that differ in their candidate alone; one of log-probabilities has one candidate.
+    """Run cells that differ in their candidate only, and return the report. A group of log-probabilities has one cell.
 
-    `captures`: a folder with captures of the reference and judge of an audit, which then are not taken again.
+    `captures`: a folder with captures of the reference and judge, which an audit then uses instead of running them.
 
     Raises:
         UsageError: the question is malformed.
@@ -47,7 +47,10 @@ def ask(
 
 
 def runs(cells: Sequence[Asked]) -> list[list[Asked]]:
-    """Cells that one run answers: those of a model, dtype and question, because the reference then runs once for all."""
+    """Group cells of the same model, dtype and question, so that one run of the reference serves all of them.
+
+    Each cell about log-probabilities is a group of its own.
+    """
     found: dict[tuple[str, ...], list[Asked]] = {}
     for asked in cells:
         alone = asked.candidate if asked.question is Question.LOGPROBS else ""

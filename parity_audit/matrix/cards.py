@@ -1,4 +1,4 @@
-"""Cards on disk: written whole, read back field by field, and never believed when malformed."""
+"""Write cards to disk and read them back; each file is written completely or not at all, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from parity_audit.core.whole_file import write_whole
 
 CARDS = Path("reports/cards")
 SETTLED = (CannotRun.default_code, "name-not-in-release")
-"""Errors that the same release will give again: it does not run the architecture, or does not know the model's name."""
+"""Codes of errors that the same release gives again: it does not run the architecture, or does not know the model's name."""
 JUDGED = (Verdict.EXACT, Verdict.PARITY, Verdict.MISMATCH)
 
 
 def card_path(folder: Path, asked: Asked) -> Path:
-    """One file for each question, whatever release of parity-audit answers it: a readable name and a hash of the rest."""
+    """Return the file of a question's card: a readable name and a hash of the whole question.
+
+    The release of parity-audit is not hashed, so that a new release overwrites the card.
+    """
     question = dumps(dataclasses.replace(asked, program=""))
     kind = "" if asked.question is Question.AUDIT else f"--{asked.question.value}"
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{asked.model.rpartition('/')[2]}--{asked.candidate}{kind}")
@@ -30,7 +33,7 @@ def card_path(folder: Path, asked: Asked) -> Path:
 
 
 def write_card(card: Card, folder: Path) -> Path:
-    """Write the card of its question; the file is there whole or not at all.
+    """Write a card to the file of its question, completely or not at all, and return the path.
 
     Raises:
         NotJudged: the disk is full or read-only.
@@ -42,10 +45,10 @@ def write_card(card: Card, folder: Path) -> Path:
 
 
 def read_card(path: Path) -> Card:
-    """A card, held to its schema and to what its verdict needs.
+    """Read a card and check it against its schema; a judged verdict must have figures and the weights' fingerprint.
 
     Raises:
-        NotJudged: it is none, or it claims more than it holds.
+        NotJudged: the file is not a card, or its verdict lacks the figures or the fingerprint.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -62,7 +65,7 @@ def read_card(path: Path) -> Card:
 
 
 def read_cards(folder: Path) -> list[Card]:
-    """Every card of a folder, by model, candidate and dtype."""
+    """Return every card of a folder, ordered by question, model, candidate, dtype and options."""
     cards = [read_card(path) for path in sorted(folder.glob("*.json"))]
     return sorted(cards, key=_place)
 
@@ -73,7 +76,10 @@ def _place(card: Card) -> tuple[str, ...]:
 
 
 def current_card(folder: Path, asked: Asked) -> Card | None:
-    """The card that answers this question in this release of parity-audit; a cell that broke off is asked again."""
+    """Return the card of this question if this release of parity-audit wrote it, else None.
+
+    A card with an error that a repeated run may avoid (see `SETTLED`) counts as missing, so that the cell is run again.
+    """
     path = card_path(folder, asked)
     card = read_card(path) if path.is_file() else None
     if card is None or card.asked != asked:

@@ -1,4 +1,4 @@
-"""Which cells a matrix has: models by candidates, from the command line or from a YAML file."""
+"""Build the cells of a matrix, models by candidates, from the command line or a YAML file."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from parity_audit.specs.load import list_specs, read_yaml
 from parity_audit.specs.resolve import ResolvedModel, resolve_model
 
 BRACES = re.compile(r"\{([^{}:\"]*,[^{}:\"]*)\}")
-"""A list of versions; a setting that is a JSON object has colons and quotes, and is left alone."""
+"""Matches a list in braces, such as versions. A JSON object as a setting has colons or quotes and does not match."""
 EVERY_ARCHITECTURE = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Every question about every model with every candidate in every dtype; `probes` and `repair` are of audits.
+    """The request for a matrix: every question about every model with every candidate in every dtype.
 
-    Of log-probabilities only engines that sample are asked. `quick`: small batches, where invariance is asked. `resources`
-    are what cells ask of the machines of a cluster.
+    A question about log-probabilities applies only to candidates that are engines which sample. `probes` and `repair` apply
+    to audits. `quick` uses small batches for invariance. `resources` are what cells need from the machines of a cluster.
     """
 
     models: tuple[str, ...]
@@ -48,7 +48,7 @@ class Matrix:
 
 
 def expanded(text: str) -> list[str]:
-    """`transformer_lens=={2.18.0,4.3.0}` as one BACKEND per version, like the braces of a shell."""
+    """Expand braces like a shell: `transformer_lens=={2.18.0,4.3.0}` becomes one BACKEND string per version."""
     found = BRACES.search(text)
     if found is None:
         return [text]
@@ -57,10 +57,10 @@ def expanded(text: str) -> list[str]:
 
 
 def cells(matrix: Matrix) -> list[Asked]:
-    """Every cell, model by model; what is malformed or unknown is refused before anything runs.
+    """Return every cell, ordered by question, then model, then dtype; everything is checked before anything runs.
 
     Raises:
-        UsageError: it is named.
+        UsageError: a question, model or BACKEND is malformed or unknown (the message names it), or there is no cell.
     """
     for name in matrix.questions:
         require_choice(name, [one.value for one in Question], what="a question", code="unknown-question")
@@ -87,12 +87,12 @@ def cells(matrix: Matrix) -> list[Asked]:
 
 
 def can_be_asked(question: Question, candidate: str) -> bool:
-    """Log-probabilities of sampled tokens are asked of engines that sample."""
+    """Return whether a question applies to a candidate: that about log-probabilities needs an engine that samples."""
     return question is not Question.LOGPROBS or parse_backend(candidate).name in ENGINES
 
 
 def _cell(matrix: Matrix, question: Question, model: str, dtype: str, candidate: str) -> Asked:
-    """One cell; what its question does not know stands at what every such cell has."""
+    """Return one cell; options that do not apply to its question have the same value in every such cell."""
     audits = question is Question.AUDIT
     return Asked(
         question=question, model=model, candidate=candidate, reference=str(parse_backend(matrix.reference)),
@@ -103,12 +103,12 @@ def _cell(matrix: Matrix, question: Question, model: str, dtype: str, candidate:
 
 
 def _pinned(model: ResolvedModel) -> str:
-    """The model by its hub id, with the revision that was asked for."""
+    """Return the hub id of a model, with the revision if one was requested."""
     return f"{model.repo_id}@{model.revision}" if model.revision else model.repo_id
 
 
 def _models(names: Sequence[str]) -> list[str]:
-    """`all` stands for the first released model of every architecture."""
+    """Return the names of models, with `all` replaced by the first released model of every architecture."""
     if EVERY_ARCHITECTURE not in names:
         return list(names)
     every = [spec.first_model for spec in list_specs() if spec.content.models]
@@ -116,10 +116,10 @@ def _models(names: Sequence[str]) -> list[str]:
 
 
 def read_matrix(path: Path) -> Matrix:
-    """A matrix file: the fields of `Matrix`, lists where they are several.
+    """Read a matrix file. Its keys are the fields of `Matrix`; fields that are tuples there are lists here.
 
     Raises:
-        UsageError: no such file, an unknown key, or a value of another type.
+        UsageError: there is no such file, a key is unknown or missing, or a value has the wrong type.
     """
     if not path.is_file():
         raise UsageError(f"no matrix file `{path}`", code="bad-matrix", where=str(path.absolute()))

@@ -1,4 +1,4 @@
-"""The command's parts: which cells are asked for, run them, and the table of all cards in every format."""
+"""The parts of `parity-audit matrix`: run the requested cells, and write the table of all cards in every format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOOD = (Verdict.EXACT, Verdict.PARITY)
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """All cards of a folder, the cells that have none, and the exit code of those that this command asked for."""
+    """All cards of a folder, the requested cells without a card, and the exit code over the requested cells."""
 
     cards: tuple[Card, ...]
     not_run: tuple[Asked, ...]
@@ -36,9 +36,9 @@ def answer(
     asked: Matrix, *, file: Path | None, folder: Path | None, again: bool = False, together: bool = True,
     install: bool = True, run: bool = True, fleet: Fleet | None = None, progress: Progress = SILENT,
 ) -> Table:  # fmt: skip
-    """Run the cells that were asked for, and read the whole folder; without a model and a file, only read.
+    """Run the requested cells, then read all cards of the folder; without models, candidates and file, only read.
 
-    `fleet`: the cluster that runs them, each as a task of its own; this process where it is None.
+    `fleet`: the cluster that runs the cells as separate tasks; None runs them in this process.
 
     Raises:
         UsageError: a model, BACKEND or matrix file is malformed.
@@ -59,7 +59,10 @@ def answer(
 
 
 def exit_code_of(cards: Sequence[Card]) -> int:
-    """As of one audit over all: 3 where a cell broke off, 1 where one mismatches; releases that cannot run a model do not count."""
+    """Return the exit code over all cards: 3 if a cell was not judged, else 1 if one mismatches, else 0.
+
+    Cards of releases that cannot run the model are left out; if there are only such cards, the code is 3.
+    """
     able = [card for card in cards if (card.error or {}).get("code") != CannotRun.default_code]
     if any(card.verdict in (Verdict.ERROR, Verdict.INCONCLUSIVE) for card in able) or (cards and not able):
         return EXIT_NOT_JUDGED
@@ -67,7 +70,7 @@ def exit_code_of(cards: Sequence[Card]) -> int:
 
 
 def write(table: Table, folder: Path) -> None:
-    """`matrix.md` and `matrix.html`.
+    """Write the table to `matrix.md` and `matrix.html` in a folder.
 
     Raises:
         NotJudged: the disk is full or read-only.
@@ -79,7 +82,7 @@ def write(table: Table, folder: Path) -> None:
 
 
 def rendered(table: Table, format: str, *, width: int = 160, quiet: bool = False, colour: bool = False) -> str:
-    """The table as text in one of the formats of the command."""
+    """Return the table as text in one of the command's formats; `quiet` reduces the terminal format to the headline."""
     blocks = matrix_content(table.cards, table.not_run)
     if format == "json":
         return dumps({"cards": table.cards, "not_run": table.not_run}, indent=1) + "\n"

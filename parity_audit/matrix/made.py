@@ -1,4 +1,4 @@
-"""Cards made of finished reports: of an audit, of log-probabilities, of invariance."""
+"""Make cards from finished reports of an audit, of log-probabilities or of invariance."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ VERDICTS = {
     Invariance.BROKEN: Verdict.MISMATCH,
     Invariance.ERROR: Verdict.ERROR,
 }
-"""An answer that depends on its run by no more than rounding is at parity with itself."""
+"""The verdict of a card for each result of invariance: an answer that changes by no more than rounding is at parity."""
 LOGPROB_FIGURES = ("rmse_dlogp", "abs_dlogp_mean", "k3_rollout_train")
 ENGINE, TRAINER = "engine", "trainer"
 
 
 @singledispatch
 def cards_of(report: object, given: Sequence[str] | None, question: Asked) -> list[Card]:
-    """A card of each candidate of a finished report; candidates that were not named are those releases that ran.
+    """Return a card for each candidate of a finished report.
 
     Args:
-        given: the BACKEND strings as they were asked for, in the order of the report; None for every one that runs.
-        question: all of the question but its candidate.
+        given: the BACKEND strings as they were requested, in the order of the report; if None, the cards name the releases
+            that ran.
+        question: the whole question except its candidate.
     """
     raise TypeError(f"no card of {type(report).__name__}")
 
@@ -57,14 +58,14 @@ def _(report: InvarianceReport, given: Sequence[str] | None, question: Asked) ->
 
 @cards_of.register
 def _(report: LogprobReport, given: Sequence[str] | None, question: Asked) -> list[Card]:
-    """One card: of the engine, or of the rollout file where no engine was asked."""
+    """Return one card: of the engine, or of the rollout file if no engine was run."""
     engine = next((leg for leg in report.legs if leg.name.startswith(ENGINE)), None)
     (asked,) = _cells(given, [(engine.backend, engine.version) if engine else ("rollouts", "")], question)
     return [_scored(report, engine, asked)]
 
 
 def failed_card(asked: Asked, error: ParityError) -> Card:
-    """The card of a cell that broke off before a candidate was judged."""
+    """Return the card of a cell whose run ended in an error before a candidate was judged."""
     return Card(
         asked=asked, command=command_of(asked), date=_now(), architecture="", weights={}, reference=None, package="",
         version="", settings={}, probes=(), verdict=Verdict.ERROR, why=error.message, error=_error(error.to_json()),
@@ -72,7 +73,7 @@ def failed_card(asked: Asked, error: ParityError) -> Card:
 
 
 def command_of(asked: Asked) -> str:
-    """The command that answers the question of one cell."""
+    """Return the command line that runs one cell."""
     words = ["parity-audit", *([] if asked.question is Question.AUDIT else [asked.question.value]), asked.model]
     words += {None: [], "mini": ["--miniature"]}.get(asked.synthetic, ["--synthetic", str(asked.synthetic)])
     believed, judged = ("-t", "-e") if asked.question is Question.LOGPROBS else ("-r", "-c")
@@ -86,7 +87,7 @@ def command_of(asked: Asked) -> str:
 
 
 def _cells(given: Sequence[str] | None, ran: Iterable[tuple[str, str]], question: Asked) -> list[Asked]:
-    """The question of each candidate."""
+    """Return the question of each candidate."""
     releases = [f"{backend}=={version}" if version else backend for backend, version in ran]
     names = releases if given is None else [str(parse_backend(text)) for text in given]
     return [dataclasses.replace(question, candidate=name) for name in names]
@@ -108,7 +109,7 @@ def _audited(report: Report, candidate: Candidate, asked: Asked) -> Card:
 
 
 def _followed(report: InvarianceReport, one: CandidateInvariance, asked: Asked) -> Card:
-    """One backend against itself; its figures are the largest change over all conditions."""
+    """Return the card of one backend compared with itself; its figures are the largest changes over all conditions."""
     said: dict[str, Any] = {key: report.subject[key] for key in ("tokens", "largest_batch") if key in report.subject}
     return Card(
         asked=asked, command=command_of(asked), date=_now(), architecture="", weights=report.weights, reference=None,
@@ -120,7 +121,7 @@ def _followed(report: InvarianceReport, one: CandidateInvariance, asked: Asked) 
 
 
 def _scored(report: LogprobReport, engine: Leg | None, asked: Asked) -> Card:
-    """An engine against a trainer; its noise ratio is the worst of the engine's legs."""
+    """Return the card of an engine compared with a trainer; its noise ratio is the largest of all legs but the trainer's."""
     pair = report.pairs[0] if report.pairs else None
     ratios = [leg.noise_ratio for leg in report.legs if leg.name != TRAINER and leg.noise_ratio is not None]
     figures = {} if pair is None else {name: pair.metrics[name] for name in LOGPROB_FIGURES if name in pair.metrics}
@@ -150,7 +151,7 @@ def _in_short(finding: Finding) -> CardFinding:
 
 
 def _said(finding: LogprobFinding) -> CardFinding:
-    """The leg to blame stands where an audit has the side that departs."""
+    """Return a finding in short form; `departs_from_spec` has the leg that causes the difference in place of a side."""
     return CardFinding(
         knob=finding.name, kind="logprobs", layers=None, reference_value=None, candidate_value=None, spec_value=None,
         departs_from_spec=finding.leg, message=f"{finding.name} in {finding.leg}: {finding.message}",
@@ -158,7 +159,7 @@ def _said(finding: LogprobFinding) -> CardFinding:
 
 
 def _error(error: dict[str, object] | None) -> dict[str, str] | None:
-    """Code and message; places on this machine are left out."""
+    """Return the code and message of an error; other fields, such as paths on this machine, are left out."""
     return None if error is None else {key: str(error.get(key, "")) for key in ("code", "message")}
 
 

@@ -1,4 +1,4 @@
-"""Run the cells that have no current card, those together that share a reference."""
+"""Run the cells that have no current card; cells that share a reference run together."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def run_cells(
     wanted: Sequence[Asked], folder: Path, *, again: bool = False, together: bool = True, install: bool = True,
     progress: Progress = SILENT,
 ) -> Iterator[Card]:  # fmt: skip
-    """Yield the card of every cell, and write those that are new as soon as their run has ended.
+    """Yield the card of every cell; each new card is written as soon as its run has ended.
 
     Args:
         again: also run cells whose card is current.
-        together: one run for all candidates of a model and dtype; else one for each, which loads the reference anew.
+        together: use one run for all candidates of a model and dtype; otherwise each cell loads the reference again.
     """
     known = {asked: None if again else current_card(folder, asked) for asked in wanted}
     yield from (card for card in known.values() if card is not None)
@@ -40,9 +40,11 @@ def run_cells(
 def judged(
     group: Sequence[Asked], *, install: bool, progress: Progress, captures: Path | None = None
 ) -> list[Card]:  # fmt: skip
-    """A card for every cell; where the run of several breaks off, each is asked alone, so that one cannot spoil the others.
+    """Return a card for every cell.
 
-    `captures`: what the reference and judge of these cells computed, where that is at hand.
+    If the common run of several cells fails, each is run alone, so that a cell that fails does not affect the others.
+
+    `captures`: a folder with the captures of these cells' reference and judge, if they exist already.
     """
     try:
         with own_folder("matrix-") as out:

@@ -1,1 +1,1 @@
-"""What works on captures on disk alone: no model is loaded, no engine is started."""
+"""Functions that only read files on disk (captures, reports, the cache): no model is loaded, no engine is started."""

@@ -1,4 +1,4 @@
-"""Two captures on disk, compared: the verdict of an audit without its causes, because nothing can be run again."""
+"""Compare two captures on disk: the verdict of an audit without causes, because finding them needs further runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NO_JUDGE = "take the reference again with `parity-audit capture ... --judge`, or
 
 @accepting(a=path, b=path, judge=path)
 def diff(a: Path | str, b: Path | str, *, judge: Path | str | None = None, progress: Progress = SILENT) -> Report:
-    """Compare two captures on disk: `a` is the reference, `b` the candidate. `a/judge` is used where it exists.
+    """Compare two captures on disk: `a` is the reference, `b` the candidate. Without `judge`, `a/judge` is used if it exists.
 
     Raises:
-        CaptureBroken: one of them is not a capture, or a file is missing, truncated or altered.
-        UsageError: they are one capture, were taken with different tokens or weights, or the judge cannot judge them.
+        CaptureBroken: a folder is not a capture, or a file in it is missing, truncated or altered.
+        UsageError: `a` and `b` are the same capture or have different tokens or weights, or the judge does not fit them.
     """
     started = time.perf_counter()
     reference, candidate = open_capture(a), open_capture(b)
@@ -76,13 +76,14 @@ def _compared(
 
 
 def _weights(reference: Capture, candidate: Capture) -> tuple[list[Finding], list[NotTested]]:
-    """Tensors of the live models that differ, where both captures print them; the coarser dtype sets the tolerance.
+    """Return the loaded tensors that differ, and what could not be compared; the coarser dtype sets the tolerance.
 
-    Fingerprints are of files, and hold their times: two downloads of one release differ. Equal prints of every tensor
-    are then what says that the weights are the same.
+    Tensors are compared if both captures recorded their values in short form (`weights`). The fingerprint of a checkpoint
+    covers its files and their times, so that two downloads of one release may have different fingerprints. In that case
+    the tensors themselves must agree.
 
     Raises:
-        UsageError: other fingerprints, and no prints that show the same weights.
+        UsageError: the fingerprints differ, and the recorded tensors differ too or there are none.
     """
     sides = reference.manifest, candidate.manifest
     ours, theirs = (side.checkpoint.fingerprint for side in sides)
@@ -124,6 +125,6 @@ def _same_tokens(reference: Capture, candidate: Capture) -> None:
 
 
 def _same_beginning(a: Probe, b: Probe) -> bool:
-    """Whether two sides ran the same tokens, as far as both ran them."""
+    """Return whether two sides ran the same tokens, up to the length of the shorter probe."""
     first, second = (side.columns(0, min(a.shape[1], b.shape[1])) for side in (a, b))
     return (first.token_ids, first.mask) == (second.token_ids, second.mask)

@@ -1,4 +1,4 @@
-"""A folder of reports as a series: the figures of each candidate, in the order of the audits, with their ratio to the one before."""
+"""The reports below a folder as a series: each candidate's figures in the order of the audits, and how they changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from parity_audit.report.files import JSON_NAME, read_report
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One candidate of one report. `ratio` is its noise ratio over that of the entry before it with the same question."""
+    """One candidate of one report.
+
+    `ratio` is its noise ratio over that of the candidate's previous entry. It is None without a previous entry, or if that
+    entry asked another question, in which case `same_question` is false. `place` is the folder of the report.
+    """
 
     date: str
     model: str
@@ -30,10 +34,10 @@ class Entry:
 
 
 def history(folder: Path) -> list[Entry]:
-    """Every candidate of every report below a folder, oldest first within a model and candidate.
+    """Return every candidate of every report below a folder, ordered by model and candidate, then by date.
 
     Raises:
-        UsageError: no such folder, no report in it, or a report of another release.
+        UsageError: there is no report below the folder, or another release wrote one of them.
     """
     paths = sorted(folder.rglob(JSON_NAME))
     if not paths:
@@ -71,7 +75,7 @@ def _beside(entry: Entry, before: Entry | None, there_was_one: bool) -> Entry:
 
 
 def _date(report: Report, path: Path) -> str:
-    """When the audit ended: as it says itself, or for reports of earlier releases when the file was written."""
+    """Return the date that a report states, or, for reports of earlier releases, the time when the file was written."""
     known = report.environment.get("date")
     return (
         str(known)

@@ -1,7 +1,7 @@
-"""Whether a capture may judge two others: the reference in true float64, on the same weights and the same tokens.
+"""Check that a capture may judge two others: it must be a true float64 run of the reference's weights and tokens.
 
-A capture that is anything else would measure another noise floor: a float32 run makes every candidate's error look
-like rounding, and the candidate's own run makes it look like none.
+Any other capture gives a wrong noise floor: with a float32 run every candidate's error looks like rounding, and with the
+candidate's own run the candidate seems to have no error.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ RETAKE = "take the reference with `parity-audit capture MODEL --judge --out REFE
 
 
 def require_judge(judge: Capture, reference: Capture, candidate: Capture) -> None:
-    """Refuse what is not the float64 run of the reference's checkpoint on the same probes.
+    """Raise unless the judge is a float64 run of the reference's checkpoint on the probes of both captures.
 
     Raises:
-        UsageError: it is another kind of capture; the message says which.
-        CaptureBroken: a file of it is missing, truncated or altered.
+        UsageError: the judge is another kind of capture; the message names the difference.
+        CaptureBroken: a file of the judge is missing, truncated or altered.
     """
     _is_a_third_capture(judge, reference, candidate)
     _ran_in_float64(judge)
@@ -70,7 +70,7 @@ def _has_probe(judge: Capture, reference: Capture, name: str) -> None:
 
 
 def _holds_float64_numbers(judge: Capture, probe: str) -> None:
-    """Numbers that were computed in float32 and stored in float64 all survive the way back; computed ones do not."""
+    """Raise if every logit is unchanged by a conversion to float32 and back, which shows that it was computed in float32."""
     logits = judge.tensor(probe, LOGITS)
     if bool((logits == logits.float().double()).all()):
         raise _unfit(

@@ -1,4 +1,4 @@
-"""A user's own divergence function, loaded from its file and asked what it computes."""
+"""Load a user's own divergence function from its file and find out which divergence it computes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from parity_audit.core.errors import NotJudged, UsageError
 
 
 def check_own_divergence(target: str) -> Checked:
-    """Run the check on `FILE:FUNCTION`. The file is imported: it is the user's own code.
+    """Check the function `FILE:FUNCTION`. The file is imported, so its code is executed.
 
     Raises:
-        UsageError: no such file or function.
+        UsageError: there is no such file or function.
         NotJudged: the file cannot be imported, or the function never returned a finite number.
     """
     found = check_divergence(_function(target))

@@ -1,4 +1,4 @@
-"""What the cache directory holds, how large it is, and what of it can go."""
+"""List the content of the cache directory with its sizes, and delete parts of it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from parity_audit.specs import installed, remembered
 
 LEFTOVERS, SET_ASIDE = "leftovers", "set-aside"
 READINGS = "readings"
-"""What YAML files and configuration classes said when they were read last."""
+"""The kind of the stored results of reading YAML files and configuration classes."""
 KINDS = ("environments", "synthetic", "captures", "workers", READINGS, WORKING, SET_ASIDE, LEFTOVERS)
 WITHOUT_LOSS = (SET_ASIDE, LEFTOVERS)
-"""What `prune` always deletes: nothing of it is ever read again."""
+"""The kinds that `prune` always deletes, because nothing of them is ever read again."""
 SECONDS_PER_DAY = 86400
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """One thing in the cache: its kind, name and place, its bytes on disk, its age, and whether somebody uses it now."""
+    """One file or folder in the cache: its kind, name, path, bytes on disk, age in days, and whether a process uses it now."""
 
     kind: str
     name: str
@@ -40,17 +40,18 @@ class Stored:
 
 
 def stored() -> list[Stored]:
-    """Everything in the cache, by kind."""
+    """Return every file and folder in the cache that has a kind, one cache directory after another."""
     return [_stored(kind, path) for kind, path in _paths()]
 
 
 def prune(kinds: Sequence[str] = (), *, everything: bool = False, dry_run: bool = False) -> list[Stored]:
-    """Delete what is never read again and things of these `kinds`, unless somebody uses them; returns what is gone.
+    """Delete everything of the kinds in `WITHOUT_LOSS` and in `kinds` that no process uses; return what was deleted.
 
-    What killed audits had finished is kept as captures.
+    With `dry_run` nothing is deleted, and the result is what would be. Finished captures of killed audits are first moved
+    to the captures, so that they can be used again.
 
     Raises:
-        UsageError: not a kind.
+        UsageError: a name in `kinds` is not a kind.
         NotJudged: the cache cannot be written.
     """
     unknown = next((kind for kind in kinds if kind not in KINDS), None)
@@ -67,7 +68,7 @@ def prune(kinds: Sequence[str] = (), *, everything: bool = False, dry_run: bool 
 
 
 def _paths() -> Iterator[tuple[str, Path]]:
-    """Kind and path of everything; what no finished thing and no running audit owns is a leftover."""
+    """Yield the kind and path of everything; unfinished files and folders that no running audit uses are leftovers."""
     root = cache_root()
     for folder in sorted(envs_root().glob("*/")):
         yield ("environments" if is_ready(folder) else LEFTOVERS), folder
@@ -98,7 +99,7 @@ def _stored(kind: str, path: Path) -> Stored:
 
 
 def _locks(kind: str, path: Path) -> list[Path]:
-    """The locks that somebody holds who uses, makes or writes this thing."""
+    """Return the locks that a process holds while it uses, makes or writes this file or folder."""
     if kind == WORKING or (kind == LEFTOVERS and path.parent.name == WORKING):
         return [path / ALIVE]
     if kind == "workers":
@@ -112,7 +113,7 @@ def _locks(kind: str, path: Path) -> list[Path]:
 
 
 def _held(lock: Path) -> bool:
-    """Whether somebody has this lock; a file that is not there locks nothing."""
+    """Return whether a process holds this lock; a lock file that does not exist is not held."""
     if not lock.exists():
         return False
     found = hold_if_free(lock)
@@ -122,7 +123,10 @@ def _held(lock: Path) -> bool:
 
 
 def _deleted(item: Stored) -> bool:
-    """Delete one thing with its locks held, so that nobody begins to use it meanwhile; False where somebody just did."""
+    """Delete one file or folder and return whether it is gone; False also if a process has begun to use it.
+
+    Its locks are held meanwhile, so that no process can begin to use it.
+    """
     with _all_held(_locks(item.kind, item.path)) as mine:
         if not mine:
             return False
@@ -135,7 +139,7 @@ def _deleted(item: Stored) -> bool:
 
 @contextmanager
 def _all_held(paths: Sequence[Path]) -> Iterator[bool]:
-    """Whether all of these locks could be had; they are let go at the end of the block."""
+    """Try to take all of these locks and provide whether that succeeded; they are released at the end of the block."""
     release: list[Callable[[], None]] = []
     try:
         for path in paths:

@@ -1,1 +1,1 @@
-"""Reports: pure functions of the finished `core.report.Report`, plus the schema of report.json."""
+"""Draw finished reports in every output format, write and read their files, and generate the schema of report.json."""

@@ -1,4 +1,4 @@
-"""Annotations of a pull request, as GitHub's workflow commands: lines on stdout that name file, line and what is wrong."""
+"""A gate's cases as annotations of a pull request: GitHub workflow commands on stdout with file, line and message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEVELS = {
 
 
 def render(gate: GateReport) -> str:
-    """One line per case that a person should look at."""
+    """Return one line for each case that failed, could not be judged, or passed only on a repeated run."""
     return "".join(_line(case) + "\n" for case in gate.cases if case.status in LEVELS)
 
 
@@ -26,11 +26,11 @@ def _line(case: Case) -> str:
 
 
 def _data(text: str) -> str:
-    """The runner reads `%`, carriage returns and line feeds of a message as its own."""
+    """Escape `%`, carriage returns and line feeds, which GitHub's runner would interpret in a message."""
     lines = "\n".join(plain(line) for line in text.splitlines())
     return lines.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
-    """In a property the colon and the comma too."""
+    """Escape a property like a message, and also the colon and the comma, which separate properties."""
     return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,4 +1,4 @@
-"""Why a report is no parity, as the message of a failed test: layer, component, constant, patch."""
+"""The message of a failed `assert_parity`: for each candidate the layer, component, constant and patch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parity_audit.report.words import DEPARTS, headline, labels
 
 
 def failure(report: Report) -> str:
-    """The headline, then every candidate's first divergence, findings and patches."""
+    """Return the headline, then every candidate's verdict, first divergence, findings, patches and error."""
     lines = [headline(report)]
     for one, name in zip(report.candidates, labels(report), strict=True):
         lines += [f"{name}: {one.verdict.value}: {one.why}", *_where(one)]

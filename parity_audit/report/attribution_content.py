@@ -1,4 +1,4 @@
-"""Where a mismatch comes from, as blocks: the sentence, each switch alone, and the set as it grew."""
+"""The attribution of a log-probability mismatch as blocks: a summary, the growing set of switches, each switch alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TITLES = ("switch", "side", "of the squared error", "95 % interval", "RMSE left"
 
 
 def attribution_content(found: Attribution) -> list[Block]:
-    """The section of one attribution."""
+    """Return the section about one attribution."""
     blocks: list[Block] = [
         heading(f"Where the mismatch of {found.leg} and trainer comes from"),
         styled((sentence(found), BOLD)),
@@ -31,7 +31,7 @@ def attribution_content(found: Attribution) -> list[Block]:
 
 
 def sentence(found: Attribution) -> str:
-    """The answer in one line: "head in float32 (trainer): 61 % of the squared error; with eager attention: 84 %"."""
+    """Return the result in one line, such as "head in float32 (trainer): 61 % of the squared error; with eager attention: 84 %"."""
     if not found.rmse:
         return "there is no mismatch to explain: every log-probability is equal"
     if not found.proposed:

@@ -1,6 +1,7 @@
-"""The report of an audit as one HTML page: the answer first, then what is wrong and what mends it, then every number.
+"""The report of an audit as one HTML page: the verdicts, then the findings and their repairs, then every number.
 
-No request is made, and nothing of what the page is given becomes markup. What the other formats say is on it too.
+The page loads nothing from elsewhere, and all text of the report is escaped. It has everything that the other formats
+have.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ FIT_MARKS = {"observed": "candidate", "reference": "reference"}
 
 
 def render(report: Report) -> str:
-    """The whole page."""
+    """Return the whole page."""
     named = list(zip(labels(report), report.candidates, strict=True))
     parts = [_top(report, named), *(_candidate(name, one) for name, one in named), _scope(report)]
     return page(title=f"{report.model}: {headline(report)}", body="\n".join(parts), copies=True)
 
 
 def badge(verdict: Verdict, said: str = "") -> str:
-    """The verdict as a word with a sign; its colour says nothing more. `said` is another question's word for it."""
+    """Return the verdict as a sign and a word, in a colour that repeats it. `said` replaces the word if it is not empty.
+
+    A question other than an audit has its own words, such as `class-only`.
+    """
     return f'<span class="badge {style_of(verdict)}">{SYMBOLS[verdict]} {text_of(said or verdict.value)}</span>'
 
 
@@ -53,7 +57,7 @@ def _top(report: Report, named: list[tuple[str, Candidate]]) -> str:
 
 
 def _against(report: Report) -> str:
-    """What the verdicts rest on, in one line; all of it is at the end of the page."""
+    """Return reference, judge, weights and number of probes in one line; the end of the page has the details."""
     parts = (
         [f"against {label(report.reference)}, {report.reference.dtype} on {report.reference.device}"]
         if report.reference
@@ -124,7 +128,7 @@ def _findings(one: Candidate) -> str:
 
 
 def _card(finding: Finding) -> str:
-    """One constant with the values of both sides; the side that departs from the spec is named, and its value is bold."""
+    """Return the card of one finding: both sides' values and the spec's, or its message; values off the spec are marked."""
     title = f'<span class="knob mono">{text_of(finding.knob)}</span> <span class="dim">{text_of(layer_set(finding.layers))}</span>'
     body = f"<p>{text_of(finding.message)}</p>" if finding.kind in IN_WORDS else f"<dl>{_values(finding)}</dl>"
     about = DEPARTS.get(finding.departs_from_spec, finding.departs_from_spec)
@@ -147,7 +151,7 @@ def _where(one: Candidate, divergence: list[Block]) -> str:
 
 
 def _maps(one: Candidate) -> list[str]:
-    """As shipped, introduced and patched, as far as they were measured."""
+    """Return the heat maps of the noise ratio as shipped, introduced by each component, and patched, if measured."""
     first = str((one.first_divergence or {}).get("site", ""))
     maps = [heat_map("As shipped.", "Distance to the reference, in noise floors", one.sites, _noise, first=first)]
     if any(own.introduced_ratio is not None for own in one.sites):
@@ -166,7 +170,10 @@ def _introduced(delta: SiteDelta) -> float | None:
 
 
 def _charts(one: Candidate) -> str:
-    """Ratios over the layers, and constants as they were read off activations; findings without a series have no picture."""
+    """Return the charts of noise ratios by layer and of the values fitted to activations.
+
+    A finding without values to plot has no chart.
+    """
     drawn_fits = (draw(finding) for finding in one.findings for draw in (fitted_by_layer, score_curve, rope_spectrum))
     fits = [picture for picture in dict.fromkeys(drawn_fits) if picture]
     curve = noise_by_layer(one)

@@ -1,4 +1,4 @@
-"""What a bisection found, for the terminal: the releases that changed something, then every release that was run."""
+"""A bisection's report as blocks for the terminal: the releases that changed a fault, then every release that was run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from parity_audit.report.numbers import seconds
 
 
 def headline(report: BisectReport) -> str:
-    """Every change in one line."""
+    """Return all changes in one line."""
     return "; ".join(_said(report.backend, one) for one in report.changes) or "no change was found"
 
 
 def _said(backend: str, one: Change) -> str:
-    """`transformer_lens 2.3.1 of 2024-08-13 repaired attention.scale 14.9666 (2.3.0 still has it)`."""
+    """Describe one change: `transformer_lens 2.3.1 of 2024-08-13 repaired attention.scale 14.9666 (2.3.0 still has it)`."""
     when = f"{one.release} of {one.date}" if one.date else one.release
     unknown = f" (or one of {', '.join(one.unknown)}, which could not be judged)" if one.unknown else ""
     still = f"{one.before} still has it" if one.kind == "repaired" else f"{one.before} is without it"
@@ -22,7 +22,7 @@ def _said(backend: str, one: Change) -> str:
 
 
 def bisect_content(report: BisectReport, *, where: str = "") -> list[Block]:
-    """The whole answer; `where` is the path of its files."""
+    """Return the whole report; `where` is the path of its files."""
     blocks: list[Block] = [styled((headline(report), BOLD), level=1), SPACE, heading("Releases that were run")]
     rows = [(seen.version, seen.date, _state(seen), seconds(seen.seconds)) for seen in report.observations]
     about = [

@@ -1,7 +1,7 @@
-"""What a report consists of, before any format: lines, pairs, tables, paragraphs and code.
+"""The blocks that a report consists of, independent of the output format: lines, pairs, tables, paragraphs and code.
 
-`content` and `candidate_content` say everything once, as these blocks; the terminal, Markdown and HTML each draw every kind of
-block. So no format can leave out what another one says.
+`content` and `candidate_content` build a report once, as a list of these blocks. The terminal, Markdown and HTML formats
+each draw every kind of block, so that no format can omit a fact that another format shows.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ GOOD, BAD, UNSURE, BOLD, DIM = "good", "bad", "unsure", "bold", "dim"
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of (text, style) pieces. `level`: 1 the headline, 2 a candidate, 3 a section, 4 a part of one, 0 no title."""
+    """One line of (text, style) pieces.
+
+    `level` is 0 for text that is not a title, 1 for the headline, 2 for the title of a candidate, 3 of a section, and 4 of
+    a part of a section.
+    """
 
     pieces: tuple[tuple[str, str], ...]
     level: int = 0
 
     @property
     def text(self) -> str:
-        """The line without styles."""
+        """Return the text of the line without styles."""
         return "".join(text for text, _ in self.pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Names and what is said of them; `width` is the least width of the names' column."""
+    """Rows of (name, text); `width` is the minimum width of the column of names, in characters."""
 
     rows: tuple[tuple[str, str], ...]
     indent: int = 2
@@ -38,7 +42,7 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A noise ratio on a logarithmic scale, with its limit marked."""
+    """A noise ratio, drawn as a bar on a logarithmic scale with a mark at `limit`; `wrong` selects the colour."""
 
     ratio: float | None
     limit: float
@@ -47,7 +51,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns with titles; `right` are the numbers of those that align to the right."""
+    """Columns with titles; `right` has the indices of the columns that are aligned to the right."""
 
     titles: tuple[str, ...]
     rows: tuple[tuple[str | Bar, ...], ...]
@@ -56,7 +60,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Paragraph:
-    """Text of any length; a path to copy is not wrapped."""
+    """Text of any length; `wrap` is false for a path, so that it can be copied."""
 
     text: str
     indent: int = 0
@@ -65,7 +69,7 @@ class Paragraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """Python to copy. `fold`: where it is printed at a fixed width, long lines may be broken where Python allows it."""
+    """Python code to copy. `fold`: a format of fixed width may break long lines at places where Python allows it."""
 
     text: str
     fold: bool = False
@@ -73,7 +77,7 @@ class Code:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """An empty line of the terminal."""
+    """An empty line in the terminal; other formats draw nothing."""
 
 
 Block = Union[Line, Pairs, Table, Paragraph, Code, Space]
@@ -81,30 +85,30 @@ SPACE = Space()
 
 
 def styled(*pieces: tuple[str, str], level: int = 0) -> Line:
-    """One line of (text, style) pieces."""
+    """Return one line of (text, style) pieces."""
     return Line(pieces=pieces, level=level)
 
 
 def heading(text: str) -> Line:
-    """The title of a section."""
+    """Return the title of a section."""
     return Line(pieces=((text, BOLD),), level=3)
 
 
 def paragraph(text: str, indent: int = 0) -> Paragraph:
-    """Wrapped text."""
+    """Return text that is wrapped."""
     return Paragraph(text=text, indent=indent)
 
 
 def pairs(rows: Iterable[tuple[str, str]], indent: int = 2) -> Pairs:
-    """Names and what is said of them, in two columns."""
+    """Return rows of (name, text) as a block of two columns."""
     return Pairs(rows=tuple(rows), indent=indent)
 
 
 def columns(titles: Sequence[str], rows: Iterable[Sequence[str | Bar]], right: Sequence[int] = ()) -> Table:
-    """A table."""
+    """Return a table; `right` has the indices of the columns that are aligned to the right."""
     return Table(titles=tuple(titles), rows=tuple(tuple(row) for row in rows), right=tuple(right))
 
 
 def code(text: str, *, fold: bool = False) -> list[Block]:
-    """A block of code, none where there is no code."""
+    """Return a list with one block of code, empty if there is no code."""
     return [Code(text=text, fold=fold)] if text else []

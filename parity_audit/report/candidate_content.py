@@ -1,4 +1,4 @@
-"""What a report says of one candidate: layers, first divergence, findings, patches, before and after, gaps."""
+"""The part of a report about one candidate, as blocks: layers, first divergence, findings, patches and what was not tested."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from parity_audit.report.words import (
 )
 
 INTRODUCED_SHOWN = 8
-IN_WORDS = ("unexplained", "weights", "hook")  # kinds that have no two values to show
+IN_WORDS = ("unexplained", "weights", "hook")  # kinds of findings that are shown by their message, not by two values
 STYLES = {
     Verdict.EXACT: RIGHT,
     Verdict.PARITY: RIGHT,
@@ -62,19 +62,19 @@ STYLES = {
 
 
 def style_of(verdict: Verdict) -> str:
-    """The colour of a verdict; the word itself says the same."""
+    """Return the style in which a verdict is drawn."""
     return STYLES[verdict]
 
 
 def candidate_content(candidate: Candidate, title: str) -> list[Block]:
-    """Everything that is known of one candidate, what matters most first."""
+    """Return the title of one candidate, then all its sections in reading order."""
     verdict = (f": {candidate.verdict.value}", style_of(candidate.verdict))
     parts: list[Block] = [SPACE, styled(("── ", DIM), (title, BOLD), verdict, level=2)]
     return [*parts, *(block for blocks in sections(candidate, title).values() for block in blocks)]
 
 
 def sections(candidate: Candidate, title: str) -> dict[str, list[Block]]:
-    """The same by name, in the order in which they are read; those without anything to say are empty."""
+    """Return the blocks of each section by its name, in reading order; a section without content is an empty list."""
     return {name: draw(candidate) for name, draw in SECTIONS.items()} | {"about": _about(candidate, title)}
 
 
@@ -99,7 +99,7 @@ def _layers(candidate: Candidate) -> list[Block]:
 
 
 def _bar(delta: SiteDelta) -> Bar:
-    """Log scale; the mark is the limit at this site, which is wider inside a block than on the residual stream."""
+    """Return the bar of one site, marked at the site's limit, which is larger inside a block than on the residual stream."""
     return Bar(ratio=delta.noise_ratio, limit=limit_of(delta.site), wrong=is_wrong(delta))
 
 

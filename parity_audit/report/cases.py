@@ -1,4 +1,4 @@
-"""A finished report of any kind as cases of a gate: what JUnit, SARIF and annotations are made of."""
+"""Turn a finished report of any kind into the cases of a gate, from which JUnit, SARIF and annotations are written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parity_audit.report.words import labels
 OF_THE_MACHINE = frozenset(
     ("disk", "disk-full", "env-failed", "no-server", "out-of-memory", "server-start", "timeout", "worker-died")
 )
-"""Codes of errors that say nothing about numbers: another try may end otherwise."""
+"""Codes of errors of the machine, which say nothing about the model: the same run may succeed when it is repeated."""
 CANNOT_RUN = "cannot-run"
 VERDICTS = {
     Verdict.EXACT: Status.PASSED,
@@ -29,14 +29,18 @@ VERDICTS = {
 
 
 def gate_of(report: Report | LogprobReport | InvarianceReport) -> GateReport:
-    """One report as a gate of its own; where nothing was compared, a case says so."""
+    """Return a gate with the cases of one report; if nothing was compared, one case of the gate states that."""
     cases = with_nothing_said(tuple(cases_of(report)))
     took = report.seconds.get("total", sum(report.seconds.values()))
     return GateReport(title=report.model, cases=cases, seconds=took, exit_code=exit_code_of_cases(cases))
 
 
 def status_of_error(code: str) -> Status:
-    """What kind of failure an error is: of the machine, of a release that is known not to run this, or of the program."""
+    """Return the status that an error code gives a case.
+
+    A release that is known not to run the model is not tested; errors in `OF_THE_MACHINE` are failures of the machine; all
+    others are errors of the tested program.
+    """
     if code == CANNOT_RUN:
         return Status.NOT_TESTED
     return Status.INFRA if code in OF_THE_MACHINE else Status.ERROR
@@ -44,13 +48,13 @@ def status_of_error(code: str) -> Status:
 
 @singledispatch
 def cases_of(report: object) -> list[Case]:
-    """The cases of a finished report."""
+    """Return the cases of a finished report."""
     raise TypeError(f"no cases of {type(report).__name__}")
 
 
 @cases_of.register
 def _(report: Report) -> list[Case]:
-    """One per candidate, or one per finding of it; then what was not tested."""
+    """Return one case per candidate (per finding, if it mismatches) and one for each thing that was not tested."""
     group = report.model
     if not report.candidates and report.error:
         code, why = str(report.error.get("code", "")), str(report.error.get("message", ""))
@@ -65,7 +69,7 @@ def _(report: Report) -> list[Case]:
 
 @cases_of.register
 def _(report: LogprobReport) -> list[Case]:
-    """The verdict over all legs, or one failure per finding."""
+    """Return one case for the verdict, or one per finding of a mismatch; then one for each thing that was not tested."""
     group, status, gaps = report.model, VERDICTS[report.verdict], _untested(report.model, report.not_tested)
     if status is not Status.FAILED or not report.findings:
         return [Case(group=group, name="logprobs", status=status, message=report.why, rule="logprobs"), *gaps]
@@ -81,12 +85,12 @@ def _(report: LogprobReport) -> list[Case]:
 
 @cases_of.register
 def _(report: InvarianceReport) -> list[Case]:
-    """One per backend."""
+    """Return one case per backend, and one for each thing that was not tested."""
     return [case for one in report.candidates for case in _invariance(report.model, one)]
 
 
 def candidate_cases(group: str, name: str, one: Candidate) -> list[Case]:
-    """A candidate that mismatches is one failure per finding; every other is one case."""
+    """Return one failed case per finding of a candidate that mismatches; for any other candidate, one case."""
     status = VERDICTS[one.verdict] if one.error is None else status_of_error(str(one.error.get("code", "")))
     if status is Status.FAILED and one.findings:
         return [_finding(group, name, one, finding) for finding in one.findings]
@@ -96,7 +100,7 @@ def candidate_cases(group: str, name: str, one: Candidate) -> list[Case]:
 
 
 def _finding(group: str, name: str, one: Candidate, finding: Finding) -> Case:
-    """Where, which knob, both values, and the patch that repairs it."""
+    """Return the case of one finding: the knob, its layers, site and values, and the patches for the knob."""
     patches = [patch.code for patch in one.patches if patch.knob == finding.knob and patch.code]
     return Case(
         group=group, name=f"{name}: {finding.knob}", status=Status.FAILED, message=in_one_line(finding),
@@ -106,7 +110,7 @@ def _finding(group: str, name: str, one: Candidate, finding: Finding) -> Case:
 
 
 def in_one_line(finding: Finding) -> str:
-    """Knob, layers, site and both values."""
+    """Return the knob, layers, site and both values in one line; for a hook, its message in place of the values."""
     where = "everywhere" if finding.layers is None else f"in {layer_set(finding.layers)}"
     both = f"reference {shown(finding.reference_value)}, candidate {shown(finding.candidate_value)}"
     values = finding.message if finding.kind == "hook" and finding.message else both

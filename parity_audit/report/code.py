@@ -1,4 +1,4 @@
-"""Patch code folded to a width without changing what it does."""
+"""Fold the code of a patch to a width without changing what it does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ INDENT = "    "
 
 
 def fold_code(code: str, width: int) -> str:
-    """Break lines that are too long after commas inside brackets; a line that has none stays long."""
+    """Break lines that are too long, after commas inside brackets; a line without such a comma stays long."""
     return "\n".join("\n".join(_fold_line(line, width)) for line in code.splitlines())
 
 
@@ -25,7 +25,10 @@ def _fold_line(line: str, width: int) -> list[str]:
 
 
 def _pieces(line: str) -> list[str]:
-    """Split after every comma at which Python allows a line break: inside brackets, outside strings."""
+    """Split a line after each comma inside brackets and outside strings, where Python allows a line break.
+
+    A line with a comment is not split.
+    """
     pieces, depth, quote, skip = [""], 0, "", False
     for char in line:
         pieces[-1] += char

@@ -1,4 +1,4 @@
-"""What a report says, from the headline to the scope of its verdict, as blocks that every format draws."""
+"""The report of an audit as blocks that every format draws, from the headline to the scope of its verdict."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ VERDICT_WIDTH = 12
 
 
 def content(report: Report, *, where: str = "") -> list[Block]:
-    """The whole report; `where` is the path of report.json, named at the end."""
+    """Return the whole report; `where` is the path of report.json, which the last block names."""
     return [*opening(report), *(block for _, blocks in candidates(report) for block in blocks), *closing(report, where)]
 
 
 def opening(report: Report) -> list[Block]:
-    """Headline, verdicts, and what was compared."""
+    """Return the headline, one verdict per candidate, the error if there is one, and what was compared."""
     blocks: list[Block] = [styled((headline(report), BOLD), level=1)]
     for one, name in zip(report.candidates, labels(report), strict=True):
         row = (one.verdict.value, f"{name}: {one.why}")
@@ -30,13 +30,13 @@ def opening(report: Report) -> list[Block]:
 
 
 def candidates(report: Report) -> list[tuple[Candidate, list[Block]]]:
-    """Every candidate with its blocks, the first of which is its title."""
+    """Return every candidate with its blocks; the title comes first, after an empty line."""
     named = zip(report.candidates, labels(report), strict=True)
     return [(candidate, candidate_content(candidate, name)) for candidate, name in named]
 
 
 def closing(report: Report, where: str) -> list[Block]:
-    """What the whole run did not test, and what the verdicts hold for."""
+    """Return the comparison with the baseline, what the run did not test, the scope of the verdicts, and the path."""
     gaps = not_tested(report)
     blocks = baseline_content(report.baseline)
     blocks += [SPACE, heading("Not tested in this run"), pairs(gaps)] if gaps else []
@@ -45,14 +45,14 @@ def closing(report: Report, where: str) -> list[Block]:
 
 
 def error_blocks(error: dict[str, object]) -> list[Block]:
-    """What ended a run, and what to do next."""
+    """Return the error that ended a run, with its place, expected and found values and hint where they are known."""
     line = styled((f"error[{error.get('code', 'error')}]: {error.get('message', '')}", BAD))
     known = [(name, str(error[name])) for name in ("where", "expected", "found", "hint") if error.get(name)]
     return [line, pairs(known)] if known else [line]
 
 
 def context(report: Report) -> Pairs:
-    """Model, weights, both sides, releases, probes and the time it took."""
+    """Return the model, weights, reference, judge, releases, probes and total time."""
     rows = [("model", report.model)]
     if report.architecture:
         rows.append(("architecture", report.architecture))

@@ -1,4 +1,4 @@
-"""What an audit will need, for the terminal: what it takes beside what is there, and which probes it goes to."""
+"""The cost estimate of an audit as blocks for the terminal: needed and free memory and disk, and the cost of each probe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTES = (
 
 
 def headline(cost: AuditCost) -> str:
-    """Whether it fits, and what it takes."""
+    """Return whether the audit fits on this machine, and its memory, disk space and time, in one line."""
     fits = "fits" if cost.fits else "does not fit"
     return (
         f"An audit of {cost.model} in {cost.dtype} {fits} here: {byte_size(cost.memory_bytes)} of memory, "
@@ -23,7 +23,7 @@ def headline(cost: AuditCost) -> str:
 
 
 def cost_content(cost: AuditCost, *, where: str = "") -> list[Block]:
-    """The whole answer."""
+    """Return the whole estimate; the time is divided among the probes in proportion to their tokens."""
     share = cost.seconds / max(sum(one.tokens for one in cost.probes), 1)
     rows = [(one.name, str(one.tokens), byte_size(one.audit_bytes), seconds(one.tokens * share)) for one in cost.probes]
     memory = f"{byte_size(cost.memory_bytes)}, {byte_size(cost.weight_bytes)} of it weights"
@@ -50,7 +50,10 @@ def _parameters(cost: AuditCost) -> str:
 
 
 def _advice(cost: AuditCost) -> list[str]:
-    """Which probe to leave out where it is most of the disk or the time."""
+    """Return a note that names the probe with the largest captures, if it needs at least half of the disk space.
+
+    The note has the options that run the other probes only.
+    """
     if len(cost.probes) < 2 or cost.left_out:
         return []
     dearest = max(cost.probes, key=lambda one: one.native_bytes)

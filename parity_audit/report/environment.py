@@ -1,4 +1,4 @@
-"""The machine as the report states it: enough to know whether two reports may be compared."""
+"""Facts about the machine for the report: enough to decide whether two reports may be compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NVID
 
 
 def this_machine() -> dict[str, Any]:
-    """Program, date (UTC), interpreter, packages of the main environment, processor, memory. No host name, no user, no paths."""
+    """Return the program, date (UTC), interpreter, packages of the main environment, processor, memory and some variables.
+
+    Host name, user and paths are left out.
+    """
     return {
         "parity_audit": __version__,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -47,7 +50,7 @@ def _memory() -> int | None:
 
 
 def _field(path: Path, name: str) -> str | None:
-    """The value of the first `name : value` line of a /proc file; None where there is no such file."""
+    """Return the value of the first `name : value` line of a /proc file; None if there is no such file or line."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

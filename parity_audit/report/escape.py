@@ -1,4 +1,4 @@
-"""Foreign text made harmless: control characters shown, Markdown's own characters escaped."""
+"""Make text from models and engines safe to print: show control characters, escape Markdown's special characters."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ ASCII = str.maketrans({"█": "#", "│": "|", "─": "-", "×": "x", "…": "..
 
 
 def plain(text: object) -> str:
-    """Text without control characters: an escape sequence in an engine's message is shown, not obeyed."""
+    """Return text with control characters as `\\x1b`, so that a terminal does not execute an escape sequence in a message."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", str(text))
 
 
 def one_line(text: object) -> str:
-    """`plain`, with line breaks as spaces."""
+    """Return the text as `plain` does, on one line: each run of white space becomes one space."""
     return " ".join(plain(text).split())
 
 
 def markdown(text: object) -> str:
-    """One line of text that Markdown shows as it is."""
+    """Return one line of text in which Markdown's special characters are escaped."""
     return _MARKDOWN.sub(r"\\\1", one_line(text))
 
 
 def code_span(text: object) -> str:
-    """Text as inline code, whatever back-ticks it holds; `|` is escaped for tables."""
+    """Return text as inline code, with a fence longer than any run of back-ticks in it; `|` is escaped for tables."""
     line = one_line(text).replace("|", "\\|")
     fence = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
@@ -34,11 +34,11 @@ def code_span(text: object) -> str:
 
 
 def fenced(code: str, language: str) -> str:
-    """A code block whose fence is longer than any run of back-ticks inside."""
+    """Return a code block, with a fence longer than any run of back-ticks in it."""
     fence = "`" * max(3, max((len(run) for run in re.findall("`+", code)), default=0) + 1)
     return f"{fence}{language}\n{code}\n{fence}"
 
 
 def ascii_text(text: str) -> str:
-    """The same report for a terminal that only speaks ASCII."""
+    """Return the text in ASCII, for a terminal that cannot encode more; unknown characters become backslash escapes."""
     return text.translate(ASCII).encode("ascii", "backslashreplace").decode("ascii")

@@ -1,4 +1,4 @@
-"""The numbers behind a finding, a few lines for a reader; every layer and every number is in report.json."""
+"""The evidence of a finding in a few lines; report.json has every layer and every number."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from parity_audit.report.numbers import number, shown
 
 NAMES = {"unexplained": "unexplained", "n": "n", "read_from": "read from", "interval": "between"}
 NAMED = 4
-"""Names of a list that are shown: a model has a tensor of one kind in each of dozens of layers."""
+"""How many names of a long list are shown: one kind of tensor may be named once for each of dozens of layers."""
 
 
 def evidence_lines(evidence: dict[str, Any]) -> list[str]:
-    """Plain facts on one line; of a list of measurements the first, and how many more there are."""
+    """Return one line of plain facts, then one for each list of measurements: its first entry and the number of others."""
     facts = [
         f"{_name(key)} {_brief(value)}" for key, value in evidence.items() if value is not None and not _is_table(value)
     ]
@@ -31,7 +31,7 @@ def _measured(name: str, entries: Sequence[dict[str, Any]]) -> str:
 
 
 def _measurement(entry: dict[str, Any]) -> str:
-    """`layer 0: 14.9666 +- 2e-06, unexplained 1.1e-06, n 3921, read from attn_scores`."""
+    """Describe one measurement: `layer 0: 14.9666 ± 2e-06, unexplained 1.1e-06, n 3921, read from attn_scores`."""
     value = shown(entry.get("value"))
     error = f" ± {_brief(entry['stderr'])}" if entry.get("stderr") not in (None, {}) else ""
     known = [f"{NAMES[key]} {_brief(entry[key])}" for key in NAMES if entry.get(key) is not None]

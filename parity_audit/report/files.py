@@ -1,4 +1,4 @@
-"""The files of a report directory: the report as JSON, and the same as Markdown, text and one HTML page."""
+"""The files of a report directory: the report as JSON, Markdown, text and one HTML page."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from parity_audit.report.failure import failed_report
 from parity_audit.report.views import FILES, Finished, loaded, rendered, view_of
 
 AUDIT = "report"
-"""The stem of an audit's files."""
+"""The name of an audit's files without the ending."""
 JSON_NAME = f"{AUDIT}.json"
 
 
 def write_report(report: Finished, folder: Path, tokens: TokenTable | None = None) -> Path:
-    """Write every format below `folder` and return the path of the JSON; a file is there whole or not at all.
+    """Write the report to `folder` in every format of `FILES` and return the path of the JSON file.
+
+    Each file is written completely or not at all.
 
     Raises:
         NotJudged: the disk is full or read-only.
@@ -44,10 +46,10 @@ def write_report(report: Finished, folder: Path, tokens: TokenTable | None = Non
 
 
 def read_report(path: Path) -> Report:
-    """A report of an earlier audit.
+    """Read the report of an earlier audit.
 
     Raises:
-        UsageError: there is none, or it is of another release or no report of an audit at all.
+        UsageError: there is no such file, another release wrote it, or it is not the report of an audit.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -56,10 +58,10 @@ def read_report(path: Path) -> Report:
 
 
 def read_finished(path: Path) -> Finished:
-    """A report of an earlier run of any kind.
+    """Read the report of an earlier run of any kind: an audit, log-probabilities or invariance.
 
     Raises:
-        UsageError: as `read_report`.
+        UsageError: there is no such file, another release wrote it, or it is not such a report.
     """
     try:
         return loaded(path.read_text(encoding="utf-8"))
@@ -74,10 +76,10 @@ def _not_a_report(path: Path, error: Exception) -> UsageError:
 
 
 def set_aside(folder: Path, stem: str = AUDIT) -> None:
-    """Rename the report of an earlier run (`report.json` to `previous-report.json`): it must not stand for this one.
+    """Rename the report of an earlier run (`report.json` to `previous-report.json`), so that it is not taken for this run's.
 
     Raises:
-        NotJudged: it cannot be renamed.
+        NotJudged: a file cannot be renamed.
     """
     with refusals_of_the_disk("set an earlier report aside", folder, ELSEWHERE):
         for name in (f"{stem}{ending}" for ending in FILES):
@@ -87,7 +89,10 @@ def set_aside(folder: Path, stem: str = AUDIT) -> None:
 
 @contextlib.contextmanager
 def failure_reported(model: str, folder: Path | None) -> Iterator[None]:
-    """Write what ends a run as its report too, where there is a folder; a malformed question leaves nothing behind."""
+    """Write an error that ends the block to `folder` as the report of the run, then raise it again.
+
+    Nothing is written without a folder, or for a usage error, since a malformed question should leave no files.
+    """
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:

@@ -1,4 +1,4 @@
-"""Findings as a pandas DataFrame, one row each, for a notebook that goes on from them."""
+"""Findings as a pandas DataFrame, one row each, for further work in a notebook."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ COLUMNS = (
     "candidate", "verdict", "knob", "kind", "layers", "site", "reference_value", "candidate_value", "spec_value",
     "departs_from_spec", "confidence", "patched", "message",
 )  # fmt: skip
-"""`patched`: whether a verified patch of the report removes the finding; the other columns are those of report.json."""
+"""The columns. `patched`: whether the candidate was run with its patches and one of them fixes the finding's knob. The other
+columns have the values of report.json."""
 
 
 def findings_frame(report: Report) -> pd.DataFrame:
-    """One row per finding of every candidate, in the order of the report; without findings, no rows and all columns.
+    """Return one row per finding of every candidate, in the order of the report; without findings, an empty table.
 
     Raises:
         UsageError: pandas is not installed.

@@ -1,4 +1,4 @@
-"""What a gate says, for the terminal and as the summary of a pull request."""
+"""The result of a gate as blocks, for the terminal and for the summary of a pull request."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ UNJUDGED = ("Not everything could be judged", UNSURE)
 
 
 def headline(gate: GateReport) -> str:
-    """The verdict and how many cases there are of each kind."""
+    """Return the verdict and the number of cases of each status."""
     how_many = ", ".join(f"{count} {status.value}" for status, count in counts(gate.cases).items())
     return f"{SAID.get(gate.exit_code, UNJUDGED)[0]}: {how_many or 'no case'}"
 
 
 def gate_content(gate: GateReport, *, where: str = "") -> list[Block]:
-    """Verdict, what a person should look at, what passed, and what was not tested."""
+    """Return the verdict, the cases that a person should look at, those that passed, and those that were not tested."""
     style = SAID.get(gate.exit_code, UNJUDGED)[1]
     blocks: list[Block] = [
         styled((headline(gate), BOLD), level=1),
@@ -36,7 +36,7 @@ def gate_content(gate: GateReport, *, where: str = "") -> list[Block]:
 
 
 def _case(case: Case, style: str) -> Pairs:
-    """One case, with the line to mend and the first lines of what is known."""
+    """Return one case with its message and, if it is in a file, the place to repair."""
     place = [("at", f"{case.file}:{case.line}" if case.line else case.file)] if case.file else []
     rows = [(case.status.value, f"{case.group}: {case.name}"), ("", case.message), *place]
     return Pairs(rows=tuple(rows), width=12, style=style)

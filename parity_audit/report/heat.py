@@ -1,4 +1,4 @@
-"""Heat maps of sites by layers, as tables: every cell says its number, and colour only repeats it."""
+"""Heat maps of sites by layers as HTML tables; every cell has its number, and the colour only repeats it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parity_audit.report.html import text_of
 
 Ratio = Callable[[SiteDelta], "float | None"]
 STEPS = ((WARN_SHARE, "n0"), (1.0, "n1"), (10.0, "n2"), (1000.0, "n3"), (float("inf"), "n4"))
-"""Upper ends of the shares of the limit, and the class of a cell up to there."""
+"""The CSS class of a cell for each range of the noise ratio over the site's limit; each entry has the range's upper end."""
 KEY = (
     ("n0", "rounding"), ("n1", "near the limit"), ("n2", "up to 10 limits"), ("n3", "up to 1000"), ("n4", "more"),
     ("nn", "not measured"),
@@ -18,7 +18,10 @@ KEY = (
 
 
 def heat_map(title: str, about: str, deltas: Sequence[SiteDelta], ratio: Ratio, *, first: str = "") -> str:
-    """One figure: a row per kind of site in the order of the data, a column per layer; `first` is the cell that is outlined."""
+    """Return a figure with a row per kind of site, in the order of the data, and a column per layer.
+
+    `ratio` reads the number of a cell from its delta; `first` is the site whose cell is outlined.
+    """
     layers = sorted({delta.layer for delta in deltas if delta.layer is not None})
     by_site = {delta.site: delta for delta in deltas}
     rows = dict.fromkeys(_local(delta) for delta in deltas)
@@ -32,13 +35,13 @@ def heat_map(title: str, about: str, deltas: Sequence[SiteDelta], ratio: Ratio, 
 
 
 def key() -> str:
-    """What the colours of the cells mean."""
+    """Return the legend of the cell colours."""
     items = "".join(f'<li><i class="{name}"></i>{text}</li>' for name, text in KEY)
     return f'<ul class="key">{items}<li>outlined: first divergence</li></ul>'
 
 
 def _local(delta: SiteDelta) -> tuple[str, bool]:
-    """A site's name within its block, and whether it is in one."""
+    """Return a site's name within its block, and whether it is in a block."""
     return (
         delta.site if delta.layer is None else delta.site.removeprefix(f"blocks.{delta.layer}."),
         delta.layer is not None,
@@ -66,7 +69,7 @@ def _cell(delta: SiteDelta | None, ratio: Ratio, first: bool, wide: str) -> str:
 
 
 def brief(value: float) -> str:
-    """At most four signs: `0`, `1.1`, `137`, `7e4`."""
+    """Return a number in at most four characters: `0`, `1.1`, `137`, `7e4`."""
     if value == 0:
         return "0"
     if value < 9.95:

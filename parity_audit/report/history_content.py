@@ -1,4 +1,4 @@
-"""A series of reports, and one held against a baseline, as blocks."""
+"""A series of reports as blocks, and the comparison of a report with a baseline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ SERIES = ("date", "model", "candidate", "release", "verdict", "noise ratio", "ma
 
 
 def history_content(entries: Sequence[Any]) -> list[Block]:
-    """One row per candidate and report; `other question` where the one before was asked something else."""
+    """Return a table with one row per candidate and report.
+
+    A row has `other question` in place of a ratio if the report before it asked a different question.
+    """
     rows = [
         (one.date[:16], one.model, _short(one.candidate), one.version, one.verdict, ratio(one.noise_ratio), number(one.max_abs),
          ratio(one.ratio) if one.same_question else "other question")
@@ -24,12 +27,12 @@ def history_content(entries: Sequence[Any]) -> list[Block]:
 
 
 def _short(candidate: str) -> str:
-    """A backend with its settings where they are few; `--json` has them all."""
+    """Return the backend with its settings, or without them if the name is long; `--json` has them all."""
     return candidate if len(candidate) <= LABEL_SETTINGS else f"{candidate.partition(',')[0]},..."
 
 
 def baseline_content(baseline: Baseline | None) -> list[Block]:
-    """Every figure beside that of the baseline, what left its band, or why nothing was held against it."""
+    """Return every figure next to the baseline's and the departures, or the reason why nothing was compared."""
     if baseline is None:
         return []
     blocks: list[Block] = [SPACE, heading("Against the baseline")]

@@ -1,6 +1,6 @@
-"""The report as one HTML element, for a notebook or a page: its own style inside, no script, no address, all text escaped.
+"""The report as one HTML element for a notebook or a page: with its own style, no script, no link, and all text escaped.
 
-The headline and the verdicts are always to be seen; each candidate folds, and is open where it is not at parity.
+The headline and the verdicts are always visible. Each candidate can be folded; it starts open if it is not at parity.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STYLE = """
 
 
 def render(report: Report, *, where: str = "") -> str:
-    """The whole report as one `div`."""
+    """Return the whole report as one `div`."""
     parts = [*opening(report), *candidates(report), *closing(report, where)]
     body = "".join(_folding(*part) if isinstance(part, tuple) else drawn(part) for part in parts)
     return f'<div class="parity-audit"><style>{STYLE}</style>{body}</div>'
@@ -50,7 +50,7 @@ def _folding(candidate: Candidate, blocks: Sequence[Block]) -> str:
 
 @singledispatch
 def drawn(block: Block) -> str:
-    """The element of one block."""
+    """Return the HTML element of one block."""
     raise TypeError(f"no drawing of {block!r}")
 
 
@@ -97,7 +97,7 @@ def _row(tag: str, cells: Iterable[str | Bar], right: tuple[int, ...]) -> str:
 
 
 def cell_of(cell: str | Bar) -> str:
-    """What is inside one cell of a table."""
+    """Return the content of one cell of a table."""
     if not isinstance(cell, Bar):
         return text_of(cell)
     filled, mark = (100 * cells // BAR_WIDTH for cells in bar(cell.ratio, cell.limit))
@@ -114,5 +114,5 @@ def _spans(block: Line) -> str:
 
 
 def text_of(text: str) -> str:
-    """Control characters are shown, and nothing of the text is markup."""
+    """Return text as HTML: control characters are shown, and markup is escaped."""
     return html.escape(plain(text), quote=True)

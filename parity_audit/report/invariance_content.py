@@ -1,4 +1,4 @@
-"""What an invariance report says, as blocks that every format draws: verdicts, the matrix, operations, generated text."""
+"""An invariance report as blocks that every format draws: verdicts, conditions, operations and greedy completions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WEAK = "did not fire: nothing differed in any condition, so equal bits may only 
 
 
 def headline(report: InvarianceReport) -> str:
-    """What the answer depends on, in one line."""
+    """Return in one line whether the answers of the backends depend on the conditions of their run."""
     broken = [one.backend for one in report.candidates if one.verdict is Invariance.BROKEN]
     failed = [one.backend for one in report.candidates if one.verdict is Invariance.ERROR]
     if broken:
@@ -56,7 +56,7 @@ def headline(report: InvarianceReport) -> str:
 
 
 def invariance_content(report: InvarianceReport, *, where: str = "") -> list[Block]:
-    """The whole report; `where` is the path of invariance.json, named at the end."""
+    """Return the whole report; `where` is the path of invariance.json, which the last block names."""
     blocks: list[Block] = [styled((headline(report), BOLD), level=1)]
     for one in report.candidates:
         row = (one.verdict.value, f"{one.backend}: {one.why}")
@@ -97,7 +97,7 @@ def _matrix(axes: Sequence[AxisResult]) -> Block:
     rows = []
     for axis in axes:
         if axis.verdict is None:
-            continue  # among what was not tested, with the reason
+            continue  # listed under "Not tested", with the reason
         worst = _worst(axis.conditions)
         rows.append((
             axis.name, axis.verdict.value, axis.words,
@@ -108,7 +108,7 @@ def _matrix(axes: Sequence[AxisResult]) -> Block:
 
 
 def largest_change(one: CandidateInvariance) -> dict[str, float]:
-    """The largest change over every condition: in units of the last place, in nats, and in floors where one is known."""
+    """Return the largest change over all conditions: in units of the last place, in nats, and in noise floors if known."""
     conditions = [condition for axis in (*one.axes, *one.run_to_run) for condition in axis.conditions]
     floors = _worst(conditions)
     found = {"ulp": _ulp(conditions), "nats": _nats(conditions)}
@@ -120,7 +120,7 @@ def _nats(conditions: Sequence[ConditionResult]) -> float:
 
 
 def _ulp(conditions: Sequence[ConditionResult]) -> float:
-    """At what the model returns, or where that did not move at any site."""
+    """Return the largest change in units of the last place: of the model's outputs, or of all sites if no output changed."""
     outputs = [change.ulp for one in conditions for change in one.changed if change.site in ("returned", "logits")]
     return max(outputs or [change.ulp for one in conditions for change in one.changed] or [0.0])
 

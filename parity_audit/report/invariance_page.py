@@ -1,4 +1,4 @@
-"""The invariance report as one HTML page: no script, no request, everything it is given escaped."""
+"""The invariance report as one HTML page: no script, nothing loaded from elsewhere, all text escaped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from parity_audit.report.page import page, with_title
 
 
 def render(report: InvarianceReport) -> str:
-    """The whole page."""
+    """Return the whole page."""
     body = with_title(f"batch invariance of {report.model}", invariance_content(report))
     return page(title=f"{report.model}: {headline(report)}", body=body)

@@ -1,4 +1,4 @@
-"""report.json: the Report, field by field, and back."""
+"""Convert a Report to the text of report.json, field by field, and back."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from parity_audit.core.report import SCHEMA_VERSION, Report
 
 
 def dumps(report: Report) -> str:
-    """The text of report.json.
+    """Return the text of report.json.
 
     Raises:
-        ValueError: a value is NaN or infinite; such a number must be counted, not written.
+        ValueError: a value is NaN or infinite; a report must count such numbers, not contain them.
     """
     return plain_dumps(report, indent=1) + "\n"
 
 
 def loads(text: str) -> Report:
-    """A Report from the text of report.json.
+    """Return the Report that the text of report.json describes.
 
     Raises:
-        ValueError: not JSON, or a schema version of another release.
+        ValueError: the text is not JSON, or has the schema version of another release.
         TypeError: a field is missing or unknown.
     """
     value = json.loads(text)

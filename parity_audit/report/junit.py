@@ -1,8 +1,8 @@
-"""JUnit XML of a gate: one test case per case, valid for Ant's schema and for that of Jenkins.
+"""A gate as JUnit XML: one `testcase` per case, valid under both Ant's and Jenkins' schema.
 
-A failure is a `failure` of type `mismatch`; what could not be judged is an `error` of type `error` or `infra`; what was not
-tested is `skipped`. Neither schema has a place for a flake, which is a case that passed: every case's own status is a
-property of its suite as well, and flakes are listed in the suite's output.
+A case that failed is a `failure` of type `mismatch`; one that could not be judged is an `error` of type `error` or `infra`;
+one that was not tested is `skipped`. Neither schema has an element for a flake, which counts as passed. Therefore the status
+of every case is also a property of its suite, and flakes are listed in the suite's output.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ ELEMENTS = {
     Status.NOT_TESTED: ("skipped", ""),
 }
 NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 cannot hold."""
+"""Characters that XML 1.0 cannot contain."""
 UNKNOWN_HOST = "localhost"
-"""The schema asks for this word where the host is not known."""
+"""The host name that the schema requires if the host is not known."""
 
 
 def render(gate: GateReport) -> str:
-    """The document: one suite per group."""
+    """Return the document, with one suite per group of cases."""
     root = Element("testsuites")
     ordered = sorted(gate.cases, key=lambda case: case.group)
     for number, (group, cases) in enumerate(groupby(ordered, key=lambda case: case.group)):
@@ -73,7 +73,7 @@ def _seconds(value: float) -> str:
 
 
 def _text(text: str) -> str:
-    """One line that XML can hold."""
+    """Return the text as one line that XML can contain."""
     return NOT_XML.sub("?", one_line(text))
 
 

@@ -1,4 +1,4 @@
-"""What a lint found, for the terminal: one row per constant that departs, models with the same departure together."""
+"""A lint report as blocks for the terminal: one row per model and constant that departs from the spec."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from parity_audit.report.blocks import BOLD, SPACE, Block, columns, heading, pai
 from parity_audit.report.numbers import seconds, shown
 
 SHORT = 48
-"""Characters of a value in the table; the JSON has it whole."""
+"""The most characters of a value in the table; the JSON has the whole value."""
 
 
 def headline(report: LintReport) -> str:
-    """How many constants of how many names depart."""
+    """Return in one line how many constants were compared, and how many of them depart in how many models."""
     if not report.constants:
         return f"Nothing was compared: {report.backend} {report.version} gave no config that a spec has"
     names = {one.model for one in report.departures}
@@ -22,7 +22,7 @@ def headline(report: LintReport) -> str:
 
 
 def lint_content(report: LintReport, *, where: str = "") -> list[Block]:
-    """The whole answer."""
+    """Return the whole report."""
     blocks: list[Block] = [styled((headline(report), BOLD), level=1)]
     if report.departures:
         rows = [(one.model, one.knob, one.field, _value(one.engine), _value(one.spec)) for one in report.departures]

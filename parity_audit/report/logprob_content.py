@@ -1,4 +1,4 @@
-"""What a log-prob report says, as blocks that every format draws: verdict, legs, causes, numbers with their formulas."""
+"""A log-probability report as blocks that every format draws: verdict, legs, causes, and metrics with their formulas."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ HEADLINE = (
     "abs_dlogp_mean", "rmse_dlogp", "k1_rollout_train", "k3_rollout_train", "abs_dprob_mean", "token_mult_prob_error",
     "ess_token", "pearson_logp",
 )  # fmt: skip
-"""Metrics of the first table; the JSON has all of them."""
+"""The metrics in the table of each pair of legs; the JSON has all of them."""
 CONTEXT = 24
-"""Characters shown on either side of a token."""
+"""How many characters of context are shown on either side of a token."""
 SPARK = "▁▂▃▄▅▆▇█"
 STYLES = {Verdict.PARITY: GOOD, Verdict.EXACT: GOOD, Verdict.MISMATCH: BAD}
 
 
 def headline(report: LogprobReport) -> str:
-    """Verdict and reason in one line."""
+    """Return the verdict and its reason in one line."""
     return f"{report.verdict.value}: {report.why}"
 
 
 def logprob_content(report: LogprobReport, *, where: str = "") -> list[Block]:
-    """The whole report; `where` is the path of logprobs.json, named at the end."""
+    """Return the whole report; `where` is the path of logprobs.json, which the last block names."""
     blocks: list[Block] = [
         styled((headline(report), STYLES.get(report.verdict, UNSURE)), level=1),
         SPACE,
@@ -80,7 +80,10 @@ def _legs(report: LogprobReport) -> Block:
 
 
 def _distances(report: LogprobReport) -> list[Block]:
-    """Each tested leg's distance to the judge against the trainer's, in a sentence."""
+    """Return a sentence with each tested leg's distance to the judge, compared with that of the trainer.
+
+    The list is empty if the trainer's distance or every other leg's is not known.
+    """
     own = next(
         (leg.rmse_to_judge for leg in report.legs if leg.name in ("trainer", "rounding") and leg.noise_ratio == 1.0),
         None,
@@ -158,7 +161,7 @@ def _preset(report: LogprobReport, name: str) -> Block:
 
 
 def _worst(report: LogprobReport) -> Block:
-    """The worst tokens; in context where they have a text."""
+    """Return a table of the tokens that differ most, with a column for their context if any of them has a text."""
     told = any(row.text for row in report.worst)
     rows = [
         (
@@ -177,7 +180,7 @@ def _worst(report: LogprobReport) -> Block:
 
 
 def _in_context(row: TokenRow) -> str:
-    """The token between marks, with its neighbours; line breaks and other controls are written as escapes."""
+    """Return the token between brackets with the text around it; line breaks and other controls are escaped."""
     before, text, after = (json.dumps(part, ensure_ascii=False)[1:-1] for part in (row.before, row.text, row.after))
     return f"{before[-CONTEXT:]}⟦{text}⟧{after[:CONTEXT]}"
 
@@ -194,7 +197,7 @@ def _rest(report: LogprobReport) -> list[tuple[str, str]]:
 
 
 def _greedy(found: Divergence) -> str:
-    """The first divergent generated token, if there is one."""
+    """Return how many greedy completions leave the judge's choice, and the token at which the first of them does."""
     if not found.first:
         return f"all {found.sequences} completions take the judge's likeliest token at every step"
     one = found.first[0]
@@ -206,7 +209,7 @@ def _greedy(found: Divergence) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Bars from zero to the largest value, one character each."""
+    """Return one bar character per value, on a scale from zero to the largest value."""
     top = max(values, default=0.0)
     if top <= 0.0:
         return SPARK[0] * len(values)

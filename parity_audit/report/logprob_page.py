@@ -1,4 +1,4 @@
-"""The log-prob report as one HTML page with pictures: no script, no request, everything it is given escaped."""
+"""The log-probability report as one HTML page with pictures: no script, nothing loaded from elsewhere, all text escaped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from parity_audit.report.numbers import number
 from parity_audit.report.page import page, with_title
 
 LONGEST_SHOWN = 200
-"""Tokens of the longest completion that its table shows."""
+"""How many tokens of the longest completion are shown in its table."""
 
 
 def render(report: LogprobReport, tokens: TokenTable | None) -> str:
-    """The whole page; without its tokens, which have a file of their own, it has no pictures."""
+    """Return the whole page. `tokens` are stored in a separate file; without them the page has no pictures."""
     blocks = [*logprob_content(report), *(_longest(tokens) if tokens else ())]
     drawn = pictures(report, tokens).values() if tokens else ()
     charts = "\n".join(f"<div>{picture}</div>" for picture in drawn)

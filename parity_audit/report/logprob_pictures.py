@@ -1,4 +1,4 @@
-"""The pictures of a log-prob report by name, as SVG: what its page shows and what is exported."""
+"""The pictures of a log-probability report by name, as SVG; its page shows them, and they can be exported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from parity_audit.core.logprob_report import LogprobReport, TokenTable
 from parity_audit.report.pictures.charts import bins, heat_map, scatter
 
 MOST_CELLS = 20_000
-"""Cells of the heat map; of more sequences the first are drawn."""
+"""The most cells of the heat map; if there are more, only the first sequences are drawn."""
 
 
 def pictures(report: LogprobReport, tokens: TokenTable) -> dict[str, str]:
-    """Each picture under the name of its file."""
+    """Return each picture under the name of its file."""
     difference = [abs(b - a) for a, b in zip(tokens.rollout, tokens.train, strict=True)]
     surprise = [[-value for value in side] for side in (tokens.rollout, tokens.train)]
     pair = report.pairs[0]
@@ -31,7 +31,7 @@ def pictures(report: LogprobReport, tokens: TokenTable) -> dict[str, str]:
 
 
 def _grid(tokens: TokenTable, difference: Sequence[float]) -> list[list[float | None]]:
-    """`[sequence][position]`, None where a completion has ended."""
+    """Return the differences as `[sequence][position]`, None after the end of a completion."""
     width = max(tokens.position) + 1
     count = min(max(tokens.sequence) + 1, max(1, MOST_CELLS // width))
     rows: list[list[float | None]] = [[None] * width for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The report as Markdown, for an issue or a pull request: the blocks of every format, every foreign string escaped or in code."""
+"""The report as Markdown for an issue or a pull request; all text from models and engines is escaped or in code."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from parity_audit.report.numbers import bar_text
 
 
 def render(report: Report, *, where: str = "") -> str:
-    """The whole report; `where` is the path of report.json."""
+    """Return the whole report; `where` is the path of report.json."""
     return written(content(report, where=where))
 
 
 def written(blocks: Iterable[Block]) -> str:
-    """Blocks as Markdown."""
+    """Return blocks as Markdown."""
     return "\n".join(line for block in blocks for line in drawn(block))
 
 
 @singledispatch
 def drawn(block: Block) -> list[str]:
-    """The lines of one block, an empty one last."""
+    """Return the lines of one block; the last is empty. A `Space` has no lines."""
     raise TypeError(f"no drawing of {block!r}")
 
 
@@ -46,13 +46,13 @@ def _(block: Paragraph) -> list[str]:
 
 @drawn.register
 def _(block: Pairs) -> list[str]:
-    """A list; a row without a name goes on from the row before."""
+    """Return a list with one item per row; a row without a name, which continues the row before, has the text only."""
     return [*[f"- {f'**{markdown(name)}**: ' if name else ''}{markdown(text)}" for name, text in block.rows], ""]
 
 
 @drawn.register
 def _(block: Table) -> list[str]:
-    """Bars stay, as code: a table of numbers alone hides where the limit is."""
+    """Return a table. Bars are kept, as inline code, because the numbers alone do not show where the limit is."""
     rules = [" ---: " if number in block.right else " --- " for number in range(len(block.titles))]
     rows = [[_cell(cell) for cell in row] for row in block.rows]
     return [_row(map(_title, block.titles)), f"|{'|'.join(rules)}|", *map(_row, rows), ""]

@@ -1,4 +1,4 @@
-"""The table of all cards: what each model and backend came out at, as blocks that every format draws."""
+"""The table of all cards as blocks that every format draws: the verdict of each model with each candidate."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ LEGENDS = {
     "the run; numeric: its last bits, on more; broken: more than those), and its largest change as a multiple of the noise floor.",
 }
 LONGEST = 300
-"""Characters of an error that the table shows: sentences that fit, and the first one whole. The card has all of it."""
+"""The most characters of an error in the table. Only whole sentences are shown, and always the first; the card has all of it."""
 
 
 def matrix_content(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> list[Block]:
-    """Counts, the table of models by candidates, what is wrong in each cell that is not at parity, and what was not run."""
+    """Return the counts, a table of models by candidates per question, the reason for each bad verdict, and what was not run."""
     if not cards and not not_run:
         return [paragraph("There are no cards yet.")]
     blocks: list[Block] = [styled((headline(cards, not_run), BOLD), level=1), pairs(scope_rows(cards)), SPACE]
@@ -51,7 +51,7 @@ def matrix_content(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> list
 def by_question(
     cards: Sequence[Card], not_run: Sequence[Asked]
 ) -> list[tuple[Question, list[Card], list[Asked]]]:  # fmt: skip
-    """Cards and missing cells of each question that was asked."""
+    """Return the cards and the cells that were not run, for each question that has any."""
     parts = [
         (
             question, [card for card in cards if card.asked.question is question],
@@ -63,12 +63,12 @@ def by_question(
 
 
 def is_mixed(cards: Sequence[Card], not_run: Sequence[Asked]) -> bool:
-    """Whether something else than audits is among them: then every table needs a title."""
+    """Return whether there are other questions than audits, so that every table needs a title."""
     return {asked.question for asked in (*(card.asked for card in cards), *not_run)} - {Question.AUDIT} != set()
 
 
 def wrong_rows(cards: Sequence[Card]) -> list[tuple[str, str]]:
-    """Model and candidate of each cell that is not at parity, and why."""
+    """Return the model and candidate of each cell that is not at parity, and the reason."""
     return [(_cell_name(card.asked), why(card)) for card in cards if card.verdict not in GOOD]
 
 
@@ -78,13 +78,13 @@ def _cell_name(asked: Asked) -> str:
 
 
 def not_run_rows(not_run: Sequence[Asked]) -> list[tuple[str, str]]:
-    """Each model with its candidates that have no card."""
+    """Return each model with its candidates that were not run."""
     models = dict.fromkeys(asked.model for asked in not_run)
     return [(model, ", ".join(name_of(asked) for asked in not_run if asked.model == model)) for model in models]
 
 
 def headline(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> str:
-    """`54 cells: 40 parity, 10 mismatch, 4 error; 2 not run`."""
+    """Return the counts in one line: `54 cells: 40 parity, 10 mismatch, 4 error; 2 not run`."""
     counts = [(verdict.value, sum(card.verdict is verdict for card in cards)) for verdict in Verdict]
     known = ", ".join(f"{count} {name}" for name, count in counts if count)
     rest = f"; {len(not_run)} not run" if not_run else ""
@@ -92,7 +92,7 @@ def headline(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> str:
 
 
 def scope_rows(cards: Sequence[Card]) -> list[tuple[str, str]]:
-    """What the figures hold for: references, weights, probes, dtypes and dates."""
+    """Return the conditions under which the figures hold: references, weights, probes, dtypes and dates."""
     facts = {
         "reference": [f"{card.reference.backend} {card.reference.version}" for card in cards if card.reference],
         "weights": [f"synthetic:{card.asked.synthetic}" if card.asked.synthetic else "released" for card in cards],
@@ -105,7 +105,7 @@ def scope_rows(cards: Sequence[Card]) -> list[tuple[str, str]]:
 
 
 def grid(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> tuple[list[tuple[str, list[str]]], list[str]]:
-    """Rows of (model, one cell per candidate), and the candidates' names; a cell that nobody asked for is empty."""
+    """Return rows of (model, one cell per candidate) and the candidates' names; a cell that was not requested is empty."""
     filled = {(card.asked.model, name_of(card.asked)): cell(card) for card in cards}
     filled |= {(asked.model, name_of(asked)): NOT_RUN for asked in not_run}
     models = sorted({model for model, _ in filled}, key=str.lower)
@@ -114,13 +114,13 @@ def grid(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> tuple[list[tup
 
 
 def name_of(asked: Asked) -> str:
-    """The candidate as it was asked for, the dtype where it is not float32, and what else its command says."""
+    """Return the candidate's BACKEND string, the dtype unless it is float32, and the other options of its command."""
     dtype = [] if asked.dtype == "float32" else [asked.dtype]
     return " ".join((asked.candidate, *dtype, *asked.options))
 
 
 def cell(card: Card) -> str:
-    """`mismatch 7.4e+04x -> parity`: the verdict, how many floors it is off, and the verdict with the patch."""
+    """Return a cell's text, `mismatch 7.4e+04x -> parity`: verdict, noise ratio, and verdict with the patch, or the error."""
     if card.error is not None:
         return CANNOT_RUN if card.error.get("code") == CannotRun.default_code else f"error: {card.error.get('code')}"
     after = f" -> {card.patched.value}" if card.patched else ""
@@ -128,21 +128,21 @@ def cell(card: Card) -> str:
 
 
 def figure(card: Card) -> str:
-    """The noise ratio, where the card has one."""
+    """Return the noise ratio as text, empty if the card has none."""
     if card.agreement is not None:
         return ratio(card.agreement.noise_ratio)
     return ratio(card.figures["noise_ratio"]) if "noise_ratio" in card.figures else ""
 
 
 def why(card: Card) -> str:
-    """The constants that are wrong, or the reason in words where none is named."""
+    """Return the error of a card, or its findings, or, without findings, the reason of its verdict."""
     if card.error is not None:
         return first_sentences(card.error["message"])
     return "; ".join(map(_in_words, card.findings)) or card.why
 
 
 def _in_words(finding: CardFinding) -> str:
-    """What the report itself says where it has words, both values where it has those."""
+    """Return a finding's message, or both values if it has no message, with its layers."""
     where = layer_set(finding.layers)
     if finding.message:
         return finding.message if finding.layers is None else f"{finding.message}, {where}"
@@ -150,7 +150,7 @@ def _in_words(finding: CardFinding) -> str:
 
 
 def first_sentences(text: str) -> str:
-    """As many whole sentences as fit into the table, and at least the first one."""
+    """Return as many whole sentences as fit into `LONGEST` characters, and at least the first one."""
     kept, *rest = re.split(r"\.\s+", text)
     for sentence in rest:
         if len(kept) + len(sentence) + 2 > LONGEST:

@@ -27,7 +27,7 @@ from parity_audit.report.page import page
 
 
 def render(cards: Sequence[Card], not_run: Sequence[Asked] = ()) -> str:
-    """The whole page."""
+    """Return the whole page."""
     title = headline(cards, not_run)
     parts = [
         f'<header><p class="eyebrow">parity-audit matrix</p><h1>{text_of(title)}</h1></header>',
@@ -44,7 +44,7 @@ def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _table(question: Question, cards: Sequence[Card], not_run: Sequence[Asked], *, titled: bool) -> str:
-    """One question: its title where there are several, the grid, and how to read a cell."""
+    """Return the section of one question: its title if `titled`, the grid, and how to read a cell."""
     title = f"<h2>{text_of(TITLES[question])}</h2>" if titled else ""
     return f'<section>{title}{_grid(cards, not_run)}<p class="why">{text_of(LEGENDS[question])}</p></section>'
 
@@ -68,7 +68,7 @@ def _grid(cards: Sequence[Card], not_run: Sequence[Asked]) -> str:
 
 
 def _cell(card: Card) -> str:
-    """The verdict with its sign, the agreement figure, and the verdict with the patch."""
+    """Return the verdict with its sign, the noise ratio, and the verdict with the patch; or the error of the card."""
     if card.error is not None:
         text = cell(card)
         return f'<span class="{"dim" if text == CANNOT_RUN else "unsure"}">{text_of(text)}</span>'

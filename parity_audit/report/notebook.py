@@ -1,4 +1,4 @@
-"""What a notebook shows: a report as HTML, and the progress of a call as one bar that ends as one line."""
+"""Output in a notebook: a report as HTML, and the progress of a call as a bar that one line replaces at the end."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ shown_in_notebooks_by(render)
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook. Nothing is imported to find out."""
+    """Return whether this process is the kernel of a notebook; nothing is imported for this."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 @contextmanager
 def listening(given: Progress | None) -> Iterator[Progress]:
-    """The listener that was given, else a bar in a notebook, else nobody. In a notebook nothing else reaches the cell."""
+    """Provide the given listener; if there is none, a bar in a notebook and a silent listener elsewhere.
+
+    In a notebook all other output of the block is suppressed.
+    """
     if not in_notebook():
         yield given or SILENT
     elif given is not None:
@@ -46,7 +49,10 @@ def listening(given: Progress | None) -> Iterator[Progress]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Libraries print and warn when they are imported (tqdm asks for widgets); what matters is in the report and its logs."""
+    """Suppress prints and warnings in the block: libraries produce them on import (tqdm asks for widgets).
+
+    Everything that matters is in the report and its logs.
+    """
     sink = io.StringIO()
     with warnings.catch_warnings(), redirect_stdout(sink), redirect_stderr(sink):
         warnings.simplefilter("ignore")
@@ -54,7 +60,7 @@ def _quiet() -> Iterator[None]:
 
 
 def with_bar(function: Function) -> Function:
-    """A function with an argument `progress`, which draws its progress in the cell that called it where it was given none."""
+    """Wrap a function that has an argument `progress`: in a notebook it draws a bar if the caller passes no `progress`."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,12 +80,12 @@ class NotebookBar:
         self.handle: Any = display(_Shown("starting"), display_id=True)
 
     def update(self, stage: str, text: str = "", done: int | None = None, total: int | None = None) -> None:
-        """Draw the current stage; `done` of `total` where they are known."""
+        """Draw the current stage, with the share `done` of `total` if both are known."""
         share = done / total if done is not None and total else None
         self.handle.update(_Shown(f"{stage}  {text}".strip(), share))
 
     def close(self) -> None:
-        """Replace the bar by how long it took."""
+        """Replace the bar by the time since the start."""
         self.handle.update(_Shown(f"parity-audit: {seconds(time.perf_counter() - self.started)}", over=True))
 
 

@@ -1,4 +1,4 @@
-"""Numbers, values and layer sets as a person reads them; the full precision stays in report.json."""
+"""Numbers, values of knobs and noise bars as text for a reader; report.json keeps the full precision."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ FULL, MARK = "█", "│"
 
 
 def number(value: float | None) -> str:
-    """Three digits, `-` where there is none."""
+    """Return a number with three significant digits; `-` for None."""
     if value is None:
         return "-"
     return "0" if value == 0 else f"{value:.3g}"
 
 
 def byte_size(count: int) -> str:
-    """`49.1 GB`."""
+    """Return a number of bytes in a decimal unit: `49.1 GB`."""
     return decimal(count)
 
 
 def ratio(value: float | None) -> str:
-    """A multiple of the noise floor."""
+    """Return a multiple of the noise floor, such as `3.2x`; `-` for None."""
     return "-" if value is None else f"{number(value)}x"
 
 
 def shown(value: Any) -> str:
-    """A knob's value: numbers with six digits, nothing else shortened."""
+    """Return a knob's value as text; floats have six significant digits, and nothing else is shortened."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -57,9 +57,9 @@ def _rounded(value: Any) -> Any:
 
 
 def bar(value: float | None, limit: float) -> tuple[int, int]:
-    """Cells of `BAR_WIDTH` that a noise ratio fills on a log scale, and the cell of its limit.
+    """Return how many of `BAR_WIDTH` cells a noise ratio fills on a log scale, and the cell of the limit's mark.
 
-    A ratio above the limit always shows beyond the mark, one below never does.
+    A ratio above the limit always extends beyond the mark; a ratio up to the limit never does.
     """
     filled, mark = _cells(value), _cells(limit)
     above = value is not None and value > limit
@@ -74,7 +74,7 @@ def _cells(value: float | None) -> int:
 
 
 def bar_text(value: float | None, limit: float) -> str:
-    """The bar as text; the limit is marked whether the bar reaches it or not."""
+    """Return the bar as text; the mark of the limit is drawn over the bar."""
     filled, mark = bar(value, limit)
     cells = [FULL if cell < filled else " " for cell in range(BAR_WIDTH)]
     cells[mark] = MARK
@@ -82,7 +82,7 @@ def bar_text(value: float | None, limit: float) -> str:
 
 
 def scale_text() -> str:
-    """The header above the bars: ratios at their places."""
+    """Return the scale above the bars, with ratios at their positions."""
     cells = [" "] * BAR_WIDTH
     for value, text in ((0.1, "0.1"), (PARITY_RATIO, "4x"), (100.0, "100"), (1e4, "1e4")):
         at = _cells(value)
@@ -91,5 +91,5 @@ def scale_text() -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration."""
+    """Return a duration as text: in seconds below two minutes, else in minutes."""
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"

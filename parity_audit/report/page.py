@@ -1,4 +1,4 @@
-"""The skeleton of every HTML page: one style, a policy that allows no request, and at most one script, named by its hash."""
+"""The frame of every HTML page: one style, a content security policy, and at most one script, allowed by its hash."""
 
 from __future__ import annotations
 
@@ -32,17 +32,20 @@ for (const pre of document.querySelectorAll("pre")) {
   box.append(button, pre);
 }
 """
-"""Adds a button that copies to each block of code. The page says everything without it; its hash in the policy allows it alone."""
+"""Adds a copy button to each block of code. The page is complete without it. The policy allows this script only, by its hash."""
 
 
 @cache
 def style() -> str:
-    """The style sheet of every page: light and dark, wide and narrow, and print."""
+    """Return the style sheet of every page: for light and dark themes, wide and narrow screens, and print."""
     return files("parity_audit.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def policy(script: str = "") -> str:
-    """Nothing is loaded and nothing but `script` runs, whatever a model or a token is called."""
+    """Return a content security policy under which nothing is loaded and only `script` runs.
+
+    It holds even if the name of a model or the text of a token contains markup.
+    """
     rules = "default-src 'none'; style-src 'unsafe-inline'"
     if not script:
         return rules
@@ -50,11 +53,11 @@ def policy(script: str = "") -> str:
 
 
 def with_title(about: str, blocks: Sequence[Block], figures: str = "") -> str:
-    """The body of a page whose first block is its headline.
+    """Return the body of a page whose first block is its headline.
 
     Args:
-        about: what the page is of, plain text.
-        figures: HTML between the headline and the rest.
+        about: the subject of the page, as plain text.
+        figures: HTML between the headline and the other blocks.
     """
     first, *rest = blocks
     title = text_of(first.text) if isinstance(first, Line) else ""
@@ -64,12 +67,12 @@ def with_title(about: str, blocks: Sequence[Block], figures: str = "") -> str:
 
 
 def page(*, title: str, body: str, copies: bool = False) -> str:
-    """A whole page.
+    """Return a whole page.
 
     Args:
-        title: plain text; it is escaped here.
-        body: HTML, made of escaped text.
-        copies: whether blocks of code get a button.
+        title: plain text; this function escapes it.
+        body: HTML in which all text is escaped already.
+        copies: whether blocks of code get a copy button.
     """
     script = SCRIPT if copies else ""
     return (

@@ -1,4 +1,4 @@
-"""Blocks as rich draws them. Everything is `Text`, never markup, so foreign text cannot be obeyed."""
+"""Blocks as objects that rich prints. Text is never passed as markup, so that text from a model cannot change the output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WIDEST_NAME = 30
 
 @singledispatch
 def drawn(block: Block, width: int) -> list[Part]:
-    """What is printed for a block, part by part; a `str` is printed as it is, without wrapping."""
+    """Return the parts to print for a block; a `str` is printed as it is, without wrapping."""
     raise TypeError(f"no drawing of {block!r}")
 
 
@@ -54,7 +54,7 @@ def _(block: Line, width: int) -> list[Part]:
 
 @drawn.register
 def _(block: Paragraph, width: int) -> list[Part]:
-    """A word longer than the line is folded, never cut."""
+    """Return the text, in which a word longer than the line is folded, not cut; or unwrapped text as it is."""
     if not block.wrap:
         return [plain(block.text)]
     body = Text(plain(block.text), overflow="fold")
@@ -63,7 +63,7 @@ def _(block: Paragraph, width: int) -> list[Part]:
 
 @drawn.register
 def _(block: Pairs, width: int) -> list[Part]:
-    """Two columns, the second wrapped under itself; long names are never cut."""
+    """Return two columns, or one `name: text` line per row if a name is longer than `WIDEST_NAME` characters."""
     rows = [(plain(name), plain(text)) for name, text in block.rows]
     wide = max((len(name) for name, _ in rows), default=0)
     if wide > WIDEST_NAME:
@@ -79,7 +79,7 @@ def _(block: Pairs, width: int) -> list[Part]:
 
 @drawn.register
 def _(block: Table, width: int) -> list[Part]:
-    """A table without lines; cells that do not fit are folded."""
+    """Return a table without rules; cells that do not fit are folded."""
     grid = Grid(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False, pad_edge=False)
     for number, title in enumerate(block.titles):
         grid.add_column(title, justify="right" if number in block.right else "left", overflow="fold")
@@ -96,6 +96,6 @@ def _cell(cell: str | Bar) -> Text:
 
 @drawn.register
 def _(block: Code, width: int) -> list[Part]:
-    """Not wrapped, so that it can be copied from the terminal."""
+    """Return the lines unwrapped, so that they can be copied; `fold_code` breaks long ones if the block allows it."""
     text = fold_code(block.text, width - INDENT) if block.fold else block.text
     return [" " * INDENT + plain(line) for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""What the tables hold, as data: one row per layer, before and after, and what was not looked at."""
+"""The rows of a report's tables: one per layer, the logits before and after the patch, and what was not tested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ ALWAYS_ALL = 12
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow:
-    """One part of the model: its place, the site that stands out most, and that site's delta."""
+    """One part of the model: its place, its worst site relative to the limit, and the delta of that site.
+
+    `introduced` is the largest introduced ratio of all its sites.
+    """
 
     place: str
     site: str
@@ -24,7 +27,10 @@ class LayerRow:
 
 
 def layer_rows(candidate: Candidate) -> list[LayerRow]:
-    """The worst site of embed, of each block, of the final norm and of the logits, in the order of the data."""
+    """Return the worst site of each block and each site outside the blocks (embed, final norm, logits).
+
+    The rows are in the order of the data. If there are more than `ALWAYS_ALL`, consecutive blocks within the limit are joined.
+    """
     places: dict[str, list[SiteDelta]] = {}
     for delta in candidate.sites:
         place = delta.site if delta.layer is None else f"blocks.{delta.layer}"
@@ -43,17 +49,20 @@ def _row(place: str, deltas: Sequence[SiteDelta]) -> LayerRow:
 
 
 def _excess(delta: SiteDelta) -> float:
-    """The noise ratio as a multiple of the limit at its site; without a ratio only the distance speaks."""
+    """Return the noise ratio over the limit of the site, or the relative distance minus 1 if there is no noise ratio.
+
+    The latter is negative for a distance below 100 %, so that such a site ranks below every site with a ratio.
+    """
     return delta.rel - 1.0 if delta.noise_ratio is None else delta.noise_ratio / limit_of(delta.site)
 
 
 def is_wrong(delta: SiteDelta) -> bool:
-    """More than rounding explains, or not known."""
+    """Return whether the noise ratio is above the limit of the site, or is not known."""
     return delta.noise_ratio is None or delta.noise_ratio > limit_of(delta.site)
 
 
 def _folded(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """Runs of blocks within the limit become one row, `blocks.3-24`, with the worst of them."""
+    """Join each run of at least three blocks within the limit into one row, `blocks.3-24`, with the worst of them."""
     out: list[LayerRow] = []
     run: list[LayerRow] = []
     for row in [*rows, None]:
@@ -78,12 +87,12 @@ def _as_one(run: Sequence[LayerRow]) -> list[LayerRow]:
 
 
 def introduced(candidate: Candidate) -> list[SiteDelta]:
-    """Sites that are wrong even from correct inputs, in the order of the data."""
+    """Return the sites that exceed the limit even when they are replayed on correct inputs, in the order of the data."""
     return [delta for delta in candidate.sites if (delta.introduced_ratio or 0.0) > limit_of(delta.site)]
 
 
 def before_after(candidate: Candidate) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows (metric by metric) of the logits as shipped, against a right reference, and patched."""
+    """Return the titles and rows (one per metric) of the logits as shipped, against a right reference, and patched."""
     right, after = candidate.right_reference, candidate.patched
     columns = [("as shipped", candidate.verdict, candidate.logits)]
     columns += [("right reference", right.verdict, right.logits)] if right and right.verdict else []
@@ -109,17 +118,17 @@ def _metric(logits: LogitsDelta | None, read: object) -> str:
 
 
 def not_visible(candidate: Candidate) -> list[tuple[str, str]]:
-    """(site, why), one row per kind of site: `blocks.*.pattern` for every layer."""
+    """Return (site, reason), one row per kind of site: `blocks.*.pattern` stands for several layers."""
     return _grouped((item.site, item.why) for item in candidate.not_visible)
 
 
 def not_tested(owner: Candidate | Report) -> list[tuple[str, str]]:
-    """(what, why), one row per kind."""
+    """Return (what, reason), one row for entries that differ in the layer number only."""
     return _grouped((item.what, item.why) for item in owner.not_tested)
 
 
 def _grouped(items: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """One row for what differs by the number of its layer alone, in what it names and in the reason."""
+    """Join the items whose name and reason differ in the number of the layer only into one row."""
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for what, why in items:
         groups.setdefault((_of_any_layer(what), _of_any_layer(why)), []).append((what, why))
@@ -131,7 +140,10 @@ def _of_any_layer(said: str) -> str:
 
 
 def own_variation_line(candidate: Candidate) -> str | None:
-    """What part of the distance is the candidate's own kernels; None where decoding moved nothing, or was not compared."""
+    """Return how much of the distance to the reference the candidate's own two ways to run explain.
+
+    The result is None if decoding from the cache gave the same result as one pass, or was not compared.
+    """
     own = candidate.own_variation
     if own is None or not own.rmse:
         return None

@@ -1,7 +1,7 @@
-"""SARIF 2.1.0 of a gate, for code scanning: one rule per knob, one result per case, the line that a person mends.
+"""A gate as SARIF 2.1.0, for code scanning: one rule per knob or check, one result per case, with the line to repair.
 
-`kind` is `fail`, `pass`, `notApplicable` (not tested) or `open` (not judged); `properties.status` is the case's own status.
-What could not be judged, and what passed only when it was asked again, are notifications of the run as well.
+`kind` is `fail`, `pass`, `notApplicable` (not tested) or `open` (not judged); `properties.status` is the status of the case.
+Cases that could not be judged, and cases that passed only when they were repeated, are also notifications of the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_RULE = "parity"
 
 
 def render(gate: GateReport) -> str:
-    """The log: one run."""
+    """Return the SARIF log, with one run."""
     rules = sorted({case.rule or NO_RULE for case in gate.cases})
     run = {
         "tool": {
@@ -45,7 +45,7 @@ def _rule(name: str) -> dict[str, Any]:
 
 
 def _invocation(gate: GateReport) -> dict[str, Any]:
-    """Successful: everything that was asked was judged, whatever the answer."""
+    """Return the invocation; it counts as successful if everything could be judged, whatever the verdict."""
     levels = {Status.FLAKE: "warning", **dict.fromkeys(UNJUDGED, "error")}
     notes = [
         {"level": levels[case.status], "message": _message(f"{case.status.value}: {_said(case)}")}
@@ -72,7 +72,7 @@ def _result(case: Case, rules: list[str]) -> dict[str, Any]:
 
 
 def _location(case: Case) -> dict[str, Any]:
-    """What was asked, and the line of the file where one is known."""
+    """Return the name of the case, and its file and line if they are known."""
     place: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": plain(f"{case.group}: {case.name}")}]}
     if case.file:
         place["physicalLocation"] = {

@@ -1,4 +1,7 @@
-"""JSON Schemas, generated from the dataclasses: `python -m parity_audit.report.schema` for report.json, with `card` for cards."""
+"""Generate JSON Schemas from the dataclasses: `python -m parity_audit.report.schema` prints that of report.json.
+
+With the argument `card` it prints that of a card of the matrix.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ SIMPLE: dict[Any, dict[str, Any]] = {
 
 
 def report_schema() -> dict[str, Any]:
-    """The schema of the whole report; every dataclass is one entry of `$defs`."""
+    """Return the schema of the whole report; every dataclass and enum is one entry of `$defs`."""
     return _published(Report, SCHEMA_VERSION, "parity-audit report.json")
 
 
 def card_schema() -> dict[str, Any]:
-    """The schema of one card of the matrix."""
+    """Return the schema of one card of the matrix."""
     return _published(Card, CARD_VERSION, "parity-audit card")
 
 
@@ -90,7 +93,7 @@ SCHEMAS = {"report": report_schema, "card": card_schema}
 
 
 def schema_text(of: str = "report") -> str:
-    """The file `docs/report.schema.json`, or `docs/card.schema.json`."""
+    """Return the content of `docs/report.schema.json` or `docs/card.schema.json`."""
     return json.dumps(SCHEMAS[of](), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The report for a terminal: verdict and reason first, then the evidence, at a fixed width, with or without colour."""
+"""The report for a terminal, at a fixed width, with or without colour: verdicts and reasons, then the evidence."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ WIDTH = 80
 def render(
     report: Report, *, where: str = "", width: int = WIDTH, colour: bool = False, ascii_only: bool = False
 ) -> str:
-    """The whole report as text.
+    """Return the whole report as text.
 
     Args:
-        where: the path of report.json, named at the end.
-        colour: with ANSI colours; without them nothing is lost.
-        ascii_only: for an output that cannot encode the bars.
+        where: the path of report.json, which the last line names.
+        colour: use ANSI colours, which only repeat what the text says.
+        ascii_only: use ASCII only, for an output that cannot encode the bars.
     """
     blocks = content(report, where=where)
     return printed(blocks, width=width, colour=colour, ascii_only=ascii_only)
 
 
 def printed(blocks: Iterable[Block], *, width: int = WIDTH, colour: bool = False, ascii_only: bool = False) -> str:
-    """Blocks as text at a fixed width."""
+    """Return blocks as text at a fixed width."""
     stream = StringIO()
     console = Console(
         file=stream, width=width, force_terminal=colour, color_system="standard" if colour else None,
         no_color=not colour, markup=False, highlight=False, emoji=False, legacy_windows=False,
-        force_jupyter=False,  # else rich writes into the cell of a notebook, and nothing into `file`
+        force_jupyter=False,  # otherwise rich writes to the cell of a notebook instead of `file`
     )  # fmt: skip
     for block in blocks:
         for part in drawn(block, width):

@@ -1,4 +1,4 @@
-"""The tokens whose logits differ most, as a table of the page: place, token, distance, and what each side finds likeliest."""
+"""The tokens whose logits differ most, as an HTML table: position, token, distance, and each side's likeliest next token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAME = "the same"
 
 
 def token_panel(one: Candidate) -> str:
-    """The panel, empty where no logit differs or none was compared."""
+    """Return the panel; empty if no logit differs or no logits were compared."""
     if not one.worst_tokens:
         return ""
     changed = sum(token.reference_id != token.candidate_id for token in one.worst_tokens)
@@ -47,5 +47,5 @@ def _rows(tokens: Sequence[TokenLogits]) -> list[tuple[str, ...]]:
 
 
 def _named(token: int, text: str) -> str:
-    """The id, and the text in quotes with its line breaks and other controls written as escapes."""
+    """Return the id and the quoted text of a token; line breaks and other controls are escaped."""
     return f"{token} {json.dumps(text, ensure_ascii=False)}" if text else str(token)

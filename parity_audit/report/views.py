@@ -1,4 +1,4 @@
-"""How every kind of finished report is drawn: one path from the report to each format, on stdout and as files."""
+"""Draw every kind of finished report in every format; stdout and files use the same functions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,25 @@ from parity_audit.report.terminal import WIDTH, printed
 Finished = Report | LogprobReport | InvarianceReport
 FORMATS = ("terminal", "markdown", "html", "json", "junit", "sarif")
 LOGPROB_WIDTH, INVARIANCE_WIDTH = 110, 120
-"""Columns that stand side by side take more than a narrow terminal."""
+"""Widths in characters: the tables of these reports have too many columns for the usual width of 80."""
 FILES = {".json": "json", ".md": "markdown", ".txt": "terminal", ".html": "html"}
-"""What a run leaves in its directory, by the ending of the name; report.json is the one that is read again."""
+"""The format of each file in a report directory, by the ending of its name; only the JSON is read again."""
 KINDS: dict[str, tuple[type, int]] = {
     "legs": (LogprobReport, LOGPROB_SCHEMA_VERSION),
     "subject": (InvarianceReport, INVARIANCE_SCHEMA_VERSION),
     "candidates": (Report, SCHEMA_VERSION),
 }
-"""Which report a file holds, by a key that only this kind of those not yet tried has."""
+"""The type and schema version of a report, by a key of its JSON. The first key that is present decides, in this order:
+`candidates` is last because other kinds of report have it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One finished report, ready to be drawn. `stem` is the name of its files; `blocks` takes the path that is named at the end."""
+    """One finished report, ready to be drawn in any format.
+
+    `stem` is the name of its files without the ending. `brief` has only the headline and the verdicts. `blocks` returns the
+    report, given the path that its last line names.
+    """
 
     stem: str
     width: int
@@ -47,7 +52,7 @@ class View:
 
 
 def view_of(report: Finished, tokens: TokenTable | None = None) -> View:
-    """How one report is drawn. `tokens` are those of log-probabilities, without which their page has no pictures."""
+    """Return the view of one report. Without `tokens` the page of a log-probability report has no pictures."""
     if isinstance(report, LogprobReport):
         return View(
             stem="logprobs", width=LOGPROB_WIDTH, brief=logprob_headline(report),
@@ -69,15 +74,15 @@ def rendered(
     report: Finished, format: str, *, where: str = "", tokens: TokenTable | None = None, quiet: bool = False,
     colour: bool = False, ascii_only: bool = False,
 ) -> str:  # fmt: skip
-    """A report in one of `FORMATS`, ending with a line break.
+    """Return a report in one of `FORMATS`, with a line break at the end.
 
     Args:
-        where: the path of its JSON, named at the end of what a person reads.
-        quiet: of the terminal's format only the verdicts.
-        ascii_only: for a terminal that cannot encode the bars.
+        where: the path of its JSON, which the last line of the terminal and Markdown formats names.
+        quiet: in the terminal format, return only the headline and the verdicts.
+        ascii_only: in the terminal format, use ASCII only, for a terminal that cannot encode the bars.
 
     Raises:
-        ValueError: a value is NaN or infinite; such a number must be counted, not written.
+        ValueError: a value is NaN or infinite; a report must count such numbers, not contain them.
     """
     view = view_of(report, tokens)
     drawings: dict[str, Callable[[], str]] = {
@@ -94,10 +99,10 @@ def rendered(
 
 
 def loaded(text: str) -> Finished:
-    """A report of any kind from the text of its JSON.
+    """Return the report that the text of a JSON file describes: an audit, log-probabilities or invariance.
 
     Raises:
-        ValueError: not JSON, or a schema version of another release.
+        ValueError: the text is not JSON, or has the schema version of another release.
         TypeError: a field is missing or unknown.
     """
     value = json.loads(text)

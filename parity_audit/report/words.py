@@ -1,4 +1,4 @@
-"""The sentences that every format shares: headline first, then one line per candidate."""
+"""The sentences of an audit's report that all formats share: the headline, and lines about candidates and sides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEPARTS = {
 
 
 def headline(report: Report) -> str:
-    """The first line of every report. Where the exit code is 3 it says that nothing was judged, and for whom."""
+    """Return the first line of the report. If the exit code is 3 or a candidate was not judged, it names what was not judged."""
     judged = [one for one in report.candidates if one.verdict in JUDGED]
     unjudged = [one for one in report.candidates if one.verdict not in JUDGED]
     if not judged:
@@ -49,7 +49,7 @@ def headline(report: Report) -> str:
 
 
 def _claim(judged: Sequence[Candidate]) -> str:
-    """What is said of the candidates that were judged."""
+    """Return the part of the headline about the candidates that were judged."""
     wrong = [one for one in judged if one.verdict is Verdict.MISMATCH]
     if not wrong:
         exact = all(one.verdict is Verdict.EXACT for one in judged)
@@ -66,7 +66,10 @@ def _claim(judged: Sequence[Candidate]) -> str:
 
 
 def _wrongs(wrong: Sequence[Candidate]) -> str:
-    """What mismatching candidates do, no worse than what was seen: their logits may be right, and what they show not."""
+    """Return what is wrong with the mismatching candidates, without claiming more than was measured.
+
+    If the logits of all of them agree, only their weights or their hooks are wrong.
+    """
     if not all(_logits_agree(one) for one in wrong):
         return "does not compute the reference's function"
     if any(finding.kind == "weights" or "tensors" in finding.evidence for one in wrong for finding in one.findings):
@@ -75,13 +78,13 @@ def _wrongs(wrong: Sequence[Candidate]) -> str:
 
 
 def _logits_agree(candidate: Candidate) -> bool:
-    """Whether rounding explains the logits of every probe."""
+    """Return whether rounding explains the difference of the logits."""
     ratio_seen = None if candidate.logits is None else candidate.logits.noise_ratio
     return ratio_seen is not None and ratio_seen <= limit_of(LOGITS)
 
 
 def _replaced(right: RightReference, agrees: bool, mended: bool) -> str:
-    """What the headline says of a reference that departs from the spec."""
+    """Return the part of the headline about a reference that departs from the spec."""
     which = f"-r {right.backend}" if right.backend else "the reference edited as below"
     then = (
         ": it is at parity with that" if agrees else ": the patch below brings it to parity with that" if mended else ""
@@ -94,12 +97,12 @@ def _is_mended(one: Candidate) -> bool:
 
 
 def is_right_against_another(one: Candidate) -> bool:
-    """Whether a candidate as shipped is at parity with a right reference in place of the given one."""
+    """Return whether the unpatched candidate is at parity with a right reference in place of the given one."""
     return one.right_reference is not None and one.right_reference.verdict in GOOD
 
 
 def right_reference_rows(right: RightReference) -> list[tuple[str, str]]:
-    """What to take in place of a reference that departs from the spec, and how that is known."""
+    """Return the rows about a reference that departs from the spec: what to use in its place, and how that was verified."""
     rows = [("departs in", ", ".join(right.knobs))]
     rows += [("compare with", f"-r {right.backend}")] if right.backend else []
     rows.append(("verified" if right.verified else "not verified", right.why))
@@ -110,7 +113,7 @@ def right_reference_rows(right: RightReference) -> list[tuple[str, str]]:
 
 
 def _names(candidates: Sequence[Candidate]) -> str:
-    """One name, or `each of` several."""
+    """Return the name of one candidate, or `each of` and the names of several."""
     names = [f"{one.backend} {one.version}".strip() for one in candidates]
     if len(set(names)) < len(names):
         names = distinct(candidates)
@@ -118,7 +121,7 @@ def _names(candidates: Sequence[Candidate]) -> str:
 
 
 def reason(report: Report) -> str:
-    """Why nothing was judged."""
+    """Return why nothing was judged."""
     if report.error:
         return str(report.error.get("message", "an error without a message"))
     if not report.candidates:
@@ -127,12 +130,12 @@ def reason(report: Report) -> str:
 
 
 def labels(report: Report) -> list[str]:
-    """A name for every candidate, no two alike."""
+    """Return a distinct name for every candidate of a report."""
     return distinct(report.candidates)
 
 
 def distinct(candidates: Sequence[Candidate]) -> list[str]:
-    """Labels of candidates; those that are alike get all their settings, and a number where even these are the same."""
+    """Return distinct labels: equal ones are extended by all settings, and by a number if these are equal too."""
     short = [label(one) for one in candidates]
     full = [
         f"{one.backend} {one.version} ({settings_text(one)})" if short.count(name) > 1 and one.settings else name
@@ -145,19 +148,19 @@ def distinct(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def label(side: Candidate | Side) -> str:
-    """A backend with its release, and its settings where they are few; `settings_text` has them all."""
+    """Return the backend, its release, and its settings if they have at most `LABEL_SETTINGS` characters."""
     settings = settings_text(side)
     given = f"({settings})" if 0 < len(settings) <= LABEL_SETTINGS else ""
     return " ".join(part for part in (side.backend, side.version, given) if part)
 
 
 def settings_text(side: Candidate | Side) -> str:
-    """Every setting that was in force."""
+    """Return all settings of a side as text."""
     return ", ".join(f"{key}={shown(value)}" for key, value in side.settings.items())
 
 
 def weights_line(report: Report) -> str:
-    """Where the weights come from; a synthetic checkpoint is said to be one."""
+    """Return the source, revision and fingerprint of the weights; a synthetic checkpoint is marked as synthetic."""
     weights = report.weights
     source = str(weights.get("source", "unknown"))
     if weights.get("revision"):
@@ -169,7 +172,7 @@ def weights_line(report: Report) -> str:
 
 
 def divergence_line(candidate: Candidate) -> str | None:
-    """Where the error starts, and whether that component introduces it."""
+    """Return the site of the first divergence, its noise ratio, and the ratio that its component introduces by itself."""
     first = candidate.first_divergence
     if not first:
         return None
@@ -184,7 +187,7 @@ def divergence_line(candidate: Candidate) -> str | None:
 
 
 def where_found(finding: Finding, layers: str) -> str:
-    """Kind, layers and site of a finding."""
+    """Return the kind, layers and site of a finding."""
     return f"{finding.kind}, {layers}, seen at {finding.site}" if finding.site else f"{finding.kind}, {layers}"
 
 
@@ -194,7 +197,7 @@ def _given(imposed: Imposed) -> str:
 
 
 def proof_rows(proof: Proof) -> list[tuple[str, str]]:
-    """The statement, what was imposed, and the logits before and after."""
+    """Return the rows of a proof: its statement, what was imposed on the reference, and the logits before and after."""
     rows = [("proved" if proof.proven else "not proved", proof.statement)]
     rows += [(f"imposed {item.knob}", _given(item)) for item in proof.imposed]
     rows += [(f"not imposed: {item.what}", item.why) for item in proof.not_imposed]
@@ -206,13 +209,13 @@ def proof_rows(proof: Proof) -> list[tuple[str, str]]:
 
 
 def named_hook_rows(candidate: Candidate) -> list[tuple[str, str]]:
-    """Which hooks were read under their own names, and how many places of the model they stand for."""
+    """Return one row with the number of hooks that were read under their own names, and their names without the layer."""
     names = ", ".join(dict.fromkeys(local_name(delta.site) for delta in candidate.hooks))
     return [(f"{len(candidate.hooks)} read", names)] if names else []
 
 
 def hook_rows(candidate: Candidate) -> list[tuple[str, str]]:
-    """Hooks that do something else when they are edited, and how many do what they should."""
+    """Return one row per hook whose edit has another effect than in the reference, and one row with all other hooks."""
     wrong = [
         (edit.site, f"{edit.says} ({ratio(edit.noise_ratio)} the floor)")
         for edit in candidate.hook_edits
@@ -227,7 +230,11 @@ LIMIT_TITLES = ("constant", "value", "in every layer", "in one layer alone")
 
 
 def limit_rows(candidate: Candidate) -> list[tuple[str, str, str, str]]:
-    """`attention.scale`, `16`, `5.52e-05 (0.00035 %)`, `0.000288 (0.0018 %) in layer 3`: the layer where it shows least."""
+    """Return the rows of detection limits.
+
+    A row has the constant, its value, the smallest error that is detected in every layer at once, and in one layer alone:
+    `attention.scale`, `16`, `5.52e-05 (0.00035 %)`, `0.000288 (0.0018 %) in layer 3`. The layer is that with the least effect.
+    """
     return [
         (item.knob, shown(item.value), _size(item.limit, item.relative, item.value), _in_one_layer(item))
         for item in candidate.detection
@@ -252,7 +259,7 @@ def _percent(relative: float) -> str:
 
 
 def blind_line(candidate: Candidate) -> str | None:
-    """What a run in a coarse dtype cannot see, in words; None for float32, where the numbers speak."""
+    """Return a sentence about the errors that a run in a coarse dtype cannot detect; None for float32 or without limits."""
     if candidate.dtype == "float32" or not candidate.detection:
         return None
     errors = ", ".join(f"{item.knob} by {_share(item)}" for item in candidate.detection)
@@ -267,7 +274,7 @@ def _share(limit: DetectionLimit) -> str:
 
 
 def release_lines(report: Report) -> list[str]:
-    """What every side really ran on: its interpreter and the packages that were resolved for it."""
+    """Return one line per backend with the versions of its interpreter and packages that were really installed."""
     backends = report.environment.get("backends", {})
     return [
         f"{name}: " + ", ".join(f"{package} {facts[package]}" for package in RESOLVED if facts.get(package))
@@ -277,7 +284,7 @@ def release_lines(report: Report) -> list[str]:
 
 
 def scope_line(report: Report) -> str:
-    """What the verdict is valid for."""
+    """Return the conditions for which the verdict is valid."""
     sides: list[Candidate | Side] = [*report.candidates, *([report.reference] if report.reference else [])]
     kinds = sorted({f"{side.dtype} on {side.device}" for side in sides if side.dtype})
     ran = " and ".join(kinds) or "what ran"

@@ -1,1 +1,1 @@
-"""Does the auditor find what was planted, and leave clean ports alone? The corpus, its run and its score."""
+"""The test of the auditor: does it find planted faults and report nothing on clean ports? The corpus, its run and its score."""

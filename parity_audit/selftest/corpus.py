@@ -1,7 +1,7 @@
-"""The planted-fault corpus: YAML files of faults, and templates that plant the same fault in many architectures.
+"""The corpus of planted faults: YAML files of faults, and templates that plant the same fault in many architectures.
 
-A fault is what is planted (`plant`, operations of `plants.py`) and what an auditor must say about it. Modules may
-be named by the site that they make, `@blocks.{l}.ln1.out`: the spec's hf section knows which module that is.
+A fault consists of what is planted (`plant`, operations of `plants.py`) and what an audit must report about it. A module may be
+named by the site that it computes, `@blocks.{l}.ln1.out`; the spec's hf section gives the module of the site.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from parity_audit.specs.view import config_names, dims, entry_of, section
 
 REPOSITORY_FAULTS = Path(__file__).resolve().parents[2] / "tests" / "faults"
 ALWAYS = "true"
-"""The condition of what every model has."""
+"""The condition of a site that every model with the spec has."""
 OF_A_LAYER = re.compile(r"\bl\b")
-"""The layer in a condition: what has it holds in some blocks and not in others."""
+"""Matches the layer `l` in a condition; such a condition may be true in some blocks and false in others."""
 MODULE_KEYS = ("module", "block", "norm")
 SITE = "@"
-"""Begins the name of a site that stands for the module which makes it."""
+"""The prefix of a site's name that stands for the module which computes the site."""
 
 
 SETTINGS = ("config", "set", "norm_eps")
@@ -37,14 +37,20 @@ NORM_SETTINGS = {"op", "module", "layers", "eps", "offset"}
 
 
 class Fault(BaseModel):
-    """One planted fault and the truth about it.
+    """One planted fault and what an audit must report about it.
 
-    `knob`: the name or names that must be found, exactly; `also`: names of findings that say something else that is true
-    of the same plant (a changed tensor is seen before anything runs as well), so that they are none too many. `value`,
-    `layers`, `site` (of the first divergence), `extent` (words that must be said of where it holds): checked where given.
-    `harmless`: the plant is not a fault here, so that any finding would be a false alarm. `long`: only the long probe shows
-    it. `quick`: part of the subset that runs by default. `template`: one of many plants of the same kind, in a model of
-    every architecture.
+    - `knob`: the name or names that must be found, exactly.
+    - `also`: names of findings that are also true of the plant, and so are no false alarms (a changed tensor, for example, is also
+      found by the comparison of weights before anything runs).
+    - `value`, `layers`, `site` (of the first divergence), `extent` (words that must occur in the extent of the finding): checked
+      only if given.
+    - `sites`: for several faults planted together, the site of each, in the order of `knob`.
+    - `host`: the TransformerLens release into which the faults are planted instead of transformers; if `plant` is empty, the backend
+      release that has the fault by itself.
+    - `harmless`: the plant is not a fault in this model, so any finding is a false alarm.
+    - `long`: only the long probe shows the fault.
+    - `quick`: the fault is in the subset that runs by default.
+    - `template`: the fault comes from a template that plants the same fault in several models.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -69,12 +75,15 @@ class Fault(BaseModel):
 
     @property
     def knobs(self) -> tuple[str, ...]:
-        """Every name that must be found."""
+        """All names that must be found."""
         return (self.knob,) if isinstance(self.knob, str) else tuple(self.knob)
 
     @property
     def patchable(self) -> bool:
-        """Whether every plant is a setting that the live model still reads; the others are in its code, as is a release's own."""
+        """Whether every plant changes a setting that the loaded model still reads, so that a patch can repair it.
+
+        Other plants, and the errors of a release, are in the code.
+        """
         return bool(self.plant) and all(
             step["op"] in SETTINGS or (step["op"] == "norm" and step.keys() <= NORM_SETTINGS) for step in self.plant
         )
@@ -91,17 +100,17 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Faults by the model they are planted in."""
+    """The faults of the corpus, by the model in which they are planted."""
 
     by_model: Mapping[str, tuple[Fault, ...]]
 
     def quick(self) -> Corpus:
-        """The subset that runs by default."""
+        """Return the subset that runs by default."""
         chosen = {model: tuple(fault for fault in faults if fault.quick) for model, faults in self.by_model.items()}
         return Corpus(by_model={model: faults for model, faults in chosen.items() if faults})
 
     def tagged(self, tag: str) -> Corpus:
-        """The faults with a tag. Raises UsageError where none has it."""
+        """Return the faults with a tag. Raises UsageError if no fault has it."""
         every = [fault for faults in self.by_model.values() for fault in faults]
         chosen = [fault.id for fault in every if tag in fault.tags]
         if not chosen:
@@ -110,7 +119,7 @@ class Corpus:
         return self.only(chosen)
 
     def only(self, ids: Sequence[str]) -> Corpus:
-        """The faults of these ids. Raises UsageError where one is not known."""
+        """Return the faults with these ids. Raises UsageError if an id is unknown."""
         known = {fault.id: fault for faults in self.by_model.values() for fault in faults}
         unknown = [name for name in ids if name not in known]
         if unknown:
@@ -121,18 +130,18 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """Number of faults."""
+        """The number of faults."""
         return sum(len(faults) for faults in self.by_model.values())
 
 
 def corpus_folder() -> Path:
-    """`tests/faults/`: inside the installed wheel, or in a checkout."""
+    """Return the folder of the faults: in the installed wheel if it is there, else `tests/faults/` of a checkout."""
     packaged = Path(str(files("parity_audit"))) / "faults"
     return packaged if packaged.is_dir() else REPOSITORY_FAULTS
 
 
 def load_corpus(models: Sequence[str] | None = None) -> Corpus:
-    """Every fault of the corpus, or those of some models.
+    """Return every fault of the corpus, or those of some models.
 
     Raises:
         UsageError: no fault is planted in a model of that name, or two faults share an id.
@@ -162,9 +171,10 @@ def load_corpus(models: Sequence[str] | None = None) -> Corpus:
 
 
 def _read(path: Path) -> Iterator[Fault]:
-    """The faults of one file; a file with several models is a template for each, `*` for one of every architecture.
+    """Yield the faults of one file.
 
-    In a file without a model every fault names its own.
+    A file with a list `models` is a template: its faults are planted in each of these models, or for `*` in the first model of every
+    spec. In a file with neither `model` nor `models`, every fault names its own model.
     """
     content = _File.model_validate(_plain(read_yaml(path)))
     models = [spec.first_model for spec in list_specs()] if content.models == ["*"] else content.models
@@ -179,13 +189,13 @@ def _read(path: Path) -> Iterator[Fault]:
 
 
 def fits(fault: Fault) -> bool:
-    """Whether a template's modules exist in its model, in every block of it."""
+    """Whether the modules that a template names by their sites exist in every block of its model."""
     named = [plant[key] for plant in fault.plant for key in MODULE_KEYS if str(plant.get(key, "")).startswith(SITE)]
     return all(_module(fault.model, name.removeprefix(SITE)) is not None for name in named)
 
 
 def resolved(fault: Fault) -> list[dict[str, Any]]:
-    """The plants with every `@site` replaced by the module that makes it."""
+    """Return the plants with every `@site` replaced by the module that computes the site."""
 
     def named(value: Any) -> Any:
         is_site = isinstance(value, str) and value.startswith(SITE)
@@ -196,12 +206,15 @@ def resolved(fault: Fault) -> list[dict[str, Any]]:
 
 @cache
 def _module(name: str, site: str) -> str | None:
-    """The module that makes a site in each block of a model, with `{l}` for the block; None where not every block has it there."""
+    """Return the module that computes a site in the blocks of a model, with `{l}` for the block.
+
+    Return None if the model does not have the site, or if only some of its blocks may have it there.
+    """
     model = resolve_model(name)
     entry = section(model.spec, "hf", "").sites.get(site)
     if entry is None or OF_A_LAYER.search(entry.when):
         return None
-    # A config is read with its class of transformers, which takes a while to import: only where a condition asks for it.
+    # Reading a config needs its class in transformers, which is slow to import, so it is read only if there is a condition.
     if entry.when == ALWAYS:
         return entry.module
     held = entry_of(entry, config_names(model.config, **dims(model.spec, model.config)))
@@ -209,17 +222,17 @@ def _module(name: str, site: str) -> str | None:
 
 
 def is_called(model: str, name: str) -> bool:
-    """Whether a model may be called so: by its whole name or the last part of it, in capitals or not."""
+    """Whether a name means this model: its whole name or the last part of it, in upper or lower case."""
     return name.lower() in {model.lower(), slug(model)}
 
 
 def slug(model: str) -> str:
-    """The last part of a model's name."""
+    """Return the last part of a model's name, in lower case."""
     return model.rsplit("/", 1)[-1].lower()
 
 
 def _plain(value: Any) -> Any:
-    """ruamel's containers and scalars as Python's own."""
+    """Return a value read by ruamel.yaml with its containers and scalars converted to Python's own types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

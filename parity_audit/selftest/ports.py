@@ -1,4 +1,4 @@
-"""A port file for each fault: what a researcher's own broken port would look like to the auditor."""
+"""Writes a port file for each fault, which looks to the auditor like a researcher's own broken port."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load(model_path: str, dtype: str, device: str):
 
 
 def candidate_for(folder: Path, name: str, fault: Fault) -> str:
-    """The BACKEND string of a fault: a port with the plants in it, or the release that is wrong by itself."""
+    """Return the BACKEND string of a fault: a port with its plants, or the backend release that has the fault by itself."""
     if fault.host and not fault.plant:
         return fault.host
     return write_port(folder, name, resolved(fault), model=fault.model, host=fault.host)

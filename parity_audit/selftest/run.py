@@ -1,4 +1,4 @@
-"""Run the corpus: one audit per model, with every fault as a candidate of its own beside a clean port."""
+"""Runs the corpus: the faults of each model are audited in groups, each fault as one candidate, together with a clean port."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NO_WEIGHTS: Mapping[str, Path] = {}
 SHORT_PROBES = (
     "short", "repeated", "ragged", "left_padded", "decode", "ids", "batch", "decode_batch", "continued", "one", "two", "again",
 )  # fmt: skip
-"""All but the long text, which costs more than all of these."""
+"""All probes but the long text, which costs more than all of these together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Scores of a run, clean ports among them."""
+    """The scores of a run, those of clean ports included, and its duration."""
 
     scores: tuple[Score, ...]
     seconds: float
@@ -37,9 +37,10 @@ def run_corpus(
     corpus: Corpus, *, repair: bool = True, seed: int = 0, synthetic: str = "mini", progress: Progress = SILENT,
     keep: Callable[[Result], None] = lambda _: None, weights: Mapping[str, Path] = NO_WEIGHTS,
 ) -> Result:  # fmt: skip
-    """Audit every fault of a corpus and score what was said; `keep` is given what there is after every audit.
+    """Audit every fault of a corpus and score the findings.
 
-    `weights` are directories to use instead of a model's miniature, of the same sizes.
+    `keep` is called with the results so far after every audit. `weights` gives, by model, a directory of weights to use instead of
+    the model's miniature, with the same sizes.
     """
     started = time.perf_counter()
     scores: list[Score] = []
@@ -56,7 +57,10 @@ def run_corpus(
 
 
 def _groups(faults: Sequence[Fault]) -> Iterator[Sequence[Fault]]:
-    """A few candidates with the same probes share one reference and one judge; too many would fill the disk."""
+    """Yield groups of at most `AT_ONCE` faults with the same probes.
+
+    A group shares one reference and one judge; the captures of more candidates at once would fill the disk.
+    """
     for long in (False, True):
         alike = [fault for fault in faults if fault.long == long]
         yield from (alike[start : start + AT_ONCE] for start in range(0, len(alike), AT_ONCE))
@@ -73,11 +77,13 @@ def _run_group(
             out=scratch / "out", progress=progress,
             probes=None if faults[0].long else SHORT_PROBES, limits=False,
         )  # fmt: skip
-    except NotJudged as error:  # the reference of this model; the other models have theirs
+    except NotJudged as error:  # The reference of this model could not be judged; the other models have their own.
         return [not_judged(fault, str(error)) for fault in faults]
-    return [_timed(fault, candidate, repair=repair) for fault, candidate in zip(faults, report.candidates, strict=True)]
+    return [
+        _scored(fault, candidate, repair=repair) for fault, candidate in zip(faults, report.candidates, strict=True)
+    ]
 
 
-def _timed(fault: Fault, candidate: Candidate, *, repair: bool) -> Score:
+def _scored(fault: Fault, candidate: Candidate, *, repair: bool) -> Score:
     found = score(fault, candidate, repair=repair)
     return replace(found, detected=False) if candidate.verdict is Verdict.ERROR else found

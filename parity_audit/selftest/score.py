@@ -1,4 +1,4 @@
-"""What the auditor said of a planted fault, against the truth."""
+"""Scores the findings of an audit against the fault that was planted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,20 @@ REPAIRED = (Verdict.PARITY, Verdict.EXACT)
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One fault. None where the question does not apply."""
+    """The score of one fault. A question that does not apply to it has the answer None.
+
+    - `detected`: the verdict is a mismatch; for a clean port or harmless plant, that it is not. False if the run ended in an error.
+    - `placed`: the first divergence is at the right site. `first_site`: the site that was found.
+    - `named`: every knob was found. `layers`, `valued`, `extent`: so were the layers, the value within 1 % and the extent.
+    - `repaired`: patches brought the candidate back to parity.
+    - `proved`: a fault that no setting repairs was imposed on the reference, which then agreed with the candidate.
+    - `recognised`: such a fault was proved, or reported to have no patch.
+    - `template`: the fault comes from a template.
+    - `parts`: what became of each part of a stacked fault (`NAMED`, `LISTED` or `MISSED`).
+    - `false_alarms`: findings that name nothing that was planted.
+    - `confidence`: the largest confidence of the right findings.
+    - `found`: all findings, in words.
+    """
 
     id: str
     model: str
@@ -43,17 +56,16 @@ class Score:
     first_site: str = ""
     found: tuple[str, ...] = ()
     error: str = ""
-    seconds: float = 0.0
 
 
 def score(fault: Fault, candidate: Candidate, *, repair: bool = True) -> Score:
-    """Compare one candidate's findings with what was planted in it; nothing is asked of repairs that were not tried."""
+    """Return the score of one candidate's findings; the questions about repairs are None if no repair was tried."""
     named = [finding for finding in candidate.findings if finding.kind != "unexplained"]
     right = _matched(named, fault)
     hits = [finding for finding in right if finding is not None]
     first = str((candidate.first_divergence or {}).get("site", ""))
     every_part = len(hits) == len(right)
-    # An error without a known cause stands for a part that was not named; where all are, for nothing.
+    # An unexplained finding may stand for a part that was not named; if all parts were named, it is a false alarm.
     wrong = [
         finding
         for finding in (candidate.findings if every_part else named)
@@ -80,7 +92,7 @@ def score(fault: Fault, candidate: Candidate, *, repair: bool = True) -> Score:
 
 
 def not_judged(fault: Fault, error: str) -> Score:
-    """The score of a fault whose audit said nothing: missed, and no clean port is counted as right."""
+    """Return the score of a fault whose audit had no result: it counts as missed, and a clean port does not count as right."""
     asked = None if fault.harmless else False
     return Score(
         id=fault.id, model=fault.model, verdict=Verdict.ERROR.value, detected=False, named=asked,
@@ -89,7 +101,10 @@ def not_judged(fault: Fault, error: str) -> Score:
 
 
 def _matched(named: Sequence[Finding], fault: Fault) -> list[Finding | None]:
-    """The finding of each part of a fault, in the order of `fault.knobs`; a finding counts for one part alone."""
+    """Return the finding of each part of a fault, in the order of `fault.knobs`; None for a part without one.
+
+    A finding counts for one part only.
+    """
     free = list(named)
     found: list[Finding | None] = []
     for knob in fault.knobs:
@@ -99,7 +114,7 @@ def _matched(named: Sequence[Finding], fault: Fault) -> list[Finding | None]:
 
 
 def _parts(right: Sequence[Finding | None], findings: Sequence[Finding], fault: Fault) -> tuple[str, ...]:
-    """What became of each part of a stacked fault: named, its site listed as unexplained, or missed."""
+    """Return for each part of a stacked fault whether it was named, its site was listed as unexplained, or it was missed."""
     open_sites = {local_name(finding.site) for finding in findings if finding.kind == "unexplained"}
     said = [
         NAMED if found is not None else LISTED if site in open_sites else MISSED
@@ -109,12 +124,12 @@ def _parts(right: Sequence[Finding | None], findings: Sequence[Finding], fault: 
 
 
 def _all_layers(found: Iterable[Finding], fault: Fault) -> list[int]:
-    """The layers of every finding that names the fault: a value that changes with the layer makes several."""
+    """Return the layers of all findings that name the fault; a value that differs between layers gives several findings."""
     return sorted({layer for finding in found if finding.knob in fault.knobs for layer in finding.layers or ()})
 
 
 def _close(found: KnobValue, truth: float | str) -> bool:
-    """Within 1 %, or the same word; a value per layer counts where one of the layers has it."""
+    """Whether a value is within 1 % of the truth, or the same word; of a value per layer, one of the layers is enough."""
     by_layer = each_layer(found)
     if by_layer is not None:
         return any(_close(own, truth) for own in by_layer.values())
@@ -124,13 +139,13 @@ def _close(found: KnobValue, truth: float | str) -> bool:
 
 
 def _repaired(candidate: Candidate, fault: Fault) -> bool | None:
-    """Whether patches brought it back; None where no setting could have, and none did."""
+    """Whether patches brought the candidate back to parity; None if it is harmless, or if no setting can repair it and none did."""
     done = candidate.patched is not None and candidate.patched.verdict in REPAIRED
     return done if not fault.harmless and (done or fault.patchable) else None
 
 
 def _recognised(candidate: Candidate, fault: Fault) -> bool | None:
-    """Whether a cause that no setting repairs was proved the other way round, or said to have no patch."""
+    """Whether a fault that no setting repairs was proved (see `_proved`) or reported to have no patch; None for other faults."""
     proved = _proved(candidate, fault)
     if proved is not False:
         return proved
@@ -139,7 +154,7 @@ def _recognised(candidate: Candidate, fault: Fault) -> bool | None:
 
 
 def _proved(candidate: Candidate, fault: Fault) -> bool | None:
-    """Whether a cause that no setting repairs was imposed on the reference, which then agreed; None where one repairs it."""
+    """Whether a fault that no setting repairs was imposed on the reference, which then agreed; None if a setting repairs it."""
     if fault.harmless or fault.patchable or _repaired(candidate, fault):
         return None
     return candidate.proof is not None and candidate.proof.proven
@@ -151,6 +166,6 @@ def _words(finding: Finding) -> str:
 
 
 def share(values: Iterable[bool | None]) -> tuple[int, int]:
-    """(true, asked): how often a question that applied was answered right."""
+    """Return (how often a question was answered right, how often it applied)."""
     asked = [value for value in values if value is not None]
     return sum(asked), len(asked)

@@ -1,11 +1,10 @@
-"""The hit table: how many planted faults were detected, placed, named, valued and repaired."""
+"""The hit table: how many planted faults were detected, located, named, given the right value, and repaired."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from parity_audit.selftest.run import Result
@@ -26,13 +25,13 @@ BINS = (0.0, 0.5, 0.8, 0.95, 1.01)
 
 
 def hit_rows(scores: Sequence[Score]) -> list[tuple[str, int, int]]:
-    """(question, right, asked) over planted faults."""
+    """Return (question, right answers, faults to which it applied) for each question, over planted faults without clean ports."""
     planted = [score for score in scores if not score.id.endswith(" clean")]
     return [(label, *share(getattr(score, name) for score in planted)) for name, label in QUESTIONS]
 
 
 def by_origin(scores: Sequence[Score]) -> dict[str, list[tuple[str, int, int]]]:
-    """The same rows apart for faults that were written one by one and for templates, which count once per architecture."""
+    """Return the rows of `hit_rows` separately for faults written one by one and for templates (one fault per architecture)."""
     return {
         name: hit_rows([score for score in scores if score.template is template])
         for name, template in (("written one by one", False), ("templates", True))
@@ -40,17 +39,17 @@ def by_origin(scores: Sequence[Score]) -> dict[str, list[tuple[str, int, int]]]:
 
 
 def too_many(scores: Sequence[Score]) -> int:
-    """Findings that name nothing that was planted, over all planted faults."""
+    """Return the number of findings that name nothing that was planted, over all planted faults."""
     return sum(len(score.false_alarms) for score in scores if not score.id.endswith(" clean"))
 
 
 def misjudged(scores: Sequence[Score]) -> bool:
-    """Whether a fault was missed or misnamed, or anything was found that was not planted."""
+    """Whether any verdict is wrong, any fault was not named, or any finding names something that was not planted."""
     return any(not score.detected or score.named is False or score.false_alarms for score in scores)
 
 
 def part_counts(scores: Sequence[Score]) -> dict[str, int]:
-    """What became of the parts of stacked faults, and how many findings there were beside them; empty without any."""
+    """Return how many parts of stacked faults were named, listed and missed, and their number of false alarms; {} without any."""
     stacked = [score for score in scores if score.parts]
     if not stacked:
         return {}
@@ -60,13 +59,13 @@ def part_counts(scores: Sequence[Score]) -> dict[str, int]:
 
 
 def false_alarms(scores: Sequence[Score]) -> tuple[int, int]:
-    """(clean ports with a finding or a mismatch, clean ports)."""
+    """Return (clean ports with a finding or a wrong verdict, all clean ports)."""
     clean = [score for score in scores if score.id.endswith(" clean")]
     return sum(bool(score.found) or not score.detected for score in clean), len(clean)
 
 
 def calibration(scores: Sequence[Score]) -> list[tuple[str, int, int]]:
-    """(confidence range, right, findings): whether confidence means something."""
+    """Return (range, faults named right, faults with findings) per range of confidence, to check that confidence means something."""
     rows = []
     for low, high in pairwise(BINS):
         chosen = [
@@ -77,7 +76,10 @@ def calibration(scores: Sequence[Score]) -> list[tuple[str, int, int]]:
 
 
 def missed(scores: Sequence[Score]) -> list[Score]:
-    """Faults with any wrong answer, and clean ports that were accused."""
+    """Return the faults with a wrong answer, an error or a false alarm, and the clean ports with a finding.
+
+    A fault that was only not proved is not among them.
+    """
     asked = [name for name, _ in QUESTIONS if name != "proved"]
     return [
         score
@@ -90,7 +92,7 @@ def missed(scores: Sequence[Score]) -> list[Score]:
 
 
 def _wrong(score: Score) -> str:
-    """What the auditor got wrong about one fault, in words."""
+    """Return in words what the audit got wrong about one fault."""
     if score.error:
         return f"error: {score.error}"
     wrong = [f"not {label}" for name, label in QUESTIONS if getattr(score, name) is False]
@@ -99,7 +101,7 @@ def _wrong(score: Score) -> str:
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """Everything, for scripts."""
+    """Return all results as JSON data for scripts."""
     accused, clean = false_alarms(result.scores)
     return {
         "hits": {label: {"right": right, "asked": asked} for label, right, asked in hit_rows(result.scores)},
@@ -112,7 +114,6 @@ def to_json(result: Result) -> dict[str, Any]:
         "clean": {"accused": accused, "asked": clean},
         "calibration": [{"confidence": name, "right": right, "findings": n} for name, right, n in calibration(result.scores)],
         "seconds": result.seconds,
-        "median_seconds": median([score.seconds for score in result.scores] or [0.0]),
         "missed": [{"id": score.id, "wrong": _wrong(score), "found": list(score.found)} for score in missed(result.scores)],
         "scores": [dataclasses.asdict(score) for score in result.scores],
     }  # fmt: skip

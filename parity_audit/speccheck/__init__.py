@@ -1,1 +1,1 @@
-"""Is a spec right? Audits its miniature on every backend that can run it, and plants errors that must be named."""
+"""Checks whether a spec is right: audits its miniature on every backend that can run it, and plants errors that must be named."""

@@ -1,4 +1,8 @@
-"""A spec against the programs it describes: each backend must show its sites and agree; each constant must be seen to matter."""
+"""Checks a spec against the programs that it describes.
+
+Each backend must agree with the reference, except for errors that the spec lists. The spec's formulas must reproduce every component
+of the reference. Constants whose change no probe shows are listed.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,12 @@ UNSEEN, SELF_CHECK = "detection limit of ", "self-check: "
 
 @dataclass(frozen=True, kw_only=True)
 class PairCheck:
-    """One architecture on one backend. `why` is empty where all is well; `hidden` are sites that it does not show; `error` is
-    the code of what ended it.
+    """The result of one architecture on one backend.
 
-    `status` is "known error" where the backend does otherwise in exactly the ways that the spec lists.
+    - `status`: `OK`, `KNOWN`, `FAILED` or `NOT_RUN`. `KNOWN` means that the backend has exactly the errors that the spec lists.
+    - `why`: the reason for any status but `OK`, which has none.
+    - `hidden`: sites that the backend does not show.
+    - `error`: the code of the error that ended the run.
     """
 
     architecture: str
@@ -48,10 +54,13 @@ class PairCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecCheck:
-    """One spec: its pairs, the constants whose change no probe of the miniature shows, and planted errors that were missed.
+    """The result of one spec.
 
-    `components`: how many components of the reference were held against the spec's formulas. `contradicted`: constants that
-    the reference does not have.
+    - `pairs`: the result of each backend, the reference first.
+    - `not_excited`: constants whose change no probe of the miniature shows.
+    - `planted`: the number of planted errors. `missed`: the planted errors that were not detected or not named.
+    - `components`: the number of components of the reference that were compared with the spec's formulas.
+    - `contradicted`: constants of the spec that the reference contradicts.
     """
 
     spec: str
@@ -66,8 +75,8 @@ class SpecCheck:
 
     @property
     def ok(self) -> bool:
-        """Every pair that ran agrees or errs as the spec says, at least one ran, every planted error was named, and the
-        spec's formulas reproduce every component of the reference."""
+        """Whether at least one backend ran, every backend that ran agrees or has only the errors that the spec lists, every planted
+        error was named, and the spec's formulas reproduce every component of the reference."""
         ran = [pair for pair in self.pairs if pair.status != NOT_RUN]
         agree = bool(ran) and all(pair.status in (OK, KNOWN) for pair in ran)
         return agree and not self.missed and self.components > 0 and not self.contradicted
@@ -77,15 +86,15 @@ def check_spec(
     spec: Spec, backends: Sequence[str] | None, *, faults: bool, seed: int = 0, dtype: str = "float32", install: bool = True,
     progress: Progress = SILENT,
 ) -> SpecCheck:  # fmt: skip
-    """Check one spec on its first model's miniature.
+    """Check one spec on the miniature of its first model.
 
     Args:
-        backends: BACKEND strings; every candidate that can run here when None.
-        dtype: of the reference and of the backends; some compute an architecture in one dtype alone.
-        faults: also plant the errors that every architecture has a place for, and see whether they are named.
+        backends: BACKEND strings; None for every candidate that can run here.
+        dtype: the dtype of the reference and of the backends; some backends compute an architecture in one dtype only.
+        faults: whether also to plant the model's errors from the corpus, and to check that they are detected and named.
 
     Raises:
-        ParityError: the reference itself does not run, so nothing can be said.
+        ParityError: the reference does not run, so no backend can be compared.
     """
     model = spec.first_model
     able, barred = able_backends(spec, backends, install=install, dtype=dtype)
@@ -113,14 +122,20 @@ def check_spec(
 def able_backends(
     spec: Spec, backends: Sequence[str] | None, *, install: bool, dtype: str = "float32"
 ) -> tuple[list[BackendRef], dict[str, str]]:
-    """The backends that may run a spec, and why each of the others does not; every one that can run here when None."""
+    """Return the backends that can run a spec, and for each of the others the reason why it cannot.
+
+    If `backends` is None, every candidate that can run here is considered.
+    """
     refs = [parse_backend(name) for name in backends] if backends else default_candidates("cpu", install=install)
     barred = {str(ref): why for ref in refs if (why := _cannot(spec, ref, dtype))}
     return [ref for ref in refs if str(ref) not in barred], barred
 
 
 def _cannot(spec: Spec, ref: BackendRef, dtype: str) -> str:
-    """Why the spec says that this release does not run the text model by itself on a CPU, as miniatures are; empty where it does."""
+    """Return why this release cannot run the text model alone on a CPU, by what the spec says of it, or "" if it can.
+
+    Miniatures are text models and run on a CPU.
+    """
     release = _release(ref)
     key = backend_key(ref, release)
     return (
@@ -135,9 +150,9 @@ def _release(ref: BackendRef) -> str:
 
 
 def _reference(spec: Spec, model: str, report: Report) -> PairCheck:
-    """The reference: that it ran with a judge is its test; what its self-check says is its failure, unless known."""
+    """Return the result of the reference: it passes if a float64 judge ran and its self-check reports nothing but known errors."""
     side = report.reference
-    assert side is not None  # without one there is no report
+    assert side is not None  # A report always has a reference.
     notes = list(side.self_check) if report.judge else [*side.self_check, "no judge ran in float64"]
     listed = _known(spec, BackendRef(name=side.backend, version=side.version))
     known = {words.removeprefix(SELF_CHECK): why for words, why in listed.items() if words.startswith(SELF_CHECK)}
@@ -150,7 +165,7 @@ def _reference(spec: Spec, model: str, report: Report) -> PairCheck:
 
 
 def pair_check(spec: Spec, model: str, ref: BackendRef, found: Candidate) -> PairCheck:
-    """A candidate's result against what the spec knows of its backend."""
+    """Return the result of a candidate, compared with the known errors that the spec lists for its backend."""
     listed = _known(spec, replace(ref, version=found.version or _release(ref)))
     known = {knob: why for knob, why in listed.items() if not knob.startswith(SELF_CHECK)}
     seen = {finding.knob: finding.message for finding in found.findings}
@@ -169,9 +184,15 @@ def _known(spec: Spec, ref: BackendRef) -> dict[str, str]:
 
 
 def judged(seen: Mapping[str, str], known: Mapping[str, str], *, agrees: bool, said: str = "") -> tuple[str, str]:
-    """(status, why) of errors that were seen, by knob, where the spec knows of some.
+    """Return (status, why) for the errors that were found, compared with the known errors that the spec lists.
 
-    A known error that is not there any more fails the check too: what a spec says of a backend has to stay true.
+    A known error that is no longer found also fails the check, because what a spec says of a backend has to stay true.
+
+    Args:
+        seen: the message of each error that was found, by knob.
+        known: the cause of each known error, by knob.
+        agrees: whether the backend agrees with the reference.
+        said: the reason that the audit itself gives for its verdict.
     """
     gone = ", ".join(what for what in known if what not in seen)
     lost = f"known, but not found: {gone}" if gone else ""
@@ -183,21 +204,27 @@ def judged(seen: Mapping[str, str], known: Mapping[str, str], *, agrees: bool, s
 
 
 def _not_excited(report: Report) -> tuple[str, ...]:
-    """Constants that could be moved and moved nothing; those without a live setting say nothing of the spec."""
+    """Return the constants that were changed in a running model without any effect on the probes.
+
+    Constants that have no setting in a running model are left out, because they say nothing about the spec.
+    """
     gaps = [gap for found in report.candidates for gap in found.not_tested]
     return tuple(sorted({gap.what.removeprefix(UNSEEN) for gap in gaps
                          if gap.what.startswith(UNSEEN) and gap.why.startswith("not excited")}))  # fmt: skip
 
 
 def _proved(spec: Spec, seed: int, progress: Progress) -> tuple[int, tuple[Contradiction, ...]]:
-    """How many components were held against the formulas, and what the reference contradicts."""
+    """Return how many components of the reference were compared with the formulas, and the contradicted constants."""
     with judged_components(spec, seed, progress) as (residuals, components):
         found = contradictions(residuals, components, residuals.decoder.values)
     return len(components), tuple(found)
 
 
 def _planted(model: str, seed: int, progress: Progress) -> tuple[int, tuple[str, ...]]:
-    """How many errors were planted in this model, and which were not detected or not named."""
+    """Return how many errors were planted in this model, and those that were not detected or not named or that ended in an error.
+
+    A model for which the corpus has no faults gives (0, ()).
+    """
     try:
         corpus = load_corpus([model])
     except ParityError:

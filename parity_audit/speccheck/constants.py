@@ -1,9 +1,10 @@
-"""Each constant of a spec against the judge: a component that the spec's value does not reproduce names what would.
+"""Checks each constant of a spec against the judge: if the spec's values do not reproduce a component, finds the values that do.
 
-Components are taken one at a time, from the judge's own inputs, so an error is found where it is made. Where a formula with the
-spec's values leaves more than rounding, each knob that the formula asks for is searched alone, and where none leaves rounding the
-component is explained as in an audit (see `diagnose.fit.explain`): the knobs that do are contradicted, with these values. Of knobs
-that explain it alone, the first that leaves the layer's other components as they are.
+Components are computed one at a time from the judge's own inputs, so an error is found in the component that makes it. If the
+formula with the spec's values has a residual above rounding, each knob that the formula asks for is searched alone. Of the knobs
+that explain the component alone, the first whose value does not make the layer's other components worse is taken, else the first of
+all. If no knob alone explains it, sets of knobs are searched as in an audit (see `diagnose.fit.explain`). The spec's constants for
+the knobs found are contradicted.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from parity_audit.diagnose.fit.settings import MOST_DIGITS, READ_OFF, Explanatio
 from parity_audit.formulas.knobs import KNOBS, default
 
 BY_LENGTH = ("attention.window", "attention.chunk", "rope.scaling", "rope.theta")
-"""The knobs that a long text shows and a short one may not; searched first there, for every other is seen on both."""
+"""The knobs that a long text shows and a short one may not. On a long text they are searched first, because a short text shows all
+other knobs as well."""
 UNEXPLAINED = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contradiction:
-    """A constant that the reference does not have; `knob` is empty where no knob explains the component."""
+    """A constant of the spec that the reference contradicts.
+
+    - `knob`: its knob; empty if no knob explains the component.
+    - `layers`: the layers concerned; empty outside the blocks.
+    - `site`: the component that shows the contradiction.
+    - `said`: the spec's value. `fitted`: the value that reproduces the component.
+    - `left`: the residual with the fitted value, or with the spec's value if no knob explains the component.
+    """
 
     knob: str
     layers: tuple[int, ...]
@@ -43,18 +52,21 @@ class Contradiction:
 
 
 def shown(value: Any) -> str:
-    """A value in a message."""
+    """Return a value as it is written in a message."""
     return f"{value:.10g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def contradictions(
     residuals: Residuals, components: Sequence[Component], values: Values, *, of: Sequence[Component] | None = None
 ) -> list[Contradiction]:
-    """What the reference contradicts, in the order in which data flow; a value that is found holds for what follows.
+    """Return the contradicted constants, in the order in which data flow.
+
+    A value that was found replaces the spec's value for the components that follow.
 
     Args:
-        components: everything that was captured.
-        of: the components among them of which the first that contradicts is asked for; None for what all contradict.
+        components: all captured components.
+        values: the spec's knob values.
+        of: the components to check, up to the first one that contradicts a constant; None to check all components.
     """
     found: list[Contradiction] = []
     for component in components if of is None else of:
@@ -73,7 +85,10 @@ def contradictions(
 def _explained(
     residuals: Residuals, component: Component, values: Values, left: float, components: Sequence[Component]
 ) -> list[Contradiction]:
-    """The knob that leaves rounding of this component alone, else as few as do together; one without a name where none do."""
+    """Return the contradiction by the one knob that explains this component, or those by a smallest set of knobs that does.
+
+    If no set of knobs explains it, the result is one contradiction without a knob.
+    """
     said = replace(residuals, decoder=replace(residuals.decoder, values=values))
     beside = [other for other in components if other.layer == component.layer and other != component]
     held: Explanation | None = None
@@ -101,8 +116,11 @@ def _explained(
 
 
 def _alone(residuals: Residuals, component: Component) -> Iterator[Explanation]:
-    """The knobs that explain a component alone, in the order in which they are searched; last, and by their freedom, what the config
-    of a released model would not say: numbers of many digits, and choices with a number in them."""
+    """Yield the values of single knobs that explain a component, in the order in which the knobs are searched.
+
+    Values that the config of a released model would not contain, which are numbers of many digits and choices with a number in them,
+    come last, those with the least freedom first.
+    """
     unusual = []
     for name in _order(component):
         found = _searched(residuals, component, name)
@@ -117,7 +135,10 @@ def _alone(residuals: Residuals, component: Component) -> Iterator[Explanation]:
 
 
 def _holds(residuals: Residuals, one: Explanation, beside: Sequence[Component]) -> bool:
-    """Whether a value leaves no more of the components beside it that ask for its knob than the spec's values do."""
+    """Whether an explanation does not make the other components of the layer that ask for its knobs worse than the spec's values do.
+
+    A residual counts as worse if it is above rounding and above `MORE_ON_ALL` times the residual with the spec's values.
+    """
     return all(
         residuals.residual(other, under(residuals, one.values, other.layer))
         <= max(MORE_ON_ALL * residuals.residual(other, residuals.decoder.values), ROUNDING)
@@ -127,7 +148,10 @@ def _holds(residuals: Residuals, one: Explanation, beside: Sequence[Component]) 
 
 
 def _order(component: Component) -> list[str]:
-    """Knobs with few values first: what a choice explains needs no free number."""
+    """Return the component's knobs in the order of the search: knobs with few values come first.
+
+    If a choice explains a component, no free number is needed. On a long text, the knobs in `BY_LENGTH` come before all others.
+    """
     known = [KNOBS[name] for name in component.knobs]
     cost = {"flag": 0, "choice": 0, "count": 1, "real": 2, "structure": 3, "rounding": 4}
     short = component.probe.sites == "all"
@@ -138,16 +162,19 @@ def _order(component: Component) -> list[str]:
 
 
 def _searched(residuals: Residuals, component: Component, name: str) -> Explanation | None:
-    """The value of one knob that leaves rounding, None where none does."""
+    """Return the value of one knob with which the component's residual is rounding only, or None if there is none."""
     start, difference = residuals.decoder.knob(name, component.layer), difference_of(residuals, [component], name, {})
     found = fitted(KNOBS[name], difference, start, largest(residuals, component, name))
     if found.left > ROUNDING or freedom(name, found.value) == READ_OFF:
-        return None  # what is read off the component itself would explain anything
+        return None  # A value that is read off the component itself would explain any error.
     return Explanation(values={name: found.value}, residual=found.left)
 
 
 def _corrected(residuals: Residuals, values: Values, one: Contradiction, component: Component) -> Values:
-    """The values with the fitted one: in every layer that the spec gives the contradicted one, if it holds there."""
+    """Return the values with the contradicted one replaced by the fitted one.
+
+    It is replaced in the component's own layer; for a component outside the blocks, in all layers with the contradicted value.
+    """
     count = residuals.decoder.dims["n_layers"]
     own = [layer for layer in range(count) if value_under(residuals, values, one.knob, layer) == one.said]
     return changed(
@@ -156,7 +183,7 @@ def _corrected(residuals: Residuals, values: Values, one: Contradiction, compone
 
 
 def _joined(found: list[Contradiction], one: Contradiction) -> list[Contradiction]:
-    """The list with one more; the same of another layer is one contradiction."""
+    """Return the list with one more contradiction; one that differs from an earlier one by its layer only is merged into it."""
     for place, other in enumerate(found):
         if one.knob and other.knob == one.knob and other.said == one.said and same(other.fitted, one.fitted):
             layers = tuple(sorted({*other.layers, *one.layers}))
@@ -165,7 +192,7 @@ def _joined(found: list[Contradiction], one: Contradiction) -> list[Contradictio
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two fitted values are one up to the error of a fit."""
+    """Whether two fitted values are equal up to the error of a fit (1e-6, relative)."""
     if isinstance(a, float) and isinstance(b, float):
         return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
     return bool(a == b)

@@ -1,9 +1,9 @@
-"""A first spec for an architecture that has none, from its config and its module tree.
+"""Drafts a first spec for an architecture that has none, from its config and its module tree.
 
-The nearest shipped spec is what it extends. What can be seen is written down: the released config, sizes of a miniature,
-biases, the name of the norms' eps, which of the parent's tensors and sites are not there. What cannot be seen in names (is
-there a soft-cap, a multiplier, another order of norms?) is marked TODO, with every module that no site shows, every tensor
-without a role and every config key that no constant reads; `spec check` then says whether the model computes what the draft says.
+The draft extends the nearest shipped spec, its parent. It contains what config and modules show: the released config, sizes of a
+miniature, biases, the name of the norms' eps, and which of the parent's tensors and sites are missing. Names cannot show whether
+there is a soft-cap, a multiplier or another order of norms. So every module that no site shows, every tensor without a role and
+every config key that no constant reads is marked TODO. `spec check` then tells whether the model computes what the draft says.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 HEADS, KV_HEADS, D_MLP, VOCAB, LAYERS = 4, 2, 352, 515, 4
 D_EXPERT = {"mini": 32, "small": 96}
 LARGE = 20_000_000
-"""Parameters of a miniature; the shipped ones have one to eight million."""
+"""The number of parameters above which a miniature is too large; the shipped ones have one to eight million."""
 UNSAID = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "auto_map")
 WITHOUT_THEIR_TENSORS = {"norm.q": "qk_norm.", "moe.router": "moe."}
-"""Constants of a parent that go with a tensor."""
+"""The prefix of the parent's constants that are dropped if the tensor of this role is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The YAML text, what it extends, and what a person has to look at."""
+    """The YAML text of a draft, the name of the spec that it extends, and the points that a person has to check."""
 
     text: str
     extends: str
@@ -51,9 +51,10 @@ class Draft:
 
 
 def draft_spec(repo_id: str, config: Mapping[str, Any]) -> Draft:
-    """A spec that extends the nearest shipped one.
+    """Return a draft of a spec that extends the nearest shipped one.
 
     Args:
+        repo_id: the name of the model.
         config: the released config.json.
 
     Raises:
@@ -83,7 +84,7 @@ def draft_spec(repo_id: str, config: Mapping[str, Any]) -> Draft:
 
 
 def _require_attention(config: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
-    """Raise UsageError for a model that has nothing which a spec of attention and MLP could describe."""
+    """Raise UsageError for a model without attention, which no spec of attention and MLP could describe."""
     named = {path.rpartition(".")[2] for path in modules}
     if "num_attention_heads" not in canonical(config) or not named & set(ATTENTION):
         raise UsageError(
@@ -94,7 +95,10 @@ def _require_attention(config: Mapping[str, Any], modules: Mapping[str, nn.Modul
 
 
 def _gone(near: Likeness, modules: Mapping[str, nn.Module], shape: Shape) -> dict[str, Any]:
-    """Roles, constants and sites of the parent that this model has not, deleted, or written in another shape."""
+    """Return the entries of the draft that delete the parent's roles, constants and sites that this model does not have.
+
+    Roles and sites of an MLP of another shape (see `shapes`) are rewritten instead.
+    """
     missing = {role for role in near.missing if not role.endswith(OPTIONAL) and role != "unembed"}
     roles = {**dict.fromkeys(missing - shape.settled), **shape.roles}
     knobs = {
@@ -113,13 +117,13 @@ def _gone(near: Likeness, modules: Mapping[str, nn.Module], shape: Shape) -> dic
 
 
 def missing_sites(near: Likeness, modules: Mapping[str, nn.Module]) -> list[tuple[str, str]]:
-    """Sites of the parent, and the module that this model does not have."""
+    """Return the sites of the parent for which this model has no module, each with the first module that the parent names."""
     held = {numbered(path) for path in modules}
     return [(site, paths[0]) for site, paths in _sites(near) if held.isdisjoint(paths)]
 
 
 def _sites(near: Likeness) -> list[tuple[str, list[str]]]:
-    """Every site of the parent, and the modules that show it in one layer or another."""
+    """Return every site of the parent with the modules that show it; layers may differ in the module."""
     sites = near.spec.content.backends[HF].sites
     return [(site, list(_modules_of(entry))) for site, entry in sites.items() if isinstance(entry, SiteEntry)]
 
@@ -133,7 +137,7 @@ def _modules_of(entry: SiteEntry | None) -> Iterator[str]:
 def _to_look_at(
     near: Likeness, modules: Mapping[str, nn.Module], config: Mapping[str, Any], knobs: Mapping[str, Any], shape: Shape
 ) -> Iterator[str]:
-    """What the draft leaves to a person."""
+    """Yield the points that the draft leaves to a person."""
     for site, path in missing_sites(near, modules):
         if site not in shape.settled:
             yield f"{site}: no module `{path}` here"
@@ -153,7 +157,7 @@ def _to_look_at(
 
 
 def _off(value: Any) -> bool:
-    """Whether a setting says: nothing of this kind."""
+    """Whether the value of a config key switches its feature off."""
     return value is None or value is False or value in ([], {})
 
 
@@ -164,14 +168,17 @@ def _words(knobs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _weighs(module: nn.Module) -> bool:
-    """A module with tensors of its own: what it makes can be wrong by itself."""
+    """Whether a module has tensors of its own, so that its output can be wrong although its input is right."""
     return next(module.parameters(recurse=False), None) is not None
 
 
 def _constants(
     config: Mapping[str, Any], modules: Mapping[str, nn.Module], near: Likeness, todo: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Knobs that differ from the parent's, and how transformers holds them."""
+    """Return the knobs that differ from the parent's, and the draft's entries on where transformers stores their values.
+
+    What cannot be decided is added to `todo`.
+    """
     knobs: dict[str, Any] = {}
     hf: dict[str, Any] = {}
     inherited = near.spec.content.knobs
@@ -197,7 +204,10 @@ def _constants(
 
 
 def _miniature(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes only. Where the config has no head_dim, d_head is d_model over heads, and stays what it is."""
+    """Return the config's sizes for the two miniatures.
+
+    If the config has no head_dim, d_head is d_model over the number of heads, and the miniature keeps the d_head of the model.
+    """
     grouped = config.get("num_key_value_heads", config["num_attention_heads"]) != config["num_attention_heads"]
     wide = 96 if config.get("head_dim") else HEADS * (config["hidden_size"] // config["num_attention_heads"])
     layers = min(LAYERS, config["num_hidden_layers"])
@@ -214,7 +224,7 @@ def _miniature(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _too_large(config: Mapping[str, Any], sizes: Mapping[str, Any]) -> list[int]:
-    """The number of parameters of a miniature that is none."""
+    """Return the number of parameters of the miniature if it is larger than `LARGE`, else an empty list."""
     small = {**config, **sizes["mini"], **_layers(config), **{key: 0 for key in config if key.endswith("_token_id")}}
     count = sum(tensor.numel() for tensor in skeleton(small).parameters())
     return [count] if count > LARGE else []
@@ -232,7 +242,7 @@ def _yaml(content: Mapping[str, Any]) -> str:
 
 
 def written(draft: Draft, out: Path) -> Path:
-    """The file, which must not be there yet. Raises UsageError when it is."""
+    """Write the draft to a file and return its path. Raises UsageError if the file exists."""
     if out.exists():
         raise UsageError(f"{out} is there already", code="spec-exists", where=str(out), hint="name another with --out")
     out.write_text(draft.text)

@@ -1,4 +1,4 @@
-"""The spec itself, run as a program, against every backend: what its formulas make of the miniature is what engines compute."""
+"""Compares the spec's formulas, run as a program on the miniature, with every backend: engines must compute what the spec says."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def executed(
     spec: Spec, backends: Sequence[str] | None, *, out: Path, seed: int = 0, install: bool = True,
     progress: Progress = SILENT,
 ) -> list[PairCheck]:  # fmt: skip
-    """Audit transformers and the backends, with the spec as the reference.
+    """Audit transformers and the backends with the spec as the reference, and return the result of each.
 
     Args:
-        backends: BACKEND strings; every candidate that can run here when None.
-        out: where the report goes.
+        backends: BACKEND strings; None for every candidate that can run here.
+        out: the folder of the report.
 
     Raises:
-        ParityError: the spec does not run, so nothing can be said.
+        ParityError: the spec does not run, so no backend can be compared.
     """
     model = spec.first_model
     able, _ = able_backends(spec, backends, install=install)

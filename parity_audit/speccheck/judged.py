@@ -1,4 +1,4 @@
-"""The judge's run of a spec's own miniature, beside the spec's formulas: taken once, asked many times."""
+"""The judge's captures of a spec's miniature together with the spec's formulas, taken once for any number of comparisons."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from parity_audit.specs.facts import decoder_facts
 from parity_audit.specs.schema import Spec
 
 PROBES = ("left_padded", "long")
-"""Every site of a padded batch, and a text past the window and the original context where the model has them."""
+"""The probes of the check: a padded batch with all sites, and a text longer than the window and the original context of models that
+have them."""
 LONG_SITES = ("resid_pre", "attn_out")
 
 
 @contextmanager
 def judged_components(spec: Spec, seed: int, progress: Progress) -> Iterator[tuple[Residuals, list[Component]]]:
-    """The residuals of a spec's first model on its miniature, and every component that was captured.
+    """Yield the residuals of the spec's formulas on the miniature of its first model, and every captured component.
 
     Raises:
         NotJudged: transformers does not run the miniature.
@@ -75,12 +76,15 @@ def _taken(plan: AuditPlan, probes: tuple[Probe, ...], folder: Path, progress: P
 
 
 def _chosen(tap: SiteTap, probe: Probe) -> bool:
-    """Of a long text only what its attention is read off."""
+    """Whether a site is captured: of a long text only what the check of attention needs, the input of a block and `attn_out`."""
     return wanted(tap, probe) and (probe.sites == "all" or tap.site.endswith(LONG_SITES))
 
 
 def _components(residuals: Residuals, taken: Capture) -> list[Component]:
-    """Every captured site that has a formula, with the knobs that it asks for."""
+    """Return a component for every captured site that is checked, with the knobs that its formula asks for.
+
+    Of a long text, only the output of attention is checked.
+    """
     found = []
     for probe in taken.probes:
         sites = (site for site in taken.sites(probe.name) if site != RETURNED)

@@ -1,4 +1,4 @@
-"""Every constant of a spec changed, one at a time: does the reference contradict it by name?"""
+"""Changes every constant of a spec, one at a time, and checks whether the reference contradicts the changed constant by name."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ from parity_audit.speccheck.judged import judged_components
 from parity_audit.specs.schema import Spec
 
 MORE, MUCH_MORE = 1.1, 0.1
-"""A number is made a tenth larger; what is 0 is made 0.1."""
+"""The factor on a changed number, and the value that replaces 0."""
 WHEN_ABSENT: dict[str, Any] = {
     "attention.softcap": 30.0, "logits.softcap": 30.0, "attention.window": 24, "attention.alibi": 1.0, "rope.partial": 16,
     "rope.theta": 10000.0, "rope.scaling": {"rope_type": "linear", "factor": 2.0},
 }  # fmt: skip
-"""What a constant that a spec says is absent is changed to."""
+"""The value to which a constant that is absent by the spec is changed."""
 OF_ROTATION = ("rope.scaling", "rope.pairing", "rope.partial")
-"""Constants that are nothing where a layer has no rotary base."""
+"""Constants that have no effect in a layer without a rotary base."""
 PARTS_OF = {"n_kv_heads": "n_heads", "moe.groups": "n_experts"}
-"""Counts that divide another: a model can have no other ones."""
+"""Counts that must divide another count of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """One changed constant. `named`: it was contradicted by its name; `why`: what happened instead."""
+    """The result for one changed constant.
+
+    `named` tells whether the reference contradicted it by its name, `fitted` is the value found, and `why` tells what happened if it
+    was not named.
+    """
 
     knob: str
     change: str
@@ -41,11 +45,11 @@ class Mutation:
 
 
 NAMED_SHARE = 0.98
-"""Of all changed constants, what has to be contradicted by name."""
+"""The share of all changed constants that must be contradicted by name."""
 
 
 def mutated(spec: Spec, *, seed: int, progress: Progress) -> list[Mutation]:
-    """Every constant of one spec changed, on captures that are taken once.
+    """Return the results of changing every constant of one spec, on captures that are taken once.
 
     Raises:
         NotJudged: transformers does not run the spec's miniature.
@@ -55,7 +59,7 @@ def mutated(spec: Spec, *, seed: int, progress: Progress) -> list[Mutation]:
 
 
 def mutations(residuals: Residuals, components: Sequence[Component]) -> Iterator[Mutation]:
-    """Each constant of the spec changed, and what the check says of it."""
+    """Yield the result of each change of each constant of the spec."""
     for knob in residuals.decoder.values:
         for change, values in changes(residuals, knob, _layers_that_ask(components, knob)):
             yield _judged(residuals, components, knob, change, values)
@@ -79,18 +83,21 @@ def _judged(residuals: Residuals, components: Sequence[Component], knob: str, ch
 
 
 def _asking(components: Sequence[Component], knob: str) -> list[Component]:
-    """The components whose formulas ask for a knob, also where norms of queries and keys ask for that of the others."""
+    """Return the components whose formulas ask for a knob, or for the knob of norms of queries and keys that takes its value."""
     return [component for component in components if knob in component.knobs or f"qk_{knob}" in component.knobs]
 
 
 def _layers_that_ask(components: Sequence[Component], knob: str) -> list[int] | None:
-    """The layers in which a knob's value is read; None for all, where it is read outside the blocks or nowhere."""
+    """Return the layers in which a knob's value is read, or None (all layers) if it is read outside the blocks or nowhere."""
     found = {component.layer for component in _asking(components, knob)}
     return None if not found or None in found else sorted(layer for layer in found if layer is not None)
 
 
 def changes(residuals: Residuals, knob: str, asked: Sequence[int] | None = None) -> Iterator[tuple[str, Values]]:
-    """(in words, all values) of each way to change one constant. What a layer has that does not ask for it stays as it is."""
+    """Yield (change in words, all knob values) for each way to change one constant.
+
+    The values of layers outside `asked` stay unchanged, because these layers do not read the constant.
+    """
     values, said, row = residuals.decoder.values, list(residuals.decoder.values[knob]), KNOBS[knob]
     layers = range(len(said)) if asked is None else asked
     own = [said[layer] for layer in layers]
@@ -122,7 +129,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
 
 
 def _others(row: Knob, value: Any, residuals: Residuals) -> Iterator[tuple[str, Any]]:
-    """Other values of a knob, in words."""
+    """Yield (value in words, value) for each other value of a knob that is tried."""
     if value is None:
         if row.name in WHEN_ABSENT:
             yield shown(WHEN_ABSENT[row.name]), WHEN_ABSENT[row.name]
@@ -147,13 +154,16 @@ def _others(row: Knob, value: Any, residuals: Residuals) -> Iterator[tuple[str, 
 
 
 def _is_absence(row: Knob, value: Any, residuals: Residuals) -> bool:
-    """Whether a value is what its absence means: with all components of a head rotated, none are left out."""
+    """Whether a value has the same effect as None: `rope.partial` with all components of a head rotated."""
     dims = residuals.decoder.dims
     return row.name == "rope.partial" and value == dims.get("d_rope", dims["d_head"])
 
 
 def _same_rotation(row: Knob, one: Any, other: Any, residuals: Residuals) -> bool:
-    """Whether two scalings turn every pair alike at every length: a kind does not read all keys, and YaRN rounds some."""
+    """Whether two scalings give the same angles, compared at lengths of 1, about the original context and twice of it.
+
+    This happens if the kind of scaling does not read the changed key, or if YaRN rounds the changed number.
+    """
     if row.name != "rope.scaling":
         return False
     values, dims = residuals.decoder.values, residuals.decoder.dims
@@ -168,12 +178,12 @@ def _same_rotation(row: Knob, one: Any, other: Any, residuals: Residuals) -> boo
 
 
 def _function(choice: Any) -> Any:
-    """What tells choices apart: `false` and nothing are one for a flag."""
+    """Return the value by which choices are compared: for a flag, `false` and None are equal."""
     return choice or None
 
 
 def _count(row: Knob, value: int, residuals: Residuals) -> int:
-    """The next whole number that the model could have."""
+    """Return another whole number that the model could have in place of this one."""
     dims = residuals.decoder.dims
     if row.name in PARTS_OF:
         whole = dims[PARTS_OF[row.name]]

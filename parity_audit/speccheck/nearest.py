@@ -1,4 +1,4 @@
-"""Which shipped spec a new architecture is nearest to, by the tensors of its modules and the keys of its config."""
+"""Finds the shipped spec that is nearest to a new architecture, by the tensors of its modules and the keys of its config."""
 
 from __future__ import annotations
 
@@ -17,33 +17,38 @@ from parity_audit.specs.view import knob_values, role_tensor
 
 PLAINEST = "llama_like"
 UNANSWERED = 0.9
-"""How much less a spec counts whose constants ask for keys that the config has not: as one missing tensor of ten."""
+"""The factor on the share of a spec whose constants need keys that the config does not have. It counts as much as one missing
+tensor of ten."""
 HF = "hf"
 FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "qkv_proj": ("q_proj", "k_proj", "v_proj")}
-"""Projections that some modules keep in one tensor."""
+"""Projections that some modules store in one tensor, with their parts."""
 OPTIONAL = ".bias"
-"""A family names the places of biases that only some of its models have."""
+"""The ending of roles whose tensors may be missing: a family also names biases that only some of its models have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Likeness:
-    """A spec, and how a model's tensors and its own meet."""
+    """How well the tensors of a model and the roles of a spec match."""
 
     spec: Spec
     missing: dict[str, str]
-    """Roles of the spec whose tensor the model does not have, by role."""
+    """The tensors of the spec that the model does not have, by role."""
     unused: tuple[str, ...]
     """Tensors of the model that no role names, `{l}` for the layer."""
     unread: tuple[str, ...]
-    """Keys that the spec's constants ask for and the config does not have."""
+    """The reason why the spec's constants cannot be computed from the config (a missing key); empty if they can."""
     share: float
-    """Tensors that both have, of those that either has; a fused projection counts as its parts."""
+    """The share of tensors that both have among those that either has; a fused projection counts as its parts."""
     literal: float
-    """The same with a fused projection as a tensor of its own."""
+    """The same share with a fused projection counted as one tensor."""
 
 
 def nearest(model: nn.Module, config: Mapping[str, Any]) -> Likeness:
-    """The spec with the most tensors in common, then with constants that the config can say, then with more of its keys."""
+    """Return the match with the spec that has the largest share of tensors in common with the model.
+
+    The share is reduced if the config cannot give the spec's constants (see `UNANSWERED`). Ties are broken by the literal share, by
+    the number of the config's keys that the spec reads, and by plainness.
+    """
     held = tensors(model)
     families = {spec.name: spec for spec in (load_spec(PLAINEST), *list_specs())}
     found = [likeness(spec, held, config) for spec in families.values()]
@@ -56,17 +61,17 @@ def nearest(model: nn.Module, config: Mapping[str, Any]) -> Likeness:
 
 
 def tensors(model: nn.Module) -> set[str]:
-    """Names of the parameters, `{l}` for the layer and `{e}` for the expert."""
+    """Return the names of the model's parameters, with `{l}` for the layer and `{e}` for the expert."""
     return {numbered(name) for name, _ in model.named_parameters()}
 
 
 def numbered(name: str) -> str:
-    """The path of a module or tensor with `{l}` for its layer and `{e}` for its expert."""
+    """Return the path of a module or tensor with `{l}` for its layer and `{e}` for its expert."""
     return re.sub(r"\.\d+(?=\.|$)", ".{e}", re.sub(r"\.\d+(?=\.|$)", ".{l}", name, count=1))
 
 
 def likeness(spec: Spec, held: set[str], config: Mapping[str, Any]) -> Likeness:
-    """How the tensors of a model and of one spec meet."""
+    """Return how well the tensors `held` by a model match one spec."""
     said, others = live_tensors(spec), _in_other_layers(spec)
     missing = {role: name for role, name in said.items() if held.isdisjoint({name, others.get(role, name)})}
     required = {name for role, name in missing.items() if not role.endswith(OPTIONAL) and role != "unembed"}
@@ -79,7 +84,7 @@ def likeness(spec: Spec, held: set[str], config: Mapping[str, Any]) -> Likeness:
 
 
 def _in_other_layers(spec: Spec) -> dict[str, str]:
-    """The tensor that plays a role where the first one is not there, by role."""
+    """Return the alternative tensor of each role that has one, for layers without the first one."""
     entries = {role: entry for role, entry in spec.content.roles.items() if isinstance(entry, RoleEntry)}
     return {role: role_tensor(entry.otherwise) for role, entry in entries.items() if entry.otherwise is not None}
 
@@ -89,7 +94,7 @@ def _share(held: set[str], said: set[str], either: set[str]) -> float:
 
 
 def _parted(names: set[str]) -> set[str]:
-    """The names with every fused projection as its parts."""
+    """Return the names with every fused projection replaced by its parts."""
     return {name.replace(fused, part) for name in names for fused, parts in _parts_of(name) for part in parts}
 
 
@@ -99,7 +104,7 @@ def _parts_of(name: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def live_tensors(spec: Spec) -> dict[str, str]:
-    """The parameter of transformers' module that holds each role's tensor."""
+    """Return the name of the parameter of transformers' model that holds the tensor of each role."""
     section = spec.content.backends.get(HF)
     weights = section.weights if section else {}
     out: dict[str, str] = {}
@@ -112,12 +117,12 @@ def live_tensors(spec: Spec) -> dict[str, str]:
 
 
 def _unanswered(spec: Spec, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the first constant that cannot be worked out of this config asks for; () where all can."""
+    """Return the error of the first constant that cannot be computed from this config, or () if all can."""
     try:
         knob_values(spec, config)
     except ExprError as error:
         return (error.message,)
-    except Exception as error:  # a config of another architecture can have any value under a key
+    except Exception as error:  # The config of another architecture may have any type of value under a key.
         return (str(error)[:80],)
     return ()
 
@@ -127,5 +132,5 @@ def _keys_read(spec: Spec, config: Mapping[str, Any]) -> int:
 
 
 def _plainness(spec: Spec) -> tuple[int, int, str]:
-    """A family before its members, then the spec with the fewest constants of its own."""
+    """Return the sort key by which a family comes before its members, and then specs with fewer constants of their own."""
     return (bool(spec.content.models), len(spec.content.knobs), spec.name)

@@ -1,4 +1,4 @@
-"""MLPs of other shapes than the parent's, written out: a gate and an up projection in one tensor, and no gate at all."""
+"""The draft's entries for MLPs of another shape than the parent's: gate and up projection in one tensor, or no gate at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST, SECOND = ["0", "d_mlp"], ["d_mlp", "2 * d_mlp"]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a draft says of an MLP, and the roles, sites and modules that this settles."""
+    """The draft's entries for an MLP; `settled` holds the roles, sites, modules and tensors that need no further entry or TODO."""
 
     roles: dict[str, Any] = field(default_factory=dict)
     backends: dict[str, Any] = field(default_factory=dict)
@@ -24,7 +24,10 @@ class Shape:
 
 
 def mlp_shape(near: Likeness, held: Set[str]) -> Shape:
-    """The MLP of a model with these modules, where the parent's is the gated one of Llama's names."""
+    """Return the shape of the MLP of a model with the modules `held`.
+
+    It is empty if the MLP has its parent's shape, or if the parent's MLP is not gated with the names of Llama's tensors.
+    """
     if near.missing.get("mlp.gate") != f"{GATE}.weight":
         return Shape()
     if FUSED in held:
@@ -33,7 +36,7 @@ def mlp_shape(near: Likeness, held: Set[str]) -> Shape:
 
 
 def _fused() -> Shape:
-    """Engines that fuse both anyway show the same sites; only tensors have another name."""
+    """Return the entries for gate and up in one tensor. vLLM fuses both anyway, so only the names of its tensors change."""
     tensor = f"{FUSED}.weight"
     return Shape(
         roles={"mlp.gate": {"tensor": tensor, "slice": FIRST}, "mlp.up": {"tensor": tensor, "slice": SECOND}},

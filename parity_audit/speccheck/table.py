@@ -1,4 +1,4 @@
-"""What was checked, as data and as the page of the manual that lists architectures and backends."""
+"""The results of spec checks as the page of the manual that lists architectures and backends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ the spec lists with its cause: the check asks for precisely these, and fails whe
 
 
 def page(checks: Sequence[SpecCheck]) -> str:
-    """The Markdown page."""
+    """Return the page as Markdown, with one row per spec and backend."""
     rows = [_row(check, pair) for check in checks for pair in check.pairs]
     return HEAD + "\n".join(rows) + "\n"
 

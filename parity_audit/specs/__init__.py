@@ -1,1 +1,4 @@
-"""Architecture specs: YAML to typed values, taps, edits and miniatures. Model knowledge lives in `model_specs/`, not here."""
+"""Read architecture specs (YAML) and derive typed knob values, taps, edits and miniature checkpoints from them.
+
+What is known about each model is in `model_specs/`, not in this package.
+"""

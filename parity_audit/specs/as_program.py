@@ -1,4 +1,8 @@
-"""What a spec says of itself as a backend: every site is its own module, every tensor has its own name, every knob is live."""
+"""The spec section of the backend `spec`, which runs the formulas of the spec itself.
+
+In this backend the module of a site has the site's name, every tensor has its name in the checkpoint, and every knob
+can be set.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,12 @@ from parity_audit.specs.schema import BackendKnob, BackendSection, EditEntry, Si
 
 SPEC = "spec"
 DEFINITION = "hf"
-"""The backend whose list of sites is the architecture's; a spec without it has every site that its formulas make."""
+"""The backend whose section lists the sites of the architecture. A spec without this section has every
+site of `core.sites` except `returned`."""
 
 
 def own_section(content: SpecFile) -> BackendSection:
-    """The section of the backend `spec`, which no file has to write."""
+    """Return the section of the backend `spec`, which is derived, so that no spec file has to write it."""
     listed = content.backends.get(DEFINITION)
     sites = {site: entry.when for site, entry in listed.sites.items() if entry is not None} if listed else {}
     if not sites:

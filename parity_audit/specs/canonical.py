@@ -1,9 +1,10 @@
-"""One view of a config.json, whichever release of transformers wrote it.
+"""Convert a config.json to one canonical form, whichever release of transformers wrote it.
 
-transformers 4 writes `rope_theta`, `rope_scaling`, `sliding_window_pattern`, `torch_dtype` and leaves out what is at its
-default; transformers 5 writes `rope_parameters` (of the model, or of each kind of layer), `layer_types`, `dtype`. Specs
-read the names of transformers 4, with every key present, and `layer_types` for which layers have a window. What the
-file says is translated here; what it does not say is what transformers' own configuration class says.
+transformers 4 writes `rope_theta`, `rope_scaling`, `sliding_window_pattern`, `torch_dtype` and leaves out keys that
+have their default value; transformers 5 writes `rope_parameters` (for the model, or for each kind of layer),
+`layer_types`, `dtype`. Specs read the names of transformers 4, with every key present, and read from `layer_types`
+which layers have a sliding window. Keys in the file are translated here; keys that the file leaves out get the value of
+transformers' own configuration class.
 """
 
 from __future__ import annotations
@@ -25,27 +26,29 @@ OLDER_NAMES = {
     "hidden_size": "n_embed",
     "torch_dtype": "dtype",
 }
-"""Names that transformers reads without an `attribute_map` entry of the configuration class."""
+"""The name that specs use -> another name for the same key, for the names that transformers reads although the
+configuration class has no `attribute_map` entry for them."""
 OTHER_KINDS = {"su": "longrope"}
-"""Names of RoPE scalings that transformers renamed."""
+"""Old name of a RoPE scaling -> the name that transformers gives it now."""
 OF_LAYERS = "per_layer_config"
-"""What a layer has otherwise than the model; transformers writes it by the number of the layer, here every layer has a place."""
+"""The key for settings in which single layers differ from the rest of the model. transformers writes a mapping from
+layer number to settings; the canonical config holds a list with one entry for every layer."""
 WIDTHS = "intermediate_size"
-"""A width of the MLP that some architectures have one of for each layer, where a file may say one for all."""
+"""The width of the MLP. Some architectures have one width per layer, and a file may still give a single width for all layers."""
 NEED_LENGTHS = ("yarn", "dynamic", "longrope")
-"""Scalings whose table depends on the context that the model was trained for."""
+"""RoPE scalings whose frequency table depends on the context length that the model was trained with."""
 
 
 def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with every key that its architecture has, under one name; a canonical one comes back as it is."""
+    """Return the config with every key of its architecture, each under one name. A canonical config is returned unchanged."""
     try:
         return copy.deepcopy(_canonical(json.dumps(config, sort_keys=True)))
-    except (TypeError, ValueError):  # no config.json holds such a value; the caller's check names it
+    except (TypeError, ValueError):  # a value that JSON cannot hold; the check of the caller reports it
         return dict(config)
 
 
 def written_name(config: Mapping[str, Any], key: str) -> str:
-    """The name under which a config holds what specs call `key`; `key` where it holds no such thing."""
+    """Return the name under which this config holds the setting that specs call `key`; `key` itself if the config lacks it."""
     says = class_says(config)
     known = {} if says is None else says.names
     others = (known.get(key, key), OLDER_NAMES.get(key, key), *(old for old, new in known.items() if new == key))
@@ -61,7 +64,10 @@ def _canonical(written: str) -> dict[str, Any]:
 
 
 def _class_says(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key of the configuration class of this model, {} where transformers has none or refuses the values."""
+    """Return every key of the model's configuration class with its value, each also under its other names.
+
+    Empty if transformers has no class for this model type, or if the class rejects the values.
+    """
     says = class_says(config)
     if says is None:
         return {}
@@ -69,7 +75,7 @@ def _class_says(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _translated(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a config under the names of transformers 4; `usual` has what its class says."""
+    """Return the keys of a config under the names of transformers 4; `usual` holds the values of its configuration class."""
     found = {key: value for key, value in config.items() if key != "rope_parameters"}
     for name, older in OLDER_NAMES.items():
         if found.get(name) is None and found.get(older) is not None:
@@ -81,7 +87,8 @@ def _translated(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
     if isinstance(layers, int) and isinstance(width := merged.get(WIDTHS), int) and isinstance(usual.get(WIDTHS), list):
         found[WIDTHS] = [width] * layers
     if isinstance(own := merged.get(OF_LAYERS), dict) and isinstance(layers, int):
-        numbered = {int(layer): said for layer, said in own.items()}  # "4" or, of more than ten layers, "04"
+        # The key of layer 4 is "4", or "04" in a model with more than ten layers.
+        numbered = {int(layer): said for layer, said in own.items()}
         found[OF_LAYERS] = [numbered.get(layer, {}) for layer in range(layers)]
     if not isinstance(found.get("layer_types"), list) and isinstance(layers, int) and isinstance(every, int) and every:
         found["layer_types"] = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(layers)]
@@ -89,9 +96,11 @@ def _translated(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
 
 
 def _rotary(given: Any) -> dict[str, Any]:
-    """`rope_parameters` in the names of transformers 4: of full attention, and the base of the local layers beside it.
+    """Return `rope_parameters` under the names of transformers 4.
 
-    transformers 5 reads `rope_scaling` in the same way: a base inside it holds, whatever `rope_theta` says beside it.
+    If it has separate entries for full and sliding attention, the entry for full attention is used, and the base of the
+    sliding layers becomes `rope_local_base_freq`. The same translation is applied to `rope_scaling`, because
+    transformers 5 reads it that way: a base inside it overrides `rope_theta`.
     """
     if not isinstance(given, dict):
         return {}
@@ -105,7 +114,7 @@ def _rotary(given: Any) -> dict[str, Any]:
 
 
 def _scaling(given: Any, config: Mapping[str, Any]) -> Any:
-    """A RoPE scaling under one name of its kind, with the lengths that it depends on; None for no scaling."""
+    """Return a RoPE scaling with its current `rope_type` and the context lengths that it depends on; None if there is none."""
     if not isinstance(given, dict):
         return given
     kind = OTHER_KINDS.get(kind_of(given), kind_of(given))

@@ -1,4 +1,4 @@
-"""Real weights: found in a directory or the hub cache, or fetched by the hub library; checked before any engine starts."""
+"""Find the real weights of a model in a directory or the hub cache, or download them; check them before any engine starts."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from parity_audit.specs.safetensors_header import check_finite, stored_tensors
 from parity_audit.specs.weight_files import all_there, shards_of, weight_files
 
 TOKENIZERS = ("tokenizer*", "*.model", "vocab*", "tekken.json")
-"""Names of the files that tokenizers are saved in."""
+"""Glob patterns of the files that tokenizers are saved in."""
 
 
 def find_checkpoint(
     model: ResolvedModel, weights: Path | None, *, homes: Path, progress: Progress = SILENT
 ) -> Checkpoint:
-    """The checkpoint of a model, downloaded if the hub can be reached; what an earlier download left is completed.
+    """Return the checkpoint of a model. If it is not on this machine, download it; an interrupted download is completed.
 
     Args:
-        homes: where the hub cache is made that workers load a model of the hub from (`pinned_home`).
+        weights: a directory with the weights; None for the model's own directory or the hub.
+        homes: the directory for the private hub caches from which workers load a model of the hub (`pinned_home`).
 
     Raises:
-        NotJudged: no weights here and no way to fetch them, they are quantised, or a file is damaged; see `check_weights`.
+        NotJudged: there are no weights here and they cannot be downloaded, they are quantised, or a file is damaged
+            (see `check_weights`).
         UsageError: the hub has no such revision.
     """
     given = weights or (Path(model.repo_id) if model.local else None)
@@ -54,7 +56,10 @@ def find_checkpoint(
 
 
 def _of_the_hub(model: ResolvedModel, progress: Progress) -> Path:
-    """The user's cached snapshot where it is whole, else the hub's."""
+    """Return the snapshot in the user's hub cache if it is complete, else a downloaded one.
+
+    If the download fails and the cached snapshot lacks only its tokenizer, return the cached one and report that.
+    """
     cached = cached_snapshot(model.repo_id, model.revision)
     if cached is not None and all_there(cached) and _has_tokenizer(cached):
         return cached
@@ -72,15 +77,15 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _instead(folder: Path) -> str:
-    """What to do about weights that are there in another form."""
+    """Return a hint on how to convert the weights if the folder has them in a format that is not read; else an empty string."""
     return next((words for ending, words in CONVERT.items() if next(folder.glob(f"*{ending}"), None)), "")
 
 
 def check_weights(folder: Path, files: Sequence[Path]) -> None:
-    """Headers, the index and the numbers of a checkpoint, before any engine starts.
+    """Check the headers, the index and all numbers of a checkpoint before any engine starts.
 
     Raises:
-        NotJudged: a file is damaged, missing, holds NaN, or the same tensor as another.
+        NotJudged: a file is damaged or missing, a tensor is in two files, or a tensor holds NaN or infinity.
     """
     owner: dict[str, Path] = {}
     for file in files:
@@ -102,13 +107,16 @@ def check_weights(folder: Path, files: Sequence[Path]) -> None:
 
 
 def _beside(repo_id: str) -> str:
-    """Where the working directory has a checkpoint of that name: how to say that it is meant."""
+    """Return how to name the directory instead, if the working directory has a checkpoint of this name; else an empty string."""
     near = next((name for name in (repo_id, repo_id.rpartition("/")[2]) if Path(name, "config.json").is_file()), None)
     return f"; for the directory here, write `./{near}`" if near else ""
 
 
 def _fingerprint(files: Sequence[Path]) -> str:
-    """Name, size and header of every file: cheap even for many gigabytes; parameters are hashed one by one later."""
+    """Return a hash of the name, size, modification time and header of every file.
+
+    The tensors are not read, so this is fast even for many gigabytes; parameters are hashed one by one later.
+    """
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -118,5 +126,5 @@ def _fingerprint(files: Sequence[Path]) -> str:
 
 
 def stored_names(folder: Path) -> tuple[str, ...]:
-    """Names of all tensors in the safetensors files of a checkpoint; of a text model among other modalities, of that one alone."""
+    """Return the names of all tensors in a checkpoint's safetensors files; for a multimodal model, only those of its text model."""
     return tuple(text_names(tensor.name for file in weight_files(folder) for tensor in stored_tensors(file)))

@@ -1,4 +1,4 @@
-"""Whether a config.json says what its architecture needs: sizes that can be, constants that are numbers."""
+"""Check that a config.json fits its architecture: that every size is possible and every numeric constant is a number."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from parity_audit.specs.view import config_names, dims, knob_values, said_sizes
 
 T = TypeVar("T")
 LARGEST_SIZE = 1 << 24
-"""Sixteen times the widest vocabularies; a weight with two such axes could not be stored."""
+"""The largest size of an axis: sixteen times the largest vocabularies. A weight with two axes of this size could not be stored."""
 MOST_LAYERS = 4096
-"""Twenty times the deepest released decoders; everything is listed per layer."""
+"""The largest number of layers: twenty times the deepest released decoders. It is limited because many lists have one
+entry per layer."""
 LONGEST = 1 << 24
-"""Tokens; more than any context, window or original context."""
+"""The largest length in tokens: more than any context, window or original context."""
 LARGEST_WHOLE = 1 << 63
 LARGEST_NUMBER = 1e30
-"""Beyond every constant of every architecture, and within float32."""
+"""The largest real constant: larger than every constant of every architecture, and within float32."""
 LENGTHS = ("max_position_embeddings", "sliding_window", "window_size", "original_max_position_embeddings")
 SECTIONS = ("rope_scaling", "rope_parameters")
 
 
 def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
-    """Refuse a config that cannot be one of this architecture.
+    """Raise an error if a config cannot belong to this architecture.
 
     Raises:
-        UsageError: a key is missing, of another type, or of a size that no model has; the message names it.
+        UsageError: a key is missing, has the wrong type, or has a size that no model has; the message names the key.
     """
 
     released = [entry.config.get("model_type") for entry in spec.content.models.values()]
@@ -87,12 +88,15 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
 
 
 def _is_unused_window(config: Mapping[str, Any], key: str) -> bool:
-    """Whether a key is a window of no tokens that the config switches off, as transformers saves a Qwen2-MoE."""
+    """Return whether a key is a sliding window of 0 tokens that the config switches off; transformers saves Qwen2-MoE this way."""
     return key == "sliding_window" and config[key] == 0 and config.get("use_sliding_window") is False
 
 
 def _number_keys(spec: Spec) -> dict[str, Any]:
-    """Keys that hold a number in every released config of the architecture, with one of them."""
+    """Return the keys that are numbers in every released config of the architecture that has them, each with one such number.
+
+    Token ids are left out.
+    """
     released = [entry.config for entry in spec.content.models.values()]
     keys = {key for config in released for key in config if not key.endswith("_token_id")}
     given = {key: [config[key] for config in released if config.get(key) is not None] for key in keys}
@@ -104,7 +108,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _sizes_of_layers(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `layer_dims` in each layer, not made whole numbers yet."""
+    """Return the values of the `layer_dims` expressions in each layer, not yet converted to int."""
     names = config_names(config, **dims(spec, config))
     return {
         f"{name} of layer {layer}": evaluate(text, {**names, "l": layer})
@@ -119,7 +123,10 @@ def _is_size(value: Any, largest: int) -> bool:
 
 
 def _is_constant(known: ResolvedKnob) -> bool:
-    """A finite number, or none, or one of each layer, where the knob is a number; anything for variants."""
+    """Return whether a knob's value is valid: if the knob is a number, a finite number, None, or one of these per layer.
+
+    A knob that is a choice may have any value.
+    """
     values = known.value if isinstance(known.value, list) else [known.value]
     if known.kind != "number":
         return True

@@ -1,8 +1,9 @@
-"""Random weights in which nothing hides: what each kind of parameter is drawn from.
+"""Draw random weights with which every wrong constant changes the output.
 
-Kinds are read off the module that holds a parameter and off its name. Norm weights are random, biases and
-sinks are not zero, scores reach the order of a soft-cap, inputs of some norms are small enough for eps to
-matter, token norms differ, and grouped heads are really grouped.
+The distribution depends on the kind of a parameter, which follows from its module and its name. Norm weights are
+random, biases and attention sinks are not zero, attention scores are large enough for a soft-cap to act, the inputs of
+some norms are small enough for eps to matter, token norms differ, and the key/value heads of grouped-query attention
+differ, so that a wrong grouping is visible.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from torch import Tensor
 
 from parity_audit.formulas.frequencies import default_table
 
-SLOW_ENOUGH = 0.02  # radians per position
+SLOW_ENOUGH = 0.02  # radians per position: faster rotary pairs are drawn with a smaller amplitude
 
 FACTOR = "factor"
-"""The kind of numbers that multiply: they are drawn around 1, with the scale as their spread."""
+"""The kind of a parameter that multiplies something: it is drawn around 1, with its scale as the spread."""
 DEFAULT_SCALES = {
-    "embed": 0.05,        # rms of a token's embedding before its own factor
-    "embed_spread": 0.3,  # log-normal spread of token norms, so that eps shows as a bend and not as a scale
+    "embed": 0.05,        # rms of a token's embedding before the token's own factor
+    "embed_spread": 0.3,  # log-normal spread of token norms; if all norms were equal, a wrong eps would look like a wrong scale
     "pos_embed": 0.05,
-    "qk": 1.1,            # rms of queries and keys: scores then have a standard deviation of its square
+    "qk": 1.1,            # rms of queries and keys; the standard deviation of scores is its square
     "v": 1.0,
-    "o": 0.3,             # rms of what a sublayer adds
+    "o": 0.3,             # rms of the attention output that is added to the residual stream
     "mlp_pre": 1.5,
     "mlp_out": 0.3,
     "router": 2.0,
@@ -40,7 +41,7 @@ DEFAULT_SCALES = {
     "post_norm_mean": 1.0,
 }  # fmt: skip
 
-# The first pattern that is found in a parameter's name decides; specs may put their own in front (`draws`).
+# (pattern, kind): the first pattern that matches a parameter's name decides; specs may put their own in front (`draws`).
 KINDS: tuple[tuple[str, str], ...] = (
     (r"sinks?$", "sinks"),
     (r"(lm_head|embed_out|output_embedding)\.weight$", "embed"),
@@ -65,10 +66,14 @@ def draw(
     offset: float,
     kinds: tuple[tuple[str, str], ...] = (),
 ) -> Tensor:
-    """One parameter of `shape` in float32, the same for the same seed and name.
+    """Draw one parameter of `shape` in float32, reproducible from the seed and the parameter's name.
 
-    `norm` is None outside norms, else the scale that holds its mean ("norm_mean", ...); `fan_in` the number of
-    inputs of a projection; `offset` what the architecture adds to its norm weights.
+    Args:
+        norm: the key in `scales` for the mean of a norm's weights ("norm_mean", ...); None for a parameter that is not
+            of a norm.
+        fan_in: the number of inputs of a projection.
+        offset: the constant that the architecture adds to its norm weights; it is subtracted here.
+        kinds: (pattern, kind) pairs that take precedence over `KINDS`.
     """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     noise = torch.randn(
@@ -92,15 +97,16 @@ def draw(
 
 
 def kind_of(name: str, kinds: tuple[tuple[str, str], ...] = ()) -> str:
-    """The scale that a parameter is drawn with."""
+    """Return the kind of a parameter, which is also the key of its scale; "mlp_pre" if no pattern matches its name."""
     return next((kind for pattern, kind in (*kinds, *KINDS) if re.search(pattern, name)), "mlp_pre")
 
 
 def tapered(weight: Tensor, theta: float, d_head: int) -> Tensor:
-    """Query or key rows `[(head d_head), d_model]` with less energy in the fast rotary pairs.
+    """Return query or key rows `[(head d_head), d_model]` with less energy in the fast rotary pairs, at the same rms.
 
-    Float32 angles are off by position times frequency times eps, so at thousands of positions the fastest
-    pairs would bury everything else in rounding. Trained models lean on slow pairs there too.
+    A float32 angle has an error of position times frequency times eps. At thousands of positions the rounding of the
+    fastest pairs would therefore be larger than the effects to be measured. Trained models also rely mostly on the slow
+    pairs there.
     """
     frequencies = torch.tensor(default_table(theta, d_head))
     amplitude = (SLOW_ENOUGH / frequencies).clamp(max=1.0).sqrt().repeat(2)
@@ -111,7 +117,10 @@ def tapered(weight: Tensor, theta: float, d_head: int) -> Tensor:
 
 
 def inputs_of(shape: tuple[int, ...], *, transposed: bool) -> int:
-    """Fan-in of a projection: all axes but the first, or the second last where weights are stored `[in, out]`."""
+    """Return the number of inputs of a projection: the last axis, or the second last if weights are stored `[in, out]`.
+
+    A parameter with fewer than two axes counts as one input.
+    """
     if len(shape) < 2:
         return 1
     return shape[-2] if transposed else prod(shape[1:]) if len(shape) == 2 else shape[-1]

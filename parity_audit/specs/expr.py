@@ -1,4 +1,7 @@
-"""Safe arithmetic on config keys: `sqrt(query_pre_attn_scalar)`, `hidden_size // num_attention_heads`, `l % 2 == 0`."""
+"""Safe evaluation of arithmetic expressions on config keys.
+
+Examples: `sqrt(query_pre_attn_scalar)`, `hidden_size // num_attention_heads` and, with the layer number `l`, `l % 2 == 0`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def _float32(number: float) -> float:
-    """A number as a program keeps it that has it in float32."""
+    """Return a number rounded to float32, for constants that programs store in that dtype."""
     rounded: float = struct.unpack("f", struct.pack("f", float(number)))[0]
     return rounded
 
@@ -53,15 +56,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 LONGEST = 500
-"""Characters of an expression; the longest in a shipped spec has 120."""
+"""The most characters of an expression; the longest in a shipped spec has 120."""
 MOST_BITS = 256
-"""Of a whole number; constants of models have less than 64."""
+"""The most bits of an integer; constants of models have less than 64."""
 
 
 class ExprError(SpecError):
-    """An expression that cannot be evaluated; the message names the part.
+    """An expression cannot be evaluated; the message names the part that fails.
 
-    `of_config`: it names keys of the config, whose values, or whose absence, may be what is wrong.
+    `of_config` is true if the expression reads keys of the config: then the cause may be the value or the absence of a
+    key, and not the expression.
     """
 
     default_code = "spec-expression"
@@ -69,14 +73,15 @@ class ExprError(SpecError):
 
 
 class _Forbidden(ExprError):
-    """A construct that is none of arithmetic, whatever the config holds."""
+    """The expression has a construct that is not allowed, so it is wrong for every config."""
 
 
 def evaluate(text: str, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> Any:
-    """Evaluate one expression. Unknown names are errors; nothing but arithmetic can be said.
+    """Return the value of one expression, in which only arithmetic, comparisons and the given names and functions are allowed.
 
     Raises:
-        ExprError: syntax, unknown name, forbidden construct, arithmetic on a missing value, or a number beyond all models.
+        ExprError: a syntax error, an unknown name, a forbidden construct, arithmetic on a value that is not a number,
+            or a number larger than any constant of a model.
     """
     tree = _parsed(text)
     try:
@@ -93,10 +98,10 @@ def evaluate(text: str, names: Mapping[str, Any], functions: Mapping[str, Callab
 
 
 def check(text: str) -> None:
-    """Refuse what is no expression, whatever a config holds. Names and functions are not looked up.
+    """Raise an error if a text is not a valid expression for any config. Names and functions are not looked up.
 
     Raises:
-        ExprError: syntax, or a forbidden construct.
+        ExprError: a syntax error or a forbidden construct.
     """
     for node in ast.walk(_parsed(text)):
         if isinstance(node, ast.expr) and not hasattr(_Evaluator, f"visit_{type(node).__name__}"):
@@ -104,13 +109,13 @@ def check(text: str) -> None:
 
 
 def names_layer(text: str) -> bool:
-    """Whether an expression names the layer, `l`. Raises ExprError where it is none."""
+    """Return whether an expression uses the layer number `l`. Raises ExprError if the text is not an expression."""
     return any(isinstance(node, ast.Name) and node.id == "l" for node in ast.walk(_parsed(text)))
 
 
 @cache
 def _parsed(text: str) -> ast.Expression:
-    """The tree of an expression, kept: the few of a spec are evaluated for every layer, again and again."""
+    """Return the syntax tree of an expression. It is cached because the expressions of a spec are evaluated for every layer."""
     if len(text) > LONGEST:
         raise ExprError(f"`{text[:40]}...` is longer than {LONGEST} characters")
     try:
@@ -124,13 +129,13 @@ def _parsed(text: str) -> ast.Expression:
 
 
 def _names_config(tree: ast.AST) -> bool:
-    """Whether an expression names anything but functions."""
+    """Return whether an expression uses any name that is not a called function."""
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return any(isinstance(node, ast.Name) and node not in called for node in ast.walk(tree))
 
 
 def _number(value: Any, node: ast.AST) -> Any:
-    """The value, if it is a number that a model could have."""
+    """Return the value if it is a number that could be a constant of a model; otherwise raise ExprError."""
     if not isinstance(value, (int, float)):
         raise ExprError(f"`{ast.unparse(node)}`: {type(value).__name__} is no number")
     if not math.isfinite(value) if isinstance(value, float) else value.bit_length() > MOST_BITS:

@@ -1,4 +1,4 @@
-"""A spec and a config, resolved to what the formulas take."""
+"""Resolve a spec and a config to the `DecoderFacts` that the formulas take as input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parity_audit.specs.view import dims, knob_values, roles
 
 
 def decoder_facts(spec: Spec, config: Mapping[str, Any]) -> DecoderFacts:
-    """Sizes, knob values per layer, and the checkpoint tensors of every role.
+    """Return the sizes, the knob values per layer, and the checkpoint tensor of every role.
 
     Raises:
         ExprError: an expression of the spec cannot be evaluated on this config.

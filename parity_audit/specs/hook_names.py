@@ -1,15 +1,15 @@
-"""The hooks of TransformerLens by the names that its users type, and the value that each name promises.
+"""The TransformerLens hooks of a model, by the names that users type, and the value that each name promises.
 
-Sites are named after TransformerLens' activations, so most hooks promise the value of one site. Three promise something
-that no site holds, and that follows from sites:
+Sites are named after TransformerLens' activations, so most hooks promise the value of one site. Three hooks promise a
+value that is no site but can be computed from sites:
 
-    ln.hook_scale       sqrt(mean x^2 + eps) of the norm's input x (LayerNorm: of x less its mean)     [batch pos 1]
-    ln.hook_normalized  that x over that scale, before weight and bias                                 [batch pos d_model]
-    attn.hook_result    z of each head through its own part of W_O; exists with `use_attn_result`      [batch pos head d_model]
+    ln.hook_scale       sqrt(mean x^2 + eps) of the norm's input x (LayerNorm: of x minus its mean)    [batch pos 1]
+    ln.hook_normalized  x divided by that scale, before weight and bias                                [batch pos d_model]
+    attn.hook_result    z of each head times its own part of W_O; exists with `use_attn_result`        [batch pos head d_model]
 
-Three names promise one of two things, and are right with either: `hook_embed` stands before or after a norm of the embedding,
-`hook_z` before or after a gate of what attention makes, and `hook_result` before or after a multiplier of what attention adds to
-the residual stream.
+Three names may mean either of two values, and a hook is correct if it gives one of them: `hook_embed` is before or
+after a norm of the embedding, `hook_z` before or after a gate on the attention output, and `hook_result` before or
+after a multiplier on the attention output that is added to the residual stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import knob_values, taps
 
 WITH_HOOKS = ("hooked_transformer", "transformer_bridge")
-"""The backends whose users name hooks."""
+"""The backends in which users address activations by hook names."""
 VALUE, SCALE, NORMALIZED, RESULT, ADDED_RESULT = "value", "scale", "normalized", "result", "added result"
 NAMES = {
     "embed": "hook_embed",
@@ -48,15 +48,18 @@ NAMES = {
     "mlp_out": "hook_mlp_out",
     "resid_post": "hook_resid_post",
 }
-"""Hooks by the site whose value they promise."""
+"""Site -> the hook that promises its value."""
 BETWEEN = ("rot_q", "rot_k")
-"""Sites whose hooks promise nothing where a norm follows the rotation: the hook stands between both, the site behind."""
+"""Sites whose hooks are left out if a norm of queries and keys follows the rotation: the hook is then between rotation
+and norm, but the site is after the norm."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hook:
-    """A hook point by its full name, the site that it belongs to, and which of `VALUE`, `SCALE`, `NORMALIZED`, `RESULT`
-    it promises."""
+    """A hook point: its full name, the site that it belongs to, and the value that it promises.
+
+    `promises` is `VALUE`, `SCALE`, `NORMALIZED`, `RESULT` or `ADDED_RESULT`.
+    """
 
     name: str
     site: str
@@ -65,8 +68,10 @@ class Hook:
 
 
 def hooks(spec: Spec, backend_key: str, config: Mapping[str, Any], release: str) -> tuple[Hook, ...]:
-    """Every hook that this model may have, once for each thing that its name may promise; none for backends whose users
-    name no hooks."""
+    """Return every hook that this model may have; a hook whose name has two meanings is returned once for each.
+
+    Empty for backends without hook names.
+    """
     if backend_key not in WITH_HOOKS:
         return ()
     own = {tap.site: tap for tap in taps(spec, backend_key, config, release)}

@@ -1,9 +1,9 @@
-"""What the transformers of this interpreter knows. It may be older than an architecture that a spec describes.
+"""What the transformers installed in this interpreter knows of a config. It may be older than an architecture of a spec.
 
-Importing a configuration class takes four to seven seconds, because transformers writes its docstring when it is imported. What
-a class says of a config is therefore kept in the cache, under the config, the release and its place, and the code that asks.
-A class may also be registered while a program runs: where transformers is imported already, the class that is registered is asked
-itself, once of each config.
+Importing a configuration class takes four to seven seconds, because transformers writes its docstring when it is
+imported. The values that a class gives for a config are therefore cached on disk. The cache key is made of the config,
+the release and location of transformers, and the source of this module. A class may also be registered while a program
+runs: if transformers is already imported, the class that is registered now is used, once per config.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from parity_audit.cache.texts import keep_text
 
 FOLDER = "config-classes"
 ASKED = 128
-"""Configs of which a process remembers what their classes said: an audit asks a dozen times of each of two or three."""
+"""The number of configs whose result a process keeps in memory: an audit needs two or three configs, each about a dozen times."""
 
 
 @dataclass(frozen=True)
 class ClassSays:
-    """What the configuration class of a model type says of one config."""
+    """The values that the configuration class of a model type gives for one config, and the key names that it accepts."""
 
     values: Mapping[str, Any]
-    """Every key of the class and its value for this config, {} where the class refuses the config."""
+    """Every key of the class with its value for this config; {} if the class rejects the config."""
     names: Mapping[str, str]
-    """Other names that the class reads -> the name under which it holds the value."""
+    """An alternative name that the class accepts -> the name under which it stores the value."""
 
 
 def release() -> str:
-    """Its version."""
+    """Return the version of the installed transformers."""
     return importlib.metadata.version("transformers")
 
 
 def configuration_class(config: Mapping[str, Any]) -> Any:
-    """The configuration class of a config's `model_type`, None where this transformers has none."""
+    """Return the configuration class for a config's `model_type`; None if the installed transformers has none."""
     import transformers
 
     kind = config.get("model_type")
@@ -53,10 +53,10 @@ def configuration_class(config: Mapping[str, Any]) -> Any:
 
 
 def class_says(config: Mapping[str, Any]) -> ClassSays | None:
-    """What transformers' class of this model type says of a config; None where it has no such class."""
+    """Return the values that transformers' class for this model type gives for a config; None if there is no such class."""
     try:
         written = json.dumps(config, sort_keys=True)
-    except (TypeError, ValueError):  # no config.json holds such a value
+    except (TypeError, ValueError):  # a value that JSON cannot hold, so there is no cache key
         return _asked(config)
     if _is_imported():
         return _of_class(configuration_class(config), written)
@@ -67,7 +67,10 @@ def class_says(config: Mapping[str, Any]) -> ClassSays | None:
 
 @functools.lru_cache(maxsize=ASKED)
 def _of_class(of_kind: Any, written: str) -> ClassSays | None:
-    """What this very class says: another one may be registered under its name."""
+    """Return the values that the given class gives for a config.
+
+    The class is part of the cache key, because another class may be registered under the same model type later.
+    """
     return _asked_and_kept(written)
 
 
@@ -80,14 +83,14 @@ def _asked_and_kept(written: str) -> ClassSays | None:
 
 
 def lacks(config: Mapping[str, Any]) -> str:
-    """A sentence that says so where there is no class for a config, "" where there is one."""
+    """Return a message if the installed transformers has no class for this config, else an empty string."""
     if class_says(config) is not None:
         return ""
     return f"transformers {release()}, which this interpreter has, knows no model type `{config.get('model_type')}`"
 
 
 def instead(config: Mapping[str, Any]) -> str:
-    """What to do about it: a hint."""
+    """Return the hint that goes with the message of `lacks`."""
     return f"install a transformers that has `{config.get('model_type')}`, or parity-audit in an environment of its own"
 
 
@@ -107,14 +110,14 @@ def _asked(config: Mapping[str, Any]) -> ClassSays | None:
     try:
         made = of_kind(**copy.deepcopy({key: value for key, value in config.items() if key != "model_type"}))
         return ClassSays(values=json.loads(made.to_json_string(use_diff=False)), names=names)
-    except Exception:  # a foreign class refuses in its own ways; the values themselves are checked elsewhere
+    except Exception:  # a class may reject values with any exception; the values themselves are checked elsewhere
         return ClassSays(values={}, names=names)
     finally:
         transformers.logging.set_verbosity(said)
 
 
 def _place(written: str) -> Path:
-    """Where the cache keeps what is said of a config."""
+    """Return the cache file for a config; its name also depends on the installed transformers and on this module's source."""
     found = importlib.util.find_spec("transformers")
     place = Path(str(found.origin)) if found is not None and found.origin else Path()
     installed = f"{release()}:{place}:{place.stat().st_mtime_ns if place.is_file() else 0}"

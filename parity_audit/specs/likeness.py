@@ -1,8 +1,9 @@
-"""Sections of a spec that say `like: OTHER`: two engines with one module tree share one map of sites and weights.
+"""Spec sections with `like: OTHER`: two engines with the same module tree share one map of sites and weights.
 
-What the other section says of sites, weights, live values and edits holds here too wherever this one says nothing. Its notes
-and known errors are its own, and its load settings get the names that this engine has for them (`renamed`). What it says of some
-releases of transformers holds for an engine that runs the modules of transformers by the release beneath it.
+Sites, weights, live values and edits of the other section also hold for this one, unless this one gives its own. Notes
+and known errors are not taken over. Load settings are renamed to the names that this engine uses (`renamed`). If the
+other section is that of transformers, whose modules this engine runs, its variants are taken over too; their versions
+then refer to the release of transformers that the engine uses.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from parity_audit.specs.schema import BENEATH
 SHARED = ("sites", "not_visible", "weights", "other_weights", "knobs")
 OWN_OF_A_KNOB = ("note",)
 RUN_BY_OTHERS = ("hf",)
-"""Sections whose modules other engines run."""
+"""Backends whose modules other engines run."""
 
 Merge = Callable[[Any, Any], Any]
 
 
 def with_likenesses(data: CommentedMap, merge: Merge) -> CommentedMap:
-    """The spec with every such section written out; sections that name none, or an unknown one, are left as they are."""
+    """Return the spec with every `like` section written out in full.
+
+    A section without `like`, or with the name of an unknown section, is not changed.
+    """
     sections = data.get("backends") or {}
     if not any(isinstance(section, Mapping) and section.get("like") in sections for section in sections.values()):
         return data
@@ -38,7 +42,7 @@ def with_likenesses(data: CommentedMap, merge: Merge) -> CommentedMap:
 
 
 def _shared(base: Mapping[str, Any], renamed: Mapping[str, str], beneath: bool = False) -> CommentedMap:
-    """What another engine takes over from a section."""
+    """Return the part of a section that another engine takes over; with `beneath`, its variants as well."""
     out = CommentedMap({key: value for key, value in base.items() if key in SHARED})
     knobs = {knob: _knob(entry, renamed) for knob, entry in (out.get("knobs") or {}).items()}
     variants = [

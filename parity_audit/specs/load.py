@@ -1,4 +1,7 @@
-"""Spec files: found, read with positions, merged over what they extend, validated with errors that name file, line and key."""
+"""Find spec files, read them with line numbers, merge them over the spec that they extend, and validate them.
+
+Errors name the file, the line and the key.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,21 @@ from parity_audit.specs.schema import BackendSection, Spec, SpecFile
 MODULE_SECTION = "module"
 OWN_SPECS = "PARITY_AUDIT_SPECS"
 LARGEST_FILE, MOST_VALUES = 256 << 10, 100_000
-"""Bytes and values of a spec: more than ten times the largest that is shipped."""
+"""The most bytes and the most values of a spec: more than ten times those of the largest shipped spec."""
 REPOSITORY_SPECS = Path(__file__).resolve().parents[2] / "model_specs"
 
 
 def specs_folder() -> Path:
-    """`model_specs/`: inside the installed wheel, or at the root of a checkout."""
+    """Return the folder `model_specs/`, which is inside the installed wheel or at the root of a checkout."""
     packaged = Path(str(files("parity_audit"))) / "model_specs"
     return packaged if packaged.is_dir() else REPOSITORY_SPECS
 
 
 def list_specs() -> tuple[Spec, ...]:
-    """Every architecture, families and vocabularies (`_*.yaml`, files without models) left out.
+    """Return the spec of every architecture; files named `_*.yaml` and files that list no models (families) are left out.
 
-    Files and folders named in PARITY_AUDIT_SPECS come first, so that a spec of one's own is found before a shipped one.
+    Files and folders named in the variable PARITY_AUDIT_SPECS come first, so that a user's own spec takes precedence
+    over a shipped one.
     """
     return (*_specs_of(os.environ.get(OWN_SPECS, "")), *_shipped_specs())
 
@@ -63,7 +67,7 @@ def _with_models(files: Sequence[Path]) -> tuple[Spec, ...]:
 
 
 def load_spec(where: str | Path) -> Spec:
-    """One spec, by file or by the name of a shipped one.
+    """Return one spec, given its file or the name of a shipped spec.
 
     Raises:
         SpecError: broken YAML or a wrong key, with file, line and column.
@@ -85,7 +89,10 @@ def load_spec(where: str | Path) -> Spec:
 
 
 def _extended(path: Path, seen: tuple[Path, ...]) -> CommentedMap:
-    """The file merged over what it extends; child wins, `null` deletes. Models are the file's own."""
+    """Return the file merged over the spec that it extends. Its own values win, and `null` deletes an entry of the parent.
+
+    Models are not inherited.
+    """
     if path in seen:
         raise SpecError(f"`extends` goes in a circle: {path.name}", code="spec-extends", where=str(path))
     data = read_yaml(path)
@@ -93,7 +100,7 @@ def _extended(path: Path, seen: tuple[Path, ...]) -> CommentedMap:
     if parent is None:
         return data
     file = path.parent / f"{parent}.yaml"
-    if not file.is_file() or file == path:  # a file of one's own may have the name of the shipped one that it extends
+    if not file.is_file() or file == path:  # a user's file may have the same name as the shipped spec that it extends
         file = specs_folder() / f"{parent}.yaml"
     if not file.is_file():
         raise SpecError(
@@ -108,7 +115,10 @@ def _extended(path: Path, seen: tuple[Path, ...]) -> CommentedMap:
 
 
 def read_yaml(path: Path) -> CommentedMap:
-    """YAML 1.2 with positions; duplicate keys and Python tags are errors. Not to be changed: families are read once."""
+    """Return a YAML 1.2 file with line numbers; duplicate keys and Python tags are errors.
+
+    The result is cached, so that a family that many specs extend is read once. The caller must not change it.
+    """
     return _read_yaml(path, path.stat().st_mtime_ns)
 
 
@@ -128,7 +138,7 @@ def _read_yaml(path: Path, _changed: int) -> CommentedMap:
         raise
     except RecursionError as error:
         raise SpecError("broken YAML: nested too deeply", code="spec-yaml", where=str(path)) from error
-    except Exception as error:  # dates that are none, unhashable keys ...: the parser lets errors of all kinds through
+    except Exception as error:  # the parser raises many types, for example on impossible dates or unhashable keys
         raise SpecError(f"broken YAML: {str(error)[:300]}", code="spec-yaml", where=str(path)) from error
     if not isinstance(data, CommentedMap):
         raise SpecError("a spec is a mapping of keys", code="spec-yaml", where=str(path))
@@ -136,15 +146,18 @@ def _read_yaml(path: Path, _changed: int) -> CommentedMap:
 
 
 def _expansion(node: Any, known: dict[int, int | None]) -> int:
-    """How many values a node stands for with every alias written out; `known` holds those of nodes that were counted.
+    """Return the number of values in a YAML node if every alias in it is expanded.
+
+    Args:
+        known: the counts by the id of the node; None for a node that is being counted.
 
     Raises:
-        SpecError: aliases that would fill the memory, or that hold themselves.
+        SpecError: the aliases expand to too many values, or a node contains itself.
     """
     if not isinstance(node, (CommentedMap, CommentedSeq)):
         return 1
     if id(node) not in known:
-        known[id(node)] = None  # being counted: a node that holds itself is met again here
+        known[id(node)] = None  # being counted; a node that contains itself finds this None again
         items = node.values() if isinstance(node, CommentedMap) else node
         known[id(node)] = 1 + sum(_expansion(item, known) for item in items)
     count = known[id(node)]
@@ -169,7 +182,7 @@ def _validate(data: CommentedMap, path: Path) -> None:
 
 
 def _problems(data: CommentedMap, path: Path, *, partial: bool) -> SpecError | None:
-    """The first mistake of a file. `partial`: keys that a parent will provide may be missing."""
+    """Return the first mistake in a file, or None. With `partial`, keys may be missing, because a parent will provide them."""
     try:
         SpecFile.model_validate(_plain(data))
         return None
@@ -190,7 +203,7 @@ def _problems(data: CommentedMap, path: Path, *, partial: bool) -> SpecError | N
 
 
 def _message(text: str) -> str:
-    """What pydantic says of a value, as a part of a sentence."""
+    """Return the error message of pydantic in a form that fits into a sentence."""
     said = text.removeprefix("Value error, ")
     return said[:1].lower() + said[1:]
 
@@ -205,7 +218,7 @@ def _unknown_key(data: CommentedMap, path: Path, keys: tuple[int | str, ...]) ->
 
 
 def _valid_keys(keys: tuple[int | str, ...]) -> list[str]:
-    """The keys that may stand beside the last of these, by the types of the schema."""
+    """Return the keys that the schema allows at the place of the last of these keys."""
     kinds: list[Any] = [SpecFile]
     for key in keys[:-1]:
         kinds = [inner for kind in kinds for inner in _behind(kind, str(key))]
@@ -213,7 +226,11 @@ def _valid_keys(keys: tuple[int | str, ...]) -> list[str]:
 
 
 def _behind(kind: Any, key: str) -> list[Any]:
-    """What a key of a value of this type may hold. Where a type is one of several, pydantic names it in a key of its own."""
+    """Return the types that the value under `key` may have inside a value of type `kind`.
+
+    If a value may have one of several types, pydantic inserts the type's name into the path of keys; it is skipped
+    here.
+    """
     if _is_model(kind):
         field = kind.model_fields.get(key)
         return [kind] if key == kind.__name__ else _options(field.annotation) if field else []
@@ -229,13 +246,13 @@ def _is_model(kind: Any) -> bool:
 
 
 def _place(path: Path, data: CommentedMap, keys: tuple[int | str, ...]) -> str:
-    """`file:line:column` of the deepest key that the file itself holds."""
+    """Return `file:line:column` of the deepest of these keys that the file itself contains, followed by the keys."""
     node: Any = data
     line, column = 0, 0
     for key in keys:
         if not isinstance(node, (CommentedMap, CommentedSeq)) or (isinstance(node, CommentedMap) and key not in node):
             break
-        # A map that was wrapped around a file's own has no positions.
+        # A mapping that was created here around the content of a file has no positions.
         with contextlib.suppress(KeyError, AttributeError, TypeError, IndexError):
             line, column = node.lc.key(key) if isinstance(node, CommentedMap) else node.lc.item(key)
         node = node[key]
@@ -256,7 +273,7 @@ def _plain(value: Any) -> Any:
 
 
 def with_site_map(spec: Spec, path: Path) -> Spec:
-    """The spec with one more section, `module`: a user's own map of where a plain module shows its sites.
+    """Return the spec with an additional section `module`: a user's own map from sites to the modules of a plain `nn.Module`.
 
     Raises:
         SpecError: broken YAML or a wrong key, with file, line and column.

@@ -1,12 +1,14 @@
-"""Seeded checkpoints with an architecture's real constants: `mini` (~1M parameters), `small` (~150M), `full` (real sizes).
+"""Synthetic checkpoints with an architecture's real constants, drawn from a seed, in several sizes.
 
-`full` is stored in bfloat16, as models of that size are released: half the memory to make it, and half the disk.
-`resaved` is `mini` with the config.json that the installed transformers writes, where the others have the release's;
-`real` is `mini` with the statistics of trained weights (`statistics`).
+`mini` has about 1M parameters, `small` about 150M, and `full` the real sizes. `full` is stored in bfloat16, as models
+of that size are released, which halves the memory to make it and the space on disk. `resaved` is `mini` with the
+config.json that the installed transformers writes; the other sizes keep the keys of the released config.json. `real` is
+`mini` with the statistics of trained weights (`statistics`).
 
-Laid out as a hub cache under the real repository id, so that every backend loads them by name through its
-ordinary code path with the hub offline. Only sizes are replaced. transformers itself builds the modules and
-writes the files, so names, shapes and ties are those of a real release; `draws` says what the weights are.
+The files are laid out as a hub cache under the real repository id, so that every backend loads the model by name
+through its ordinary code path with the hub offline. Of the constants only sizes are replaced. transformers itself
+builds the modules and writes the files, so tensor names, shapes and ties are those of a real release. `draws` defines
+the distribution of the weights.
 """
 
 from __future__ import annotations
@@ -43,29 +45,33 @@ from parity_audit.specs.wrapped import TEXT_MODEL, WRAPPED_IN
 
 RESAVED, REAL = "resaved", "real"
 AS_MINI = (RESAVED, REAL)
-"""Kinds that have the sizes of `mini`."""
+"""The kinds of checkpoints that have the sizes of `mini`."""
 FULL = "full"
 SIZES = ("mini", "small", FULL, *AS_MINI)
 MARKER = "parity_audit_synthetic.json"
 RECIPE = 6
 TODAYS_NAMES = Version("5.0")
-"""transformers before it names the tensors of experts otherwise and stores rotary tables: its checkpoints have other bytes."""
+"""The first release of transformers with today's tensor names. Earlier releases name the tensors of experts differently
+and store rotary tables, so the checkpoints that they write have other bytes and need another key."""
 SHARD_BYTES = "1GB"
-"""Writing a shard takes its size in memory once more."""
+"""The largest size of a weight file; writing it needs the same amount of memory in addition."""
 HEAD_NORMS = "qk_norm_mean"
-"""The mean of the weights of norms of queries and keys, where a spec says another than for the other norms."""
+"""The scale with the mean of query and key norm weights, for specs in which it differs from that of the other norms."""
 WITHOUT_OFFSET = "norm.delta"
-"""The role of norms whose stored weight is the whole weight, also where norms of the stream add something to theirs."""
+"""The role of norms whose stored weight is used as it is, even if the norms of the residual stream add an offset to theirs."""
 NOT_OURS = (QUANTISED, WRAPPED_IN)
-"""Keys of a released config that its miniature has not: its weights are plain, and they are those of the text model alone."""
+"""Keys of a released config that are removed in its miniature, which has plain weights, those of the text model alone."""
 REPEATED = "attention_types"
-"""GPT-Neo's kinds of layers: `[[[kind, ...], how often]]`."""
+"""GPT-Neo's key for the kinds of its layers: `[[[kind, ...], number of repetitions]]`."""
 PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "activation_sparsity_pattern")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Recipe:
-    """Everything that decides the bytes of a checkpoint."""
+    """Everything that determines the bytes of a checkpoint.
+
+    `around` is the config of the multimodal model around the text model, empty if there is none.
+    """
 
     model: ResolvedModel
     config: dict[str, Any]
@@ -77,7 +83,7 @@ class _Recipe:
 
     @property
     def repo_id(self) -> str:
-        """The real id, or for a local directory an id that no hub has, made of the directory's name."""
+        """The real repository id; for a local directory, an id that no hub has, made from the directory's name."""
         if not self.model.local:
             return self.model.repo_id
         name = re.sub(r"[^A-Za-z0-9]+", "-", Path(self.model.repo_id).resolve().name).strip("-")
@@ -93,13 +99,14 @@ class _Recipe:
 
 
 def make(model: ResolvedModel, *, size: str = "mini", seed: int = 0, root: Path) -> Checkpoint:
-    """The checkpoint of a model in one size; made once per size, seed and recipe, and verified whenever it is asked for.
+    """Return a synthetic checkpoint of a model. It is made once per size, seed and recipe, and verified on every call.
 
-    A local directory gives its config only; its weights are not read. Every backend then loads the synthetic ones, under a
-    name of their own.
+    Of a local directory only the config is used; its weights are not read. Every backend then loads the synthetic
+    checkpoint, under a name of its own.
 
     Raises:
-        UsageError: not a size, the spec has no sizes of that name, or the transformers of this interpreter is older than the model.
+        UsageError: `size` is unknown, the spec does not define that size, or the installed transformers is older than
+            the model.
     """
     recipe = _recipe(model, size, seed)
     repo = recipe.repo_id.replace("/", "--")
@@ -117,7 +124,7 @@ def make(model: ResolvedModel, *, size: str = "mini", seed: int = 0, root: Path)
 
 
 def built(model: ResolvedModel, *, size: str = "mini", seed: int = 0) -> nn.Module:
-    """The network of that checkpoint in memory, as transformers builds it. Raises UsageError as `make`."""
+    """Return the module with the weights that `make` would store, built in memory by transformers. Raises UsageError as `make`."""
     recipe = _recipe(model, size, seed)
     return _drawn_model(recipe, dims(model.spec, recipe.config))
 
@@ -134,7 +141,7 @@ def _recipe(model: ResolvedModel, size: str, seed: int) -> _Recipe:
 
 
 def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
-    """The released config with its sizes replaced, and the tiny tokenizer's special ids."""
+    """Return the released config with its sizes replaced and the special ids of the tiny tokenizer; `full` keeps both."""
     known = model.spec.content.miniature
     sized = "mini" if size in AS_MINI else size
     if size not in SIZES or (sized != FULL and sized not in known):
@@ -157,12 +164,12 @@ def _config(model: ResolvedModel, size: str) -> dict[str, Any]:
 
 
 def _own(model: ResolvedModel) -> ModelEntry:
-    """What the spec says of this model alone."""
+    """Return the spec's entry for this model; for a model that the spec does not list, an entry with just its config."""
     return model.spec.content.models.get(model.repo_id) or ModelEntry(config=model.config)
 
 
 def _write(folder: Path, recipe: _Recipe) -> None:
-    """The files of a snapshot directory, and the reference that makes it the repository's current one."""
+    """Write the files of a snapshot directory, and the `refs/main` file that makes it the current snapshot of the repository."""
     folder.mkdir(parents=True)
     sizes = dims(recipe.model.spec, recipe.config)
     model, config = _drawn_model(recipe, sizes), recipe.config
@@ -180,7 +187,7 @@ def _write(folder: Path, recipe: _Recipe) -> None:
 
 
 def _save(model: nn.Module, folder: Path) -> None:
-    """The files that transformers would publish, without its progress bar."""
+    """Save the weights and the config with transformers, without a progress bar and without generation_config.json."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -194,7 +201,7 @@ def _save(model: nn.Module, folder: Path) -> None:
 
 
 def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
-    """The architecture as transformers builds it, every parameter drawn."""
+    """Return the model as transformers builds it, with random values in every parameter."""
     model = _empty_model(recipe.config, torch.bfloat16 if recipe.size == FULL else torch.float32)
     rotary = _plain_rotary(recipe, sizes)
     offset = _norm_offset(recipe)
@@ -213,7 +220,7 @@ def _drawn_model(recipe: _Recipe, sizes: Mapping[str, int]) -> nn.Module:
 
 
 def _empty_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
-    """Modules with memory but without the usual initialisation, which would only cost time."""
+    """Return the model with allocated but uninitialised parameters; the usual initialisation would only cost time."""
     import transformers
 
     older = Version(release()) < TODAYS_NAMES
@@ -227,7 +234,7 @@ def _empty_model(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
 
 
 def _put_inside(text: nn.Module, config: dict[str, Any]) -> nn.Module:
-    """A model of several modalities with this text model inside; all else in it is zeros, which no text reaches."""
+    """Return a multimodal model that contains this text model. All its other parameters are 0; text input does not use them."""
     whole = _empty_model(config, next(text.parameters()).dtype)
     held, given = whole.state_dict(), text.state_dict()
     for tensor in held.values():
@@ -239,25 +246,25 @@ def _put_inside(text: nn.Module, config: dict[str, Any]) -> nn.Module:
 
 
 def _drawn(model: nn.Module, spec: Spec) -> list[tuple[str, Tensor, nn.Module]]:
-    """Name, tensor and owner of every parameter, a tied one once, and of the buffers that play a role."""
+    """Return (name, tensor, owning module) of every parameter, and of the buffers that have a role; tied parameters once."""
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if _roles_of(name, spec)]
     every: list[tuple[str, Tensor]] = [*model.named_parameters(), *buffers]
     return [(name, tensor, model.get_submodule(name.rpartition(".")[0])) for name, tensor in every]
 
 
 def _roles_of(name: str, spec: Spec) -> set[str]:
-    """The roles that a checkpoint tensor of this name plays."""
+    """Return the roles (such as `norm.ln1`) that the spec gives to a checkpoint tensor of this name."""
     pattern = ".".join("{l}" if part.isdigit() else part for part in name.split("."))
     return {role for role, entry in spec.content.roles.items() if entry and pattern in role_tensors(entry)}
 
 
 def _stored_transposed(owner: nn.Module, parameter: Tensor) -> bool:
-    """`[in, out]`: GPT-2's Conv1D, and experts that multiply from the left."""
+    """Return whether a weight is stored as `[in, out]`: in GPT-2's Conv1D, and for experts with `is_transposed`."""
     return type(owner).__name__ == "Conv1D" or (parameter.ndim == 3 and bool(getattr(owner, "is_transposed", False)))
 
 
 def _norm_scale(name: str, owner: nn.Module, recipe: _Recipe) -> str | None:
-    """Which scale holds the mean of a norm's weights, None for what is not a norm."""
+    """Return the key of the scale for the mean of a norm's weights; None if the parameter does not belong to a norm."""
     if "norm" not in type(owner).__name__.lower():
         return None
     roles = _roles_of(name, recipe.model.spec)
@@ -269,13 +276,13 @@ def _norm_scale(name: str, owner: nn.Module, recipe: _Recipe) -> str | None:
 
 
 def _norm_offset(recipe: _Recipe) -> float:
-    """What the architecture adds to its norm weights."""
+    """Return the constant that the architecture adds to its norm weights, 0 if it adds none."""
     known = knob_values(recipe.model.spec, recipe.config).get("norm.offset")
     return float(known.value) if known is not None and known.value is not None else 0.0
 
 
 def _plain_rotary(recipe: _Recipe, sizes: Mapping[str, int]) -> float | None:
-    """The rotary base where every dimension of separate queries and keys is rotated in halves, else None."""
+    """Return the rotary base if all dimensions of a head are rotated and are paired by halves; else None."""
     known = knob_values(recipe.model.spec, recipe.config)
     partial, pairing = known.get("rope.partial"), known.get("rope.pairing")
     whole = partial is None or partial.value == sizes["d_head"]

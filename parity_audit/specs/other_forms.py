@@ -1,4 +1,4 @@
-"""What people have that is no checkpoint of plain weights, and what to do about each: adapters and quantised models."""
+"""Errors with advice for directories that are not a checkpoint of plain weights: adapters and quantised models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUANTISED = "quantization_config"
 
 
 def of_no_config(folder: Path) -> UsageError:
-    """The error of a directory that has no config.json: it may hold an adapter."""
+    """Return the error for a directory without config.json; if it holds an adapter, the error says how to merge it."""
     if not (folder / ADAPTER).is_file():
         return UsageError(
             f"the directory {folder} has no config.json, so it is no checkpoint", code="unknown-model",
@@ -35,7 +35,7 @@ def _base(folder: Path) -> str:
 
 
 def require_plain_weights(config: Mapping[str, Any], where: Path) -> None:
-    """Refuse weights that are stored quantised: what they stand for is each loader's own business.
+    """Raise an error if the weights are quantised, because each loader dequantises them in its own way.
 
     The reference would be the dequantised model in float64, and no loader of the reference is known to give exactly that.
 

@@ -1,4 +1,4 @@
-"""Where a spec file says a constant: the line that a person mends."""
+"""The line numbers of entries in a spec file, for messages that tell the user which line to correct."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parity_audit.specs.load import read_yaml
 
 
 def knob_line(file: Path, knob: str) -> int:
-    """The line of a knob in the file itself; where a parent gives it, that of `extends`; else the first.
+    """Return the line of a knob in a spec file; if the file does not have it, the line of `extends`; without that, 1.
 
     Raises:
         SpecError: the file cannot be read.
@@ -23,7 +23,7 @@ def knob_line(file: Path, knob: str) -> int:
 
 
 def entry_lines(data: CommentedMap, key: str) -> dict[str, int]:
-    """The line of each item of a list, or key of a mapping, that stands under `key`."""
+    """Return the line of each item of the list, or each key of the mapping, under `key`; empty if there is neither."""
     entries = data.get(key)
     if isinstance(entries, CommentedMap):
         return {str(name): int(entries.lc.key(name)[0]) + 1 for name in entries}

@@ -1,7 +1,8 @@
-"""The shipped specs as they were read last, so that a command does not parse 24 YAML files before it starts.
+"""A cache of the parsed shipped specs, so that a command does not have to parse every YAML file before it starts.
 
-Parsing with positions takes over a second. What was read is kept as JSON in the cache under the hash of every file and of the
-code that reads them; it is validated when it is read back, and anything unexpected there means that the YAML is read again.
+Parsing with line numbers takes over a second. The parsed specs are cached as JSON; the key is a hash of every spec file
+and of the code that reads them. The JSON is validated when it is read, and the YAML files are read again if it is
+invalid.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from parity_audit.specs.schema import Spec, SpecFile
 
 FOLDER = "specs"
 READERS = ("load.py", "likeness.py", "schema.py", "remembered.py")
-"""The modules here that decide what a file means."""
+"""The modules of this package that decide how a spec file is read; a change in them makes the cache invalid."""
 
 
 def remembered(files: Sequence[Path], read: Callable[[], tuple[Spec, ...]]) -> tuple[Spec, ...]:
-    """What `read` gives for these files, from the cache where they and the code are those of an earlier run."""
+    """Return the specs that `read` gives for these files; from the cache if neither the files nor the reading code changed."""
     kept = cache_root() / FOLDER / f"{_key(files)}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return tuple(_spec(entry, files) for entry in json.loads(kept.read_text()))

@@ -1,4 +1,7 @@
-"""From what the user typed to an architecture, a repository id and a config. The name is never parsed for its meaning."""
+"""Find the spec, the repository id and the config of the model that a user names.
+
+The architecture is never guessed from parts of the name.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ LONGEST_NAME = 255
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedModel:
-    """A model: its id, its architecture's spec, and the config it was released with.
+    """A model: its id, the spec of its architecture, and the config it was released with.
 
-    Of a text model among other modalities, `config` is that text model's (`wrapped.config_for`).
-    `local`: what the user named is a directory, and `repo_id` its path as typed. `revision` is the branch, tag or commit
-    that was asked for with `MODEL@REVISION`, "" for the main branch.
+    For a multimodal model, `config` is that of its text model (`wrapped.config_for`). If `local` is true, the user
+    named a directory, and `repo_id` is its path as typed. `revision` is the branch, tag or commit of `MODEL@REVISION`,
+    "" for the main branch.
     """
 
     repo_id: str
@@ -38,14 +41,17 @@ class ResolvedModel:
 
 
 def resolve_model(name: str, weights: Path | None = None) -> ResolvedModel:
-    """Find the spec of a hub id, an alias, a local directory with a config.json, or what a hub id ends with.
+    """Return the model for a hub id, an alias, a hub id without its owner, or a local directory with a config.json.
 
-    A name that a spec lists is that model, whatever the working directory holds: `./NAME` is the directory of that name. A
-    hub id that no spec lists is looked up in the user's hub cache, then on the hub; so is any id with a `@REVISION`, whose
-    config may be another than the spec lists.
+    A name that a spec lists always means that model, even if the working directory has a directory of the same name;
+    write `./NAME` for the directory. The config of a hub id that no spec lists is looked up in the user's hub cache,
+    then on the hub. The same holds for any id with `@REVISION`, because its config may differ from the one in the spec.
+
+    Args:
+        weights: a directory with weights for this model; the config is then read from there.
 
     Raises:
-        UsageError: nothing of that name (nearest names are given), or an architecture without a spec.
+        UsageError: there is no model of that name (the nearest names are given), or its architecture has no spec.
     """
     _require_possible(name)
     if Path(name, "config.json").is_file() and _known(name) is None:
@@ -77,13 +83,13 @@ def _resolved(config: dict[str, Any], where: str, **named: Any) -> ResolvedModel
 
 
 def _require_possible(name: str) -> None:
-    """Refuse what neither a file system nor the hub can hold, before they are asked."""
+    """Raise an error for a name that neither a file system nor the hub can have, before either is searched."""
     if not name.isprintable() or not name.strip() or max(map(len, name.split("/"))) > LONGEST_NAME:
         raise _unknown(name[:LONGEST_NAME], "no model can have that name")
 
 
 def released_config(name: str) -> dict[str, Any]:
-    """config.json of a local directory, the user's hub cache, or the hub, whether or not a spec knows it.
+    """Return the config.json of a local directory, the user's hub cache, or the hub, even if its architecture has no spec.
 
     Raises:
         UsageError: there is none, or it names no architecture.
@@ -99,9 +105,9 @@ def released_config(name: str) -> dict[str, Any]:
 
 
 def spec_for(config: dict[str, Any], where: str) -> Spec:
-    """The spec of `config["architectures"][0]`, or of `model_type` where no architecture is named.
+    """Return the spec for `config["architectures"][0]`, or for `model_type` if the config names no architecture.
 
-    Of a model with a text model inside, it is the spec of that text model's `model_type`.
+    For a multimodal model, return the spec for the `model_type` of its text model.
 
     Raises:
         UsageError: neither is named, or no spec has it.
@@ -123,7 +129,7 @@ def spec_for(config: dict[str, Any], where: str) -> Spec:
 
 
 def _spec_of_kind(kind: Any, where: str) -> Spec:
-    """The one spec whose models have this `model_type`: base models are often saved without `architectures`."""
+    """Return the first spec that lists a model of this `model_type`; base models are often saved without `architectures`."""
     for spec in list_specs():
         if any(entry.config.get("model_type") == kind for entry in spec.content.models.values()):
             return spec
@@ -139,7 +145,7 @@ def _no_spec(what: str, where: str) -> UsageError:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint directory."""
+    """Return the config.json of a checkpoint directory. Raises UsageError if it cannot be read."""
     path = folder / "config.json"
     try:
         if path.stat().st_size > LARGEST_CONFIG:
@@ -153,7 +159,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def spec_named(name: str) -> Spec:
-    """A spec by its file or its name, or by one of its models, which then comes first.
+    """Return a spec, given its file, its name or one of its models; such a model is put first in the spec's list of models.
 
     Raises:
         SpecError: broken YAML or a wrong key, with file, line and column.
@@ -175,7 +181,7 @@ def spec_named(name: str) -> Spec:
 
 
 def _known(name: str) -> tuple[str, Spec] | None:
-    """The model of this hub id or alias."""
+    """Return the hub id and the spec of the listed model with this hub id or alias, ignoring case; None if there is none."""
     wanted = name.lower()
     return next(
         ((repo_id, spec) for spec in list_specs() for repo_id, entry in spec.content.models.items()
@@ -184,13 +190,13 @@ def _known(name: str) -> tuple[str, Spec] | None:
 
 
 def _by_its_end(name: str) -> tuple[str, Spec] | None:
-    """The model whose hub id ends with this name, of whatever owner."""
+    """Return the hub id and the spec of the first listed model whose hub id without its owner is this name, ignoring case."""
     models = ((repo_id, spec) for spec in list_specs() for repo_id in spec.content.models)
     return next((one for one in models if one[0].rpartition("/")[2].lower() == name.lower()), None)
 
 
 def _nearest(name: str, more: Iterable[str] = ()) -> list[str]:
-    """The names of specs' models, or of `more`, that are spelt most like this one."""
+    """Return up to three names, of all listed models and of `more`, that are spelt most like this one."""
     names = [*more] + [
         alias
         for spec in list_specs()

@@ -1,4 +1,4 @@
-"""What a safetensors file says it holds, believed only where its parts fit together and fill the file."""
+"""Read the header of a safetensors file, and check that its entries are consistent and account for every byte of the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors import safe_open
 from parity_audit.core.errors import NotJudged
 
 LONGEST_HEADER = 100 << 20
-"""The longest header that the format allows."""
+"""The longest header that the format allows, in bytes."""
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -27,7 +27,7 @@ AGAIN = "get the file again"
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """Name, dtype and shape of one tensor; `start` and `stop` are its bytes, counted from the end of the header."""
+    """Name, dtype and shape of one tensor; its data are the bytes `[start, stop)`, counted from the end of the header."""
 
     name: str
     dtype: str
@@ -37,10 +37,11 @@ class StoredTensor:
 
 
 def stored_tensors(path: Path) -> list[StoredTensor]:
-    """Every tensor of a file. Only the header is read.
+    """Return every tensor of a file. Only the header is read.
 
     Raises:
-        NotJudged: not a safetensors file, truncated, or its header contradicts itself or the file's size.
+        NotJudged: it is not a safetensors file, it is truncated, or its header contradicts itself or the size of the
+            file.
     """
     try:
         size = path.stat().st_size
@@ -73,7 +74,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any) -> StoredTensor:
-    """One entry. Raises ValueError where it is not of that form, or its bytes are not those of its shape."""
+    """Return one entry of the header after checking it.
+
+    Raises ValueError if the entry has another form, or if its number of bytes does not fit its dtype and shape.
+    """
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"`{name:.80}` is described by {str(entry)[:80]}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -92,7 +96,7 @@ def _counts(value: Any) -> bool:
 
 
 def _fill(tensors: list[StoredTensor]) -> None:
-    """Raises ValueError where tensors overlap, or leave bytes between them."""
+    """Raise ValueError if tensors overlap, or if there are unused bytes before or between them."""
     end = 0
     for item in sorted(tensors, key=lambda item: (item.start, item.stop)):
         if item.start != end:
@@ -101,10 +105,12 @@ def _fill(tensors: list[StoredTensor]) -> None:
 
 
 def check_finite(path: Path) -> None:
-    """Read the numbers, a block at a time; types narrower than 16 bits are left to the programs that know their scales.
+    """Raise an error if a floating-point tensor of a file has NaN or infinity; numbers are read one block at a time.
+
+    Types narrower than 16 bits are not checked, because only the programs that load them know their scales.
 
     Raises:
-        NotJudged: a tensor holds NaN or infinity.
+        NotJudged: a tensor has NaN or infinity.
     """
     names = [item.name for item in stored_tensors(path) if item.dtype in CHECKED_FOR_NAN]
     with safe_open(path, framework="pt") as file:

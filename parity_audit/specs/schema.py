@@ -1,4 +1,4 @@
-"""The shape of a spec file, validated by pydantic; unknown keys are errors."""
+"""The schema of a spec file as pydantic models; unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parity_audit.core.errors import UsageError
 from parity_audit.specs.expr import ExprError, check
 
 BENEATH = "transformers "
-"""Begins the versions of a variant that speaks of the transformers whose modules another engine runs."""
+"""The prefix of a variant's `versions` if they are those of the transformers that the engine runs, not those of the engine."""
 
 
 def _specifier(versions: str) -> str:
@@ -34,7 +34,7 @@ def _expression(text: str) -> str:
 
 
 def _filled_in(value: Any) -> Any:
-    """The value of an edit, every `=` string in it an expression."""
+    """Return the value of an edit after a check that every string in it that begins with `=` is an expression."""
     if isinstance(value, str) and value.startswith("="):
         _expression(value[1:])
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -51,9 +51,9 @@ class _Strict(BaseModel):
 
 
 class ModelEntry(_Strict):
-    """One released model: its other names, the config it was released with, sizes and scales of its own miniature.
+    """One released model: its other names, the config it was released with, and sizes and weight scales of its own miniature.
 
-    `around` is the config of the model that it was released in, where that sees images as well; of those its miniature has little.
+    `around` is the config of the multimodal model that contains this text model, with small sizes, for the miniature.
     """
 
     aliases: list[str] = []
@@ -64,9 +64,9 @@ class ModelEntry(_Strict):
 
 
 class KnobEntry(_Strict):
-    """One semantic constant: an expression on config keys, the layers where it holds, and `when` a model has it.
+    """One knob: its value as an expression on config keys, the layers with this value, and `when` a model has the knob.
 
-    An expression that names the layer, `l`, gives each layer a value of its own.
+    The other layers have the value `off`. If `value` uses the layer number `l`, each layer has a value of its own.
     """
 
     value: Expression
@@ -78,10 +78,11 @@ class KnobEntry(_Strict):
 
 
 class SiteEntry(_Strict):
-    """Where a backend shows a site, and `when` a model has it there (an expression of the config and of the layer `l`), and
-    `otherwise` where else; see `core.types.SiteTap`.
+    """Where a backend shows a site; the other fields are those of `core.types.SiteTap`.
 
-    In `module`, `{l}` is the block and `{l+1}` the next one; `last`, where given, is the module for the last block.
+    The entry holds if `when` is true, an expression on the config and the layer `l`; if not, `otherwise` is used. In
+    `module`, `{l}` is the number of the block and `{l+1}` that of the next one; `last`, if given, is the module for the
+    last block.
     """
 
     module: str
@@ -98,7 +99,10 @@ class SiteEntry(_Strict):
 
 
 class WeightEntry(_Strict):
-    """Where a backend keeps a checkpoint tensor, with `when` and `otherwise` as in `SiteEntry`; see `core.types.WeightTap`."""
+    """Where a backend keeps a checkpoint tensor; the other fields are those of `core.types.WeightTap`.
+
+    `when` and `otherwise` are as in `SiteEntry`.
+    """
 
     path: str
     when: Expression = "true"
@@ -113,8 +117,11 @@ class WeightEntry(_Strict):
 
 
 class RoleEntry(_Strict):
-    """A checkpoint tensor that plays a role, or the part of a fused one; transforms as in `WeightEntry`. `when` the model has it,
-    an expression of the config; `otherwise` the tensor that plays the role in other models, by its name where it does so whole."""
+    """The checkpoint tensor that has a role, or a part of a fused tensor, cut out as in `WeightEntry`.
+
+    The entry holds if `when` is true, an expression on the config and the layer `l`. If not, `otherwise` is used: the
+    name of a tensor if the whole tensor has the role, else another entry.
+    """
 
     tensor: str
     when: Expression = "true"
@@ -127,7 +134,10 @@ class RoleEntry(_Strict):
 
 
 class EditEntry(_Strict):
-    """One edit, `when` a model has its place; strings that begin with `=` are expressions of `value` and the config."""
+    """One edit of a backend, made for models in which `when` is true.
+
+    Strings that begin with `=` are expressions on the knob's `value` and the config.
+    """
 
     op: str = "set"
     when: Expression = "true"
@@ -136,8 +146,10 @@ class EditEntry(_Strict):
 
 
 class BackendKnob(_Strict):
-    """Where a backend holds a knob, and how to set it: by `edits`, which a section inherits or gives itself, and by
-    `further_edits`, which it adds to them.
+    """How to read a knob's value from a backend, and how to set it.
+
+    `read` is the path of the live value, which `from_read` converts (`x` is the raw value). A section inherits `edits`
+    or replaces them; `further_edits` are added to them.
     """
 
     read: str | None = None
@@ -148,16 +160,16 @@ class BackendKnob(_Strict):
 
     @property
     def every_edit(self) -> list[EditEntry]:
-        """All of them, in the order in which they are made."""
+        """All edits in the order in which they are made."""
         return [*(self.edits or ()), *self.further_edits]
 
 
 class BackendVariant(_Strict):
-    """What is different in some releases of a backend; merged over the section. `null` deletes.
+    """The differences in some releases of a backend, merged over its section; `null` deletes an entry of the section.
 
-    `versions` are those of the backend's package (`<5`), or of the transformers beneath it (`transformers <5`).
-    `cannot_in` is why these releases do not run the architecture on a kind of device in a dtype, by both:
-    `cpu float32`; `cpu` alone is every dtype there.
+    `versions` are those of the backend's package (`<5`), or of the transformers that it runs (`transformers <5`).
+    `cannot` is the reason why these releases do not run the architecture at all. `cannot_in` gives the reason for a
+    kind of device and a dtype (key `cpu float32`), or for all dtypes on a kind of device (key `cpu`).
     """
 
     versions: Annotated[str, AfterValidator(_specifier)]
@@ -171,14 +183,19 @@ class BackendVariant(_Strict):
 
 
 class BackendSection(_Strict):
-    """Everything one backend needs to know about one architecture.
+    """Everything that is needed to audit one architecture in one backend.
 
-    `like` names another backend whose section holds for this one wherever it says nothing itself; `renamed` are load
-    settings of that backend, and what this one calls them.
-    `cannot` is why it does not run the architecture at all, `cannot_alone` why it runs it only inside a model of several
-    modalities. `other_weights` is the path, with `{name}`, of every
-    checkpoint tensor that `weights` does not mention; empty where the backend has names of its own. `known` are errors
-    of the backend itself, by the knob of their finding (`self-check: WORDS`: of the reference's), and their cause.
+    `like` names another backend whose section holds for this one where this one has no entry of its own; `renamed` maps
+    load settings of that backend to the names that this one uses.
+
+    `cannot` is the reason why the backend does not run the architecture at all, `cannot_alone` the reason why it runs
+    it only inside a multimodal model.
+
+    `other_weights` is the path, with `{name}`, of every checkpoint tensor that `weights` does not list; it is empty if
+    the backend has its own tensor names.
+
+    `known` lists known errors of the backend itself: the knob in the finding, or `self-check: WORDS` for a finding of
+    the reference's self-check, and the cause.
     """
 
     like: str = ""
@@ -195,7 +212,7 @@ class BackendSection(_Strict):
 
 
 class SpecFile(_Strict):
-    """One architecture."""
+    """The content of a spec file, which describes one architecture."""
 
     architecture: str
     extends: str | None = None
@@ -212,9 +229,9 @@ class SpecFile(_Strict):
 
 
 def schema_text() -> str:
-    """The JSON Schema of spec files: what `docs/spec.schema.json` holds, for editors.
+    """Return the JSON Schema of spec files, for editors; it is stored as `docs/spec.schema.json`.
 
-    A file that extends another may give a part of an entry, so only `architecture` is required.
+    Within an entry no key is required, because a file that extends another may give only a part of the entry.
     """
     made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **SpecFile.model_json_schema()}
     for entry in made["$defs"].values():
@@ -224,7 +241,7 @@ def schema_text() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A validated spec with its place on disk."""
+    """A validated spec with its name and file."""
 
     name: str
     file: str
@@ -232,15 +249,15 @@ class Spec:
 
     @property
     def architecture(self) -> str:
-        """The transformers class name."""
+        """The name of the model class in transformers."""
         return self.content.architecture
 
     @property
     def first_model(self) -> str:
-        """The model that stands for the spec where it is checked: the first that it lists.
+        """The first model that the spec lists, which is used to check the spec.
 
         Raises:
-            UsageError: it lists none, as a family does that other specs extend.
+            UsageError: the spec lists no model, because it is a family that other specs extend.
         """
         if not self.content.models:
             raise UsageError(
@@ -250,19 +267,22 @@ class Spec:
         return next(iter(self.content.models))
 
     def led_by(self, model: str) -> Spec:
-        """The same spec with one of its models first."""
+        """Return the same spec with one of its models moved to the first place."""
         models = {model: self.content.models[model], **self.content.models}
         return replace(self, content=self.content.model_copy(update={"models": models}))
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything the spec says."""
+        """A hash of the whole content of the spec."""
         return hashlib.sha256(self.content.model_dump_json().encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedKnob:
-    """A knob's value for one model: `value` on `layers` (all when None), `off` elsewhere; with `by_layer` a list, one per layer."""
+    """A knob's value for one model: `value` in `layers` (None: all layers), `off` in the other layers.
+
+    With `by_layer`, `value` is a list with one value per layer.
+    """
 
     value: Any
     layers: tuple[int, ...] | None = None
@@ -271,7 +291,7 @@ class ResolvedKnob:
     by_layer: bool = False
 
     def at(self, layer: int | None) -> Any:
-        """The value in one layer."""
+        """Return the value in one layer; for None, `value` itself."""
         if self.by_layer and layer is not None:
             return self.value[layer]
         return self.value if self.layers is None or layer is None or layer in self.layers else self.off

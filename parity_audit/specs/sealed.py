@@ -1,6 +1,7 @@
-"""Synthetic checkpoints in the cache: made once, sealed with the hash of every file, verified before every use.
+"""Synthetic checkpoints in the cache. Each is made once and sealed: the hash of every file is stored and checked before every use.
 
-Whatever reads a checkpoint may also write to it, by mistake. The seal lies beside the checkpoint and not in it.
+The check is needed because a program that reads a checkpoint may write to it by mistake. The seal is stored beside the
+directory of the checkpoint, not inside it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from parity_audit.core.errors import NotJudged
 
 
 def sealed(home: Path, snapshot: Path, make: Callable[[Path], None]) -> None:
-    """See that `home` holds what was made for it, else make it: `make(folder)` writes the same tree into another place.
+    """Make the checkpoint at `home`, unless it is there and its files match its seal.
 
-    A checkpoint whose bytes are not those of its seal is set aside, with a message, and made again. What a killed process
-    left of its own attempt is deleted. Two processes that want the same checkpoint wait for each other.
+    A checkpoint that does not match its seal is set aside, with a message, and made again. Unfinished files of a killed
+    process are deleted. Two processes that need the same checkpoint wait for each other.
+
+    Args:
+        home: the directory of the checkpoint.
+        snapshot: the snapshot directory inside `home`.
+        make: writes the tree of `home` into the directory that it is given.
 
     Raises:
-        NotJudged: the disk is full or read-only; nothing half-made is left.
+        NotJudged: the disk is full or read-only; no unfinished files are left.
     """
     try:
         _sealed(home, snapshot, make)
@@ -56,13 +62,13 @@ def _sealed(home: Path, snapshot: Path, make: Callable[[Path], None]) -> None:
 
 
 def loaded_files(snapshot: Path) -> dict[str, str]:
-    """The sha256 of everything that loading by name or path reads: the snapshot's files, and which snapshot it is."""
+    """Return the sha256 of every file that loading reads, by its path: the files of the snapshot, and the `refs` that name it."""
     refs = snapshot.parents[1] / "refs"
     return contents(snapshot) | {f"refs/{name}": digest for name, digest in contents(refs).items()}
 
 
 def _damage(home: Path, snapshot: Path) -> str:
-    """What is wrong with a checkpoint, in words; empty when it is as it was made."""
+    """Return in words how a checkpoint differs from its seal; empty if it does not."""
     try:
         known = json.loads(_seal_of(home).read_text())
         return difference(loaded_files(snapshot), known)

@@ -1,4 +1,4 @@
-"""How a backend is given a knob's value: the edits of its section of a spec, filled in for one config and release."""
+"""Find the edits that set a knob to a value in a backend, from the backend's section of a spec, one config and one release."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ def edits(
     known: Mapping[str, KnobValue],
     now: KnobValue = None,
 ) -> tuple[Edit, ...] | None:
-    """The edits that give a knob this value, None where the backend has no setting for it.
+    """Return the edits that set a knob to a value in a backend; None if the backend has no setting that can take it.
 
-    `known`: values that other knobs shall take; a rotary table needs its base and its scaling together.
-    `now`: the value that is in force, for edits that can only be said relative to it; None for the spec's.
+    Args:
+        known: the values of other knobs to use instead of the spec's; a rotary table, for example, needs base and
+            scaling together.
+        now: the knob's current value, for edits that are relative to it; None for the value in the spec.
     """
     entry = section(spec, backend_key, release).knobs.get(knob)
     if entry is None or not entry.every_edit or _has_words_with_a_number(knob, value):
@@ -54,7 +56,7 @@ def edits(
         return [base is not None for base in _dealt(spec, config, "rope.theta", targets.get("rope.theta"))]
 
     def turning() -> list[int]:
-        """The layers that rotate anything: a table that all share is theirs."""
+        """Return the layers that use a rotary embedding; a table shared by all layers is computed from these."""
         return [layer for layer, turned in enumerate(rotates()) if turned]
 
     functions = {
@@ -78,9 +80,8 @@ def edits(
         if own is None or not own.by_layer:
             try:
                 return _filled(edit.value, names, functions)
-            except (
-                ExprError
-            ):  # arithmetic on a list: the number of each layer is meant, which one setting for all cannot hold
+            except ExprError:
+                # Arithmetic on a list fails: the value has one number per layer, which a single setting cannot hold.
                 if not isinstance(value, list) or EVERY not in edit.path:
                     raise
         each = zip(_dealt(spec, config, knob, value), _dealt(spec, config, knob, before), strict=True)
@@ -99,7 +100,10 @@ def edits(
 
 
 def _has_words_with_a_number(knob: str, value: KnobValue) -> bool:
-    """Whether a value, in one layer at least, is one of those that programs write in code and have no setting for."""
+    """Return whether a value, in at least one layer, is text with a measured number in it, as in "swish(1.7)".
+
+    Programs write such values in their code and have no setting for them.
+    """
     templates = KNOBS[knob].measured if knob in KNOBS else ()
     every = value if isinstance(value, list) else [value]
     return any(number_in(said, words) is not None for said in every for words in templates)
@@ -110,14 +114,18 @@ def _said(op: str, value: Any, config: Mapping[str, Any]) -> Any:
 
 
 def _expressible(value: float | None) -> float:
-    """The number, where there is one. Raises ExprError."""
+    """Return the number; raise ExprError if it is None."""
     if value is None:
         raise ExprError("no single number says this")
     return value
 
 
 def _edit_paths(path: str, spec: Spec, config: Mapping[str, Any]) -> list[str]:
-    """The path itself; `role:norm.ln` stands for every checkpoint tensor of a role of that name, biases left out."""
+    """Return the paths that an edit's path stands for.
+
+    `role:norm.ln` stands for every checkpoint tensor whose role begins with `norm.ln`, except biases. Any other path
+    stands for itself.
+    """
     prefix = path.removeprefix("role:")
     if prefix == path:
         return [path]
@@ -132,12 +140,16 @@ def _edit_paths(path: str, spec: Spec, config: Mapping[str, Any]) -> list[str]:
 
 
 def live_path(tensor: str) -> str:
-    """The path of a checkpoint tensor in a module tree: numbers are indices."""
+    """Return the path in the module tree for the name of a checkpoint tensor: `.0` becomes the index `[0]`."""
     return re.sub(r"\.(\d+)", r"[\1]", tensor)
 
 
 def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue) -> list[Any]:
-    """One value per layer: `setting` itself if it says so for each, else on the knob's layers with `off` on the others."""
+    """Return one value per layer.
+
+    If `setting` is a list with one entry per layer, return it. Otherwise return `setting` for the layers that have the
+    knob in the spec, and the spec's `off` value for the others.
+    """
     known = knob_values(spec, config).get(knob, ResolvedKnob(value=None))
     count = dims(spec, config)["n_layers"]
     if isinstance(setting, list) and len(setting) == count:
@@ -146,12 +158,12 @@ def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue)
 
 
 def _widest(windows: list[Any]) -> int | None:
-    """The one window that a transformers config can name."""
+    """Return the largest window, because a transformers config can hold only one; None if no layer has a window."""
     return max((round(window) for window in windows if window), default=None)
 
 
 def _layer_types(windows: list[Any]) -> list[str]:
-    """Which layers use that window, as transformers configs say it."""
+    """Return the attention type of each layer in the words of transformers configs, from its window (None for no window)."""
     return ["sliding_attention" if window else "full_attention" for window in windows]
 
 
@@ -166,9 +178,10 @@ def _rotary(targets: Mapping[str, Any], d_head: int) -> dict[str, Any]:
 
 
 def _rope_parameters(targets: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """The complete rope dictionary: overriding a part of it drops the rest in current transformers."""
+    """Return the complete rope dictionary, because current transformers drops the keys that an override leaves out."""
     scaling, turned = targets.get("rope.scaling") or {}, targets.get("rope.partial")
-    whole = turned in (None, sizes.get("d_rope"))  # in latent attention all of the end of a head that is rotated at all
+    # In latent attention, d_rope is the width of the rotated part of a head.
+    whole = turned in (None, sizes.get("d_rope"))
     partial = {} if whole else {"partial_rotary_factor": turned / sizes["d_head"]}
     return {**scaling, **partial, "rope_type": kind_of(scaling), "rope_theta": targets["rope.theta"]}
 
@@ -182,6 +195,6 @@ def _filled(value: Any, names: dict[str, Any], functions: Mapping[str, Any]) -> 
 
 
 def edit_note(spec: Spec, backend_key: str, knob: str, release: str) -> str:
-    """What a user should know about a patch."""
+    """Return the spec's note for users on setting this knob in this backend; empty if there is none."""
     entry = section(spec, backend_key, release).knobs.get(knob)
     return entry.note if entry else ""

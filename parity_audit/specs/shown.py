@@ -1,4 +1,4 @@
-"""What a spec says of one model, for people."""
+"""The constants that a spec gives for one model, in a form to show to users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from parity_audit.specs.view import dims, knob_values
 
 @dataclass(frozen=True, kw_only=True)
 class ShownSpec:
-    """A model's constants: (knob, value, backends that can set it); one that layers do not share as in `core.by_layer`."""
+    """A model's constants as (knob, value, backends that can set it).
+
+    A value that differs between layers has the form of `core.by_layer`.
+    """
 
     repo_id: str
     spec: Spec
@@ -20,7 +23,7 @@ class ShownSpec:
 
 
 def show_spec(model: str) -> ShownSpec:
-    """The constants of a model and where they can be set. Raises UsageError for an unknown model."""
+    """Return the constants of a model and the backends that can set each. Raises UsageError for an unknown model."""
     resolved = resolve_model(model)
     values = knob_values(resolved.spec, resolved.config)
     n_layers = dims(resolved.spec, resolved.config)["n_layers"]
@@ -37,6 +40,6 @@ def show_spec(model: str) -> ShownSpec:
 
 
 def _in_all_layers(known: ResolvedKnob, n_layers: int) -> object:
-    """The value of all layers, or one for each."""
+    """Return the value if all layers share it, else the values by layer."""
     values = [known.at(layer) for layer in range(n_layers)]
     return values[0] if all(value == values[0] for value in values) else by_layer(dict(enumerate(values)))

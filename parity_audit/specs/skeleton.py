@@ -1,4 +1,4 @@
-"""The module tree that transformers builds of a config, without numbers."""
+"""Build the module tree that transformers makes from a config, without weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from parity_audit.core.errors import UsageError
 
 
 def config_of(values: Mapping[str, Any]) -> Any:
-    """A config.json as transformers' class of its model type, made of a copy: transformers writes into the dictionaries that it
-    is given."""
+    """Return a config.json as an object of transformers' configuration class.
+
+    It is built from a copy, because transformers modifies the dictionaries that it is given.
+    """
     from transformers import AutoConfig
 
     own = copy.deepcopy({key: value for key, value in values.items() if key != "model_type"})
@@ -22,10 +24,10 @@ def config_of(values: Mapping[str, Any]) -> Any:
 
 
 def skeleton(config: Mapping[str, Any]) -> nn.Module:
-    """The model of a released config.json, on the meta device.
+    """Return the model for a released config.json, on the meta device.
 
     Raises:
-        UsageError: transformers does not know the model type, or refuses a value.
+        UsageError: transformers does not know the model type, or rejects a value.
     """
     from transformers import AutoModelForCausalLM
 

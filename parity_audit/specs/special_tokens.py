@@ -1,4 +1,4 @@
-"""Token ids that mean something of their own: those that the config names, and those that the tokenizer calls special."""
+"""Special token ids: those that the config names, and those that the tokenizer marks as special."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def special_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every special id of a checkpoint, in order. A tokenizer that is not there, or not JSON, names none."""
+    """Return every special id of a checkpoint in ascending order. A tokenizer file that is missing or no JSON adds none."""
     named = [value for key, value in config.items() if key.endswith("_token_id")]
     flat = [item for value in named for item in (value if isinstance(value, list) else [value])]
     return tuple(sorted({item for item in [*flat, *_of_tokenizer(folder)] if type(item) is int}))

@@ -1,9 +1,10 @@
-"""Weights with the statistics of trained checkpoints, made of a miniature's: what random weights do not have and fits must bear.
+"""Change the weights of a miniature so that they have the statistics of trained checkpoints, which random weights lack.
 
-Embeddings share a direction, and their spectrum and norms are uneven; a few channels of the stream outweigh all others; the MLP
-of the first block makes a huge number out of BOS, which every later query then attends to (a sink); norm weights spread over
-orders of magnitude; projections are close to singular. The seed decides which channels. What an architecture has no part for
-(a dense MLP, BOS in the vocabulary, queries and keys that are projected from the stream) is left as it was.
+The fits have to work with such weights too. Embeddings share a direction, and their spectrum and norms are uneven. A
+few channels of the residual stream are much larger than all others. The MLP of the first block turns BOS into a huge
+activation, to which every later query attends (an attention sink). Norm weights spread over orders of magnitude, and
+projections are close to singular. The seed decides which channels are used. A change is left out if the architecture
+has no part for it (a dense MLP, BOS in the vocabulary, queries and keys that are projected from the residual stream).
 """
 
 from __future__ import annotations
@@ -25,29 +26,33 @@ from parity_audit.specs.tokenizer import BOS
 from parity_audit.specs.view import dims, roles, spec_values
 
 OUTLIERS = 5
-"""Channels of the stream that stand out: the first holds BOS, the second the massive activation, the others are loud everywhere."""
+"""The number of outlier channels of the residual stream. The first marks BOS, the second carries the massive
+activation, and the others are large for every token."""
 QUIET = 0.1
-"""The first two where nothing makes them loud, over other channels."""
+"""The factor on the first two outlier channels, which makes them small except where BOS or the massive activation is."""
 LEAST = 0.3
-"""Rms of an embedding behind its own factor, so that blocks do not drown it: the shared direction is seen by every block."""
+"""The smallest rms of the embeddings after their scale factor. With it the blocks do not hide the embeddings, so every
+block sees the direction that they share."""
 OUTLIER_GAIN = 8.0
-"""An outlier channel over the others, as in OPT and Llama checkpoints (6 to 20)."""
+"""The size of an outlier channel relative to the others, as in OPT and Llama checkpoints (6 to 20)."""
 SHARED = 1.0
-"""The direction that all embeddings share over what is each token's own: a cosine of one half between tokens."""
+"""The norm of the component that all embeddings share, relative to that of the token's own part: at 1, the cosine
+between two tokens is one half."""
 TOKEN_SPREAD, NORM_SPREAD = 0.6, 0.7
-"""Log-normal spread of token norms and of norm weights."""
+"""The log-normal spread of token norms, and that of norm weights."""
 DECAY, SMALLEST, SHARE_SMALLEST = 0.7, 1e-4, 0.1
-"""Singular values fall as i^-DECAY; a tenth of them is a ten-thousandth of that."""
+"""Singular value number i is proportional to i^-DECAY; the last tenth of them is multiplied by 1e-4 in addition."""
 BOS_GAIN = 50.0
-"""BOS in its channel, over the rms of an embedding: its normalised vector is then nearly that channel alone."""
+"""The value of BOS in its channel, relative to the rms of an embedding: after normalisation almost only this channel is left."""
 MASSIVE = 100.0
-"""The massive activation over the rms of the stream behind the first block; checkpoints have 100 to 10,000 times its median."""
+"""The massive activation relative to the rms of the residual stream after the first block; checkpoints have 100 to
+10,000 times the median of the stream."""
 BLOCK = 1.0
-"""What a block adds to the stream, about."""
+"""The approximate rms of what a block adds to the residual stream."""
 PRE = 3.0
-"""What the neuron that knows BOS is given of it."""
+"""The pre-activation, for BOS, of the neuron that detects BOS."""
 SINK = 2.5
-"""Queries and keys along the sink's direction: their product over the root of d_head is then a few nats."""
+"""The strength of queries and keys along the direction of the sink: their product divided by sqrt(d_head) is then a few nats."""
 PROJECTIONS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
 WRITERS = ("attn.o", "mlp.down")
 NORMS = ("norm.ln1", "norm.ln2", "norm.ln1_post", "norm.ln2_post")
@@ -57,22 +62,22 @@ Change = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """What blocks have to know of the stream: its odd channels, the shared direction, and its usual size."""
+    """Properties of the residual stream that the blocks use: its outlier channels, the shared direction of embeddings, its rms."""
 
     channels: list[int]
     shared: Tensor
     rms: float
-    """Behind the first block."""
+    """The expected rms of the stream after the first block."""
 
 
 class Parts:
-    """The parameters of a model by role, of one block or of the whole; a change is written back where the part lies."""
+    """The parameters of one block, or those outside the blocks, by role; changes are written into the parameters themselves."""
 
     def __init__(self, model: nn.Module, taps: Mapping[str, WeightTap]) -> None:
         self._parameters, self._taps = dict(model.named_parameters(remove_duplicate=False)), taps
 
     def change(self, role: str, by: Change) -> None:
-        """Replace a part by what `by` makes of it; parts that the model does not have are passed over."""
+        """Replace the parameter part with this role by the result of `by`; do nothing if the model has no such part."""
         tap = self._taps.get(role)
         parameter = None if tap is None else self._parameters.get(tap.path)
         if tap is None or parameter is None:
@@ -82,12 +87,12 @@ class Parts:
         flat[places.reshape(-1)] = by(flat[places]).reshape(-1)
 
     def has(self, role: str) -> bool:
-        """Whether the model has this part."""
+        """Return whether the model has a parameter with this role."""
         return role in self._taps and self._taps[role].path in self._parameters
 
 
 def make_real(model: nn.Module, spec: Spec, config: Mapping[str, Any], *, seed: int) -> None:
-    """Change a drawn model in place."""
+    """Give the weights of a randomly drawn model the statistics of trained weights, in place."""
     sizes, values = dims(spec, config), spec_values(spec, config)
     offset, scale = (_number(values.get(name), usual) for name, usual in (("norm.offset", 0.0), ("embed.scale", 1.0)))
     whole = Parts(model, roles(spec, config, None))
@@ -108,7 +113,10 @@ def make_real(model: nn.Module, spec: Spec, config: Mapping[str, Any], *, seed: 
 
 
 def near_singular(weight: Tensor) -> Tensor:
-    """A matrix of the same size and directions whose singular values fall as a power, the last of them to almost nothing."""
+    """Return a matrix with the same singular vectors and Frobenius norm, but singular values that decrease as a power law.
+
+    The last tenth of the singular values is almost 0. A weight that is not a matrix is returned unchanged.
+    """
     if weight.ndim != 2:
         return weight
     u, s, v = torch.linalg.svd(weight.double(), full_matrices=False)
@@ -119,7 +127,11 @@ def near_singular(weight: Tensor) -> Tensor:
 
 
 def _embeddings(whole: Parts, d_model: int, scale: float, seed: int) -> Stream:
-    """Token embeddings with a shared direction, an uneven spectrum and norms, loud channels, and BOS nearly one channel alone."""
+    """Change the token embeddings, and return the resulting properties of the residual stream.
+
+    The embeddings get a shared direction, an uneven spectrum, uneven norms and outlier channels; BOS gets almost only
+    one channel.
+    """
     channels = torch.randperm(d_model, generator=_generator(seed, "channels"))[:OUTLIERS].tolist()
     shared = _noise(d_model, seed, "shared")
     shared[channels] = 0.0
@@ -143,7 +155,7 @@ def _embeddings(whole: Parts, d_model: int, scale: float, seed: int) -> Stream:
 
 
 def _massive(block: Parts, stream: Stream, offset: float) -> None:
-    """One neuron that reads the channel of BOS and writes a huge number into another channel."""
+    """Make one neuron of this block's MLP read the channel of BOS and write a huge activation into another channel."""
     source, target = stream.channels[:2]
 
     def reads(weight: Tensor) -> Tensor:
@@ -172,7 +184,10 @@ def _massive(block: Parts, stream: Stream, offset: float) -> None:
 
 
 def _sink(block: Parts, stream: Stream, d_head: int) -> None:
-    """Queries that all look for what the massive activation makes of its key, along a direction that hardly turns with position."""
+    """Make every query attend to the key of the massive activation, by means of the rotary dimension with the lowest frequency.
+
+    That dimension hardly rotates with position, so the sink acts at every distance. Latent attention is left as it is.
+    """
     slowest = d_head // 2 - 1
     strength = SINK * d_head**0.25
 
@@ -196,7 +211,7 @@ def _uneven_rows(weight: Tensor, channels: list[int]) -> Tensor:
 
 
 def _quiet(weight: Tensor, offset: float, channels: list[int]) -> Tensor:
-    """The final norm takes back what is loud, as it does in checkpoints."""
+    """Return the final norm's weight, divided by `OUTLIER_GAIN` in the outlier channels: checkpoints also reduce them there."""
     weight[channels] = (weight[channels] + offset) / OUTLIER_GAIN - offset
     return weight
 

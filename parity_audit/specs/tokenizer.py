@@ -1,6 +1,6 @@
-"""A tiny real tokenizer: byte-level BPE trained on a paragraph, with the special ids its config names.
+"""Make a tiny but real tokenizer: byte-level BPE trained on one paragraph, with the special ids that a miniature's config names.
 
-Written by hand as JSON in the form that every release since tokenizers 0.15 reads.
+Its JSON is adapted by hand to the form that every release since tokenizers 0.15 reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ behind the padding, under the soft-cap. Measure the floor first, then measure th
 
 
 def write_tokenizer(folder: Path, d_vocab: int) -> None:
-    """tokenizer.json, tokenizer_config.json and special_tokens_map.json with fewer than `d_vocab` entries."""
+    """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json for a vocabulary of at most `d_vocab` tokens."""
     tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL[UNK]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Keys of a config that no expression of its spec reads, and that change what transformers computes."""
+"""Find the keys of a config that no expression of its spec reads although they change what transformers computes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ NO_FUNCTION = re.compile(
     r"|^(architectures|model_type|torch_dtype|dtype|transformers_version|auto_map|max_position_embeddings|n_positions"
     r"|tie_word_embeddings|quantization_config|pretraining_tp|router_aux_loss_coef|id2label|label2id|problem_type|task_specific_params)$"
 )
-"""Names of tokens, of files, of training, and of what the weights or the probes show by themselves."""
+"""Keys that are not checked: those of tokens, files and training, and those whose effect the weights or the probes show anyway."""
 CONSTANTS = ("dims", "layer_dims", "knobs")
-"""The parts of a spec that say what is computed."""
+"""The parts of a spec that determine what is computed."""
 TOKENS = 32
 MOST = 8
-"""Keys that are measured; each builds two miniatures, in about a second."""
+"""The most keys to measure; each needs two miniatures, which takes about a second."""
 
 
 def unread_keys(model: ResolvedModel) -> list[tuple[str, Any, bool | None]]:
-    """(key, value, whether it changes the function) of keys off their default that the spec does not read.
+    """Return (key, value, whether it changes the logits) for keys that the spec does not read and that are not at their default.
 
-    Each key is measured: a miniature with it and one without it, drawn from the same seed, must give the same logits.
-    None stands for one that could not be measured. Keys that change nothing are left out.
+    Each key is measured: the logits of a miniature with the key are compared with those of a miniature without it,
+    drawn from the same seed. The third value is None if a key was not measured, because there are more than `MOST` keys
+    or because transformers could not build a miniature. Keys that do not change the logits are left out.
     """
     of_kind = configuration_class(model.config)
     if of_kind is None:
@@ -46,7 +47,10 @@ def unread_keys(model: ResolvedModel) -> list[tuple[str, Any, bool | None]]:
 
 
 def words_of(spec: Spec, parts: tuple[str, ...] = (*CONSTANTS, "backends")) -> set[str]:
-    """Every name that an expression in these parts of the spec could read."""
+    """Return every name in the texts of these parts of the spec, and every key of the spec's miniature sizes.
+
+    These are all the keys that an expression could read.
+    """
     said = spec.content.model_dump(include=set(parts))
     config = {name for spec_config in spec.content.miniature.values() for name in spec_config}
     return config | {word for text in _strings(said) for word in re.findall(r"[A-Za-z_]\w*", text)}
@@ -61,11 +65,14 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _usual(of_kind: Any, config: Mapping[str, Any], key: str) -> Any:
-    """What the configuration class says of a key that the file leaves out; NotImplemented for one it does not know."""
+    """Return the value that the configuration class gives a key if the config leaves it out.
+
+    NotImplemented if the class does not know the key or rejects the rest of the config.
+    """
     rest = {name: value for name, value in config.items() if name not in (key, "model_type")}
     try:
         return json.loads(of_kind(**copy.deepcopy(rest)).to_json_string(use_diff=False)).get(key, NotImplemented)
-    except Exception:  # a class refuses in its own ways; then the key is measured
+    except Exception:  # a class may reject a config with any exception; the key is then measured
         return NotImplemented
 
 
@@ -78,7 +85,7 @@ def _matters(model: ResolvedModel, key: str) -> bool | None:
 
 
 def _logits(model: ResolvedModel) -> torch.Tensor:
-    """Logits of one seeded text on a miniature, in transformers."""
+    """Return the logits of a miniature in transformers, on one random text from a fixed seed."""
     network = built(model).eval()
     vocab = network.get_input_embeddings().num_embeddings  # type: ignore[operator]
     ids = torch.randint(vocab, (1, TOKENS), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""A spec seen by one backend of one release, for one config: taps, reads, edits, values."""
+"""Evaluate a spec for one config, one backend and one release: sizes, knob values, taps, roles of tensors, live readings."""
 
 from __future__ import annotations
 
@@ -28,19 +28,26 @@ from parity_audit.specs.wrapped import WRAPPED_IN
 
 
 def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
-    """d_model, n_heads, n_kv_heads, d_head, d_mlp, n_layers, d_vocab of a config."""
+    """Return the sizes of a config by name: d_model, n_heads, n_kv_heads, d_head, d_mlp, n_layers, d_vocab and any others."""
     return {name: int(value) for name, value in said_sizes(spec, config).items()}
 
 
 def said_sizes(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `dims`, not made whole numbers yet; a size is left out of models for which its expression says null."""
+    """Return the sizes of a config, not yet converted to int.
+
+    A size is left out if its value is null and its expression ends with `else null`, so that it may be absent.
+    """
     names = config_names(config)
     found = {name: (text, evaluate(text, names)) for name, text in spec.content.dims.items() if text is not None}
     return {name: value for name, (text, value) in found.items() if value is not None or not text.endswith("else null")}
 
 
 def dims_of_layer(spec: Spec, names: Mapping[str, Any], sizes: dict[str, int], layer: int | None) -> dict[str, int]:
-    """The sizes of one block: those of the model where the architecture does not say otherwise; `names` as in expressions."""
+    """Return the sizes of one block: those of the model, replaced by the spec's `layer_dims` where it has them.
+
+    Args:
+        names: the names that expressions may use (`config_names`).
+    """
     if layer is None or not spec.content.layer_dims:
         return sizes
     own = {name: int(evaluate(text, {**names, "l": layer})) for name, text in spec.content.layer_dims.items()}
@@ -48,13 +55,17 @@ def dims_of_layer(spec: Spec, names: Mapping[str, Any], sizes: dict[str, int], l
 
 
 def config_names(config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """What an expression may name: the keys of the canonical config, and as `config` itself those that may be absent."""
+    """Return the names that an expression may use: the keys of the canonical config, constants, and `more`.
+
+    The name `config` is the config itself: `config['key']` is null if the key is absent, where the plain name would be
+    an error.
+    """
     config = canonical(config)
     return {**config, "config": config, "true": True, "false": False, "null": None, **more}
 
 
 def knob_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, ResolvedKnob]:
-    """Every knob of the architecture, for this config."""
+    """Return the value of every knob that the model with this config has."""
     names = config_names(config, **dims(spec, config))
     found: dict[str, ResolvedKnob] = {}
     for knob, entry in spec.content.knobs.items():
@@ -78,33 +89,36 @@ def _resolved(entry: KnobEntry, names: Mapping[str, Any]) -> ResolvedKnob:
 
 
 def _by_layer(entry: KnobEntry, names: Mapping[str, Any]) -> ResolvedKnob:
-    """A knob whose value is computed from the number of the layer; equal values as one."""
+    """Return a knob whose value depends on the layer number; if all values are equal, it has a single value."""
     value = joined([evaluate(entry.value, {**names, "l": layer}) for layer in range(names["n_layers"])])
     return ResolvedKnob(value=value, kind=entry.kind, by_layer=isinstance(value, list))
 
 
 def spec_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, KnobValue]:
-    """Knob values as they compare with live readings: one value, or one per layer where they differ."""
+    """Return knob values in the form of live readings: one value, or a list with one value per layer if they differ."""
     layers = range(dims(spec, config)["n_layers"])
     known = knob_values(spec, config)
     return {knob: joined([item.at(layer) for layer in layers]) for knob, item in known.items()}
 
 
 def joined(values: list[Any]) -> Any:
-    """Equal values of all layers as one."""
+    """Return one value if all values of the list are equal, else the list."""
     return values[0] if all(value == values[0] for value in values) else values
 
 
 def is_of(release: str, versions: str) -> bool:
-    """Whether a release (`Description.release`, or a version alone) is among those of a variant: `<5` of the engine itself,
-    `transformers <5` of what runs beneath it. An unknown one is not."""
+    """Return whether a release (`Description.release`, or just a version) is one of a variant's `versions`.
+
+    `<5` refers to the version of the engine itself, `transformers <5` to that of the transformers that it runs. False
+    if that version is unknown.
+    """
     own, _, beneath = release.partition(" on ")
     asked = beneath if versions.startswith(BENEATH) else own
     return bool(asked) and asked in SpecifierSet(versions.removeprefix(BENEATH), prereleases=True)
 
 
 def section(spec: Spec, backend_key: str, release: str) -> BackendSection:
-    """The backend's section with the variants of this release merged over it: a version, or `Description.release`."""
+    """Return the section of a backend, with the variants for this release (see `is_of`) merged over it."""
     base = (
         own_section(spec.content) if backend_key == SPEC else spec.content.backends.get(backend_key, BackendSection())
     )
@@ -122,7 +136,7 @@ def section(spec: Spec, backend_key: str, release: str) -> BackendSection:
 def cannot(
     spec: Spec, backend_key: str, release: str, config: Mapping[str, Any], *, device: str = "cpu", dtype: str = "float32"
 ) -> str:  # fmt: skip
-    """Why this release of a backend does not run a model with this config; empty where it does, as far as the spec knows."""
+    """Return why this release of a backend cannot run a model with this config; empty if the spec gives no such reason."""
     base = spec.content.backends.get(backend_key, BackendSection())
     own = [item for item in base.variants if is_of(release, item.versions)]
     alone = "" if config.get(WRAPPED_IN) else base.cannot_alone
@@ -136,7 +150,7 @@ def _present(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def taps(spec: Spec, backend_key: str, config: Mapping[str, Any], release: str) -> tuple[SiteTap, ...]:
-    """Where this backend shows each site, one tap per layer."""
+    """Return a tap for each site that this backend shows; sites inside blocks have one tap per layer."""
     sizes = dims(spec, config)
     names = config_names(config, **sizes)
     out: list[SiteTap] = []
@@ -153,7 +167,10 @@ Entry = TypeVar("Entry", SiteEntry, WeightEntry)
 
 
 def entry_of(entry: Entry, names: Mapping[str, Any]) -> Entry | None:
-    """What holds of an entry under these names, `l` the layer; None where the model does not have the site or tensor there."""
+    """Return the first of an entry and its `otherwise` entries whose `when` is true for these names, which include the layer `l`.
+
+    None if there is none, because the model does not have the site or tensor in this layer.
+    """
     if evaluate(entry.when, names):
         return entry
     return None if entry.otherwise is None else entry_of(entry.otherwise, names)
@@ -174,7 +191,7 @@ def _tap(site: str, entry: SiteEntry, names: dict[str, Any], sizes: dict[str, in
 
 
 def _module(entry: SiteEntry, sizes: dict[str, int], layer: int | None) -> str:
-    """The path of a site's module: in a block, or for the last one where that is another."""
+    """Return the module path of a site in one layer; the last block may have a path of its own."""
     if layer is None:
         return entry.module
     if entry.last and layer == sizes["n_layers"] - 1:
@@ -198,7 +215,7 @@ def _sizes(axes: list[str], sizes: dict[str, int]) -> dict[str, int]:
 
 
 def not_visible(spec: Spec, backend_key: str, config: Mapping[str, Any], release: str) -> tuple[NotVisible, ...]:
-    """The sites this backend cannot show, with the reason."""
+    """Return the sites that this backend cannot show, with the reasons."""
     layers = dims(spec, config)["n_layers"]
     return tuple(
         NotVisible(site=name, why=why or "")
@@ -210,7 +227,7 @@ def not_visible(spec: Spec, backend_key: str, config: Mapping[str, Any], release
 def weight_taps(
     spec: Spec, backend_key: str, config: Mapping[str, Any], release: str, stored: Iterable[str] = ()
 ) -> tuple[WeightTap, ...]:
-    """Where this backend keeps each tensor of a checkpoint that holds the `stored` names."""
+    """Return where this backend keeps each tensor of a checkpoint; `stored` are the names of the checkpoint's tensors."""
     sizes, own = dims(spec, config), section(spec, backend_key, release)
     names = config_names(config, **sizes)
     out: list[WeightTap] = []
@@ -227,7 +244,7 @@ def weight_taps(
 
 
 def _per_expert(name: str, entry: WeightEntry, sizes: dict[str, int]) -> list[tuple[str, WeightEntry]]:
-    """One tensor, or with `{e}` in its name one for each expert."""
+    """Return the name and entry of one tensor; if the name contains `{e}`, one pair per expert."""
     if "{e}" not in name:
         return [(name, entry)]
     return [
@@ -237,7 +254,7 @@ def _per_expert(name: str, entry: WeightEntry, sizes: dict[str, int]) -> list[tu
 
 
 def _left_out(spec: Spec, backend_key: str, n_layers: int) -> set[str]:
-    """Stored tensors that a backend's section deletes: fused ones that are compared by their parts."""
+    """Return the stored tensors that a backend's section sets to null: fused tensors, which are compared part by part."""
     entries = spec.content.backends[backend_key].weights if backend_key in spec.content.backends else {}
     return {full for name, entry in entries.items() if entry is None for full, _ in _per_layer(name, n_layers)}
 
@@ -255,9 +272,11 @@ def _weight(
 
 
 def roles(spec: Spec, config: Mapping[str, Any], layer: int | None) -> dict[str, WeightTap]:
-    """Checkpoint tensors by role: `embed`, `unembed`, `norm.ln1`, `attn.q` ... of one block or of the model.
+    """Return the checkpoint tensors by role (`embed`, `unembed`, `norm.ln1`, `attn.q` and so on).
 
-    `path` is the tensor's name in the checkpoint; a part of a fused tensor says how to cut it out.
+    Without a layer, these are the tensors outside the blocks; with a layer, also those of this block. `path` is the
+    tensor's name in the checkpoint; the tap of a part of a fused tensor also defines how to cut the part out. A role of
+    experts gives one role per expert, with the expert's number at its end.
     """
     sizes = dims(spec, config)
     names = config_names(config, **sizes)
@@ -280,7 +299,10 @@ def roles(spec: Spec, config: Mapping[str, Any], layer: int | None) -> dict[str,
 
 
 def unread_tensors(spec: Spec, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of tensors that play no role in this model, though they would in others: of every layer where roles are of layers."""
+    """Return the names of checkpoint tensors that have no role in this model because the `when` of their role is false.
+
+    A role inside the blocks is checked in every layer. Roles of experts are left out.
+    """
     sizes = dims(spec, config)
     names = config_names(config, **sizes)
     optional = [
@@ -296,24 +318,24 @@ def unread_tensors(spec: Spec, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def of_experts(entry: str | RoleEntry) -> bool:
-    """Whether a role is one of each expert: by name, or as a part of a tensor of all of them."""
+    """Return whether a role belongs to each expert: the tensor's name has `{e}`, or a part per expert is cut out of one tensor."""
     return "{e}" in role_tensor(entry) or (not isinstance(entry, str) and entry.slice == ["e", "e + 1"])
 
 
 def _held(entry: str | RoleEntry, names: Mapping[str, Any]) -> str | RoleEntry | None:
-    """What plays a role in this model; None where nothing does."""
+    """Return the first of a role's entry and its `otherwise` entries that holds in this model; None if none does."""
     if isinstance(entry, str) or evaluate(entry.when, names):
         return entry
     return None if entry.otherwise is None else _held(entry.otherwise, names)
 
 
 def role_tensor(entry: str | RoleEntry) -> str:
-    """The checkpoint tensor that plays a role, with `{l}` for the layer."""
+    """Return the name of the checkpoint tensor of a role, with `{l}` in place of the layer number."""
     return entry if isinstance(entry, str) else entry.tensor
 
 
 def role_tensors(entry: str | RoleEntry) -> tuple[str, ...]:
-    """The checkpoint tensors that play a role in one model or another."""
+    """Return the names of all checkpoint tensors that can have this role, including those of `otherwise` entries."""
     more = None if isinstance(entry, str) else entry.otherwise
     return (role_tensor(entry), *(() if more is None else role_tensors(more)))
 
@@ -326,7 +348,7 @@ def _role(
 
 
 def reads(spec: Spec, backend_key: str, release: str) -> dict[str, str]:
-    """Live paths of each knob that this release can read back."""
+    """Return the live path of each knob whose value can be read back in this release."""
     knobs = section(spec, backend_key, release).knobs
     return {knob: entry.read for knob, entry in knobs.items() if entry is not None and entry.read is not None}
 
@@ -334,7 +356,7 @@ def reads(spec: Spec, backend_key: str, release: str) -> dict[str, str]:
 def effective_values(
     spec: Spec, backend_key: str, about: Description, config: Mapping[str, Any]
 ) -> dict[str, KnobValue]:
-    """Live readings as knob values; equal values of all layers become one."""
+    """Return the live readings of a loaded backend, converted to knob values; equal values of all layers become one value."""
     knobs = section(spec, backend_key, about.release).knobs
     found: dict[str, KnobValue] = {}
     for knob, raw in about.effective.items():

@@ -1,4 +1,4 @@
-"""Which safetensors files of a directory are the model's weights, and which lie beside them."""
+"""Select the safetensors files of a directory that are the model's weights, and leave out other files beside them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from parity_audit.core.errors import NotJudged
 INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 OTHERS = re.compile(r"(adapter_|consolidated|original)")
-"""Beginnings of files that repositories hold beside the weights: an adapter, or the same tensors under other names."""
+"""How the names of files begin that are not weights of the model: an adapter, or the same tensors under other names."""
 
 
 def chosen(names: Sequence[str], *, indexed: bool) -> tuple[str, ...]:
-    """Of the safetensors in one directory, those of the model: the shards of its index, else all that may be.
+    """Return the weight files of the model among the safetensors files of one directory, sorted.
+
+    If there are an index and files named like shards, these are the shards; otherwise all files except those of
+    `OTHERS`.
 
     Args:
         names: names of files that end in `.safetensors`.
-        indexed: an index lies beside them.
+        indexed: whether the directory has an index file.
     """
     shards = tuple(sorted(name for name in names if SHARD.fullmatch(name)))
     if indexed and shards:
@@ -29,13 +32,13 @@ def chosen(names: Sequence[str], *, indexed: bool) -> tuple[str, ...]:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a checkpoint directory that hold the model's weights, as far as they are there."""
+    """Return the files with the model's weights that exist in a checkpoint directory."""
     names = [path.name for path in folder.glob("*.safetensors")]
     return tuple(folder / name for name in chosen(names, indexed=(folder / INDEX).is_file()))
 
 
 def shards_of(folder: Path) -> dict[str, str]:
-    """Which file holds which tensor, where an index says so; empty without an index.
+    """Return the file of each tensor, by tensor name, as the index gives it; empty without an index.
 
     Raises:
         NotJudged: the index cannot be read.
@@ -51,7 +54,7 @@ def shards_of(folder: Path) -> dict[str, str]:
 
 
 def all_there(folder: Path) -> bool:
-    """Whether a directory has every file of its weights: what an interrupted download leaves does not."""
+    """Return whether a directory has every file of its weights; after an interrupted download some are missing."""
     files = weight_files(folder)
     if not files or any(not (folder / file).is_file() for file in set(shards_of(folder).values())):
         return False

@@ -1,4 +1,4 @@
-"""Models that hold a text model beside other modalities, as Gemma3ForConditionalGeneration does. Text alone is audited."""
+"""Multimodal models that contain a text model, such as Gemma3ForConditionalGeneration. Only the text model is audited."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ OF_THE_WHOLE = (
     "eos_token_id",
     "pad_token_id",
 )
-"""Keys that releases write beside the config of the text model and that hold for it, where its own config has none."""
+"""Keys of the outer config that also hold for the text model, unless its own config has them."""
 WHOLE_DECIDES = ("tie_word_embeddings",)
-"""Of these the value of the whole model is the one in force: the head is a module of the whole."""
+"""Keys for which the outer config takes precedence over that of the text model, because the head is a module of the whole model."""
 OVERRIDES = ("hf_overrides", "json_model_override_args")
 """Settings of engines that replace keys of the checkpoint's config."""
 WRAPPED_IN = "_wrapped_in"
-"""The key under which the config of a text model says what it was taken out of; no config.json has it."""
+"""The key, in the config of a text model, for the `model_type` of the multimodal model that contains it. No config.json has it."""
 
 
 def is_wrapper(config: Mapping[str, Any]) -> bool:
-    """Whether a config is of a model with a text model inside."""
+    """Return whether a config is that of a multimodal model that contains a text model."""
     return isinstance(config.get(TEXT_MODEL), dict)
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the text model inside, as it would stand in a config.json of its own, and what it was taken out of.
+    """Return the config of the text model inside a multimodal model, as it would be in a config.json of its own.
 
-    That of a text model comes back as it is.
+    The key `WRAPPED_IN` names the `model_type` of the multimodal model. The config of a plain text model is returned
+    unchanged.
     """
     if not is_wrapper(config):
         return dict(config)
@@ -42,12 +43,15 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_for(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """The config that the spec of this architecture is read with: `text_config`, which may name no architecture of its own."""
+    """Return the config with which the spec of this architecture is evaluated.
+
+    For a multimodal model it is `text_config`, with `architectures` added because it may name none.
+    """
     return {**text_config(config), "architectures": [architecture]} if is_wrapper(config) else dict(config)
 
 
 def of_the_text_model(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that override keys of a config, said of the text model where `config` was taken out of a larger one."""
+    """Return load settings with their config overrides nested under `text_config` if the model is part of a multimodal one."""
     if not config.get(WRAPPED_IN):
         return dict(settings)
     return {key: {TEXT_MODEL: value} if key in OVERRIDES else value for key, value in settings.items()}

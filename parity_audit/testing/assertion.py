@@ -1,4 +1,4 @@
-"""One assertion: a candidate computes what a reference computes, on the miniature of a spec."""
+"""An assertion that a candidate computes the same function as a reference, on the miniature of a spec."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def assert_parity(
     out: str | Path | None = None,
     **options: Any,
 ) -> Report:
-    """Fail where the candidate does not compute the reference's function up to rounding, or where that could not be judged.
+    """Audit a candidate and raise unless it is judged to compute the reference's function up to rounding.
 
     Args:
-        reference: a BACKEND that is believed, or the loader of a port: `def load(model_path, dtype, device)`.
-        candidate: the same, judged.
-        spec: a spec file of one's own, or the name of a shipped one; its first model is run.
-        model: a known model, instead of or beside `spec`.
+        reference: a BACKEND string, or the function that loads a port: `def load(model_path, dtype, device)`.
+        candidate: the side that is judged, given in the same way as `reference`.
+        spec: your own spec file, or the name of a shipped spec; its first model is run unless `model` is given.
+        model: the name of a known model, in place of `spec` or in addition to it.
         probes: names of the probes to run; all when None.
-        out: where the report is written; a temporary folder when None.
-        options: of `parity_audit.audit`.
+        out: the folder for the report; a temporary folder when None.
+        options: further arguments of `parity_audit.audit`.
 
     Raises:
-        AssertionError: with layer, component, constant and patch.
-        UsageError: neither spec nor model, or one that does not exist.
+        AssertionError: the candidate is not at parity, or was not judged; the message has layer, component, constant and patch.
+        UsageError: neither spec nor model is given, or one of them does not exist.
     """
     from parity_audit.api import audit
     from parity_audit.report.assertion import failure
@@ -64,7 +64,7 @@ def assert_parity(
 
 
 def _model(spec: str | Path | None, model: str | None) -> str:
-    """The model to run; a spec file is found before shipped ones from here on."""
+    """Return the model to run. For a spec file, also set the environment variable that puts it before the shipped specs."""
     from parity_audit.specs.load import OWN_SPECS, load_spec
 
     if spec is None and model is None:
@@ -78,7 +78,7 @@ def _model(spec: str | Path | None, model: str | None) -> str:
 
 
 def _backend(port: Port) -> str:
-    """A BACKEND string; a function is the loader of a port in its file."""
+    """Return the BACKEND string of a port; a function is named by its file, from which a worker imports it."""
     if isinstance(port, str):
         return port
     file = inspect.getsourcefile(port)

@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `parity_audit`. Importing it loads nothing heavy."""
+"""The pytest plugin with the fixture `parity_audit`. Importing it does not load any model library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parity_audit.testing.assertion import assert_parity
 
 @pytest.fixture(name="parity_audit")
 def _parity_audit(tmp_path: Path) -> SimpleNamespace:
-    """`parity_audit.assert_parity(...)`, whose report stays in the test's own temporary folder (`parity_audit.out`)."""
+    """Provide `parity_audit.assert_parity(...)`, which writes its report to the test's temporary folder (`parity_audit.out`)."""
     out = tmp_path / "parity-audit"
     asserted: Callable[..., Report] = functools.partial(assert_parity, out=out)
     made: Any = SimpleNamespace(assert_parity=asserted, out=out)

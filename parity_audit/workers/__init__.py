@@ -1,1 +1,1 @@
-"""The parent's end of the wire: spawn a worker, ask, time out, kill."""
+"""Workers, each of which runs one backend, as their parent process sees them: start one, send requests, time out, kill it."""

@@ -1,4 +1,4 @@
-"""The questions that a session asks of a running backend, typed; how they reach it is each worker's own `call`."""
+"""The typed requests that a session sends to a running backend; each kind of worker transports them with its own `call`."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ OnProgress = Callable[..., None]
 
 
 class Asking(ABC):
-    """A backend that answers one question at a time, until it is killed."""
+    """A backend that answers one request at a time, until it is killed."""
 
     @abstractmethod
     def call(self, op: str, args: Any, *, on_progress: OnProgress | None = None) -> Any:
-        """Ask and wait; the answer is plain data. Raises BackendFailed or WorkerDied."""
+        """Send a request and return its answer as plain data. Raises BackendFailed or WorkerDied."""
 
     @abstractmethod
     def prepare(self, request: LoadRequest) -> None:
-        """Let it import its engine meanwhile; returns at once. What goes wrong, `load` will say."""
+        """Make the backend import its engine in the background, and return at once. An error is raised by `load` later."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Let it go, with all that it started. Safe to call twice."""
+        """End the backend and everything that it started. Safe to call twice."""
 
     @abstractmethod
     def _bad(self, op: str, what: str) -> ParityError:
-        """The error of an answer that is none."""
+        """Return the error for an invalid answer to a request."""
 
     def load(self, request: LoadRequest, on_progress: OnProgress | None = None) -> None:
         """Load a model."""
         self.call("load", request, on_progress=on_progress)
 
     def describe(self) -> Description:
-        """Versions and effective settings of the loaded model."""
+        """Return the versions and effective settings of the loaded model."""
         return self._asked(Description, "describe", {})
 
     def weights(self, request: WeightsRequest) -> list[WeightPrint]:
-        """Fingerprints of live tensors."""
+        """Return fingerprints of live tensors."""
         return self._asked(list[WeightPrint], "weights", request)
 
     def run(self, request: RunRequest, on_progress: OnProgress | None = None) -> RunReply:
@@ -61,7 +61,7 @@ class Asking(ABC):
         return self._asked(RunReply, "run", request, on_progress)
 
     def replay(self, request: RunRequest, on_progress: OnProgress | None = None) -> RunReply:
-        """Run one probe with sites replaced."""
+        """Run one probe in which the values of some sites are replaced."""
         return self._asked(RunReply, "replay", request, on_progress)
 
     def sample(self, request: SampleRequest, on_progress: OnProgress | None = None) -> SampleReply:
@@ -69,7 +69,7 @@ class Asking(ABC):
         return self._asked(SampleReply, "sample", request, on_progress)
 
     def operations(self, request: OperationsRequest, on_progress: OnProgress | None = None) -> OperationsReply:
-        """Run each operation of the loaded model on rows of its own input."""
+        """Run each operation of the loaded model on rows of the operation's own input."""
         return self._asked(OperationsReply, "operations", request, on_progress)
 
     def score(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreReply:
@@ -77,11 +77,11 @@ class Asking(ABC):
         return self._asked(ScoreReply, "score", request, on_progress)
 
     def configs(self, request: ConfigsRequest) -> ConfigsReply:
-        """The engine's own config of released models; nothing has to be loaded."""
+        """Return the engine's own config of released models; no model has to be loaded."""
         return self._asked(ConfigsReply, "configs", request)
 
     def apply(self, request: ApplyRequest) -> list[ReadBack]:
-        """Bring the live model to exactly these edits."""
+        """Put the live model into the state with exactly these edits, and return the values read back."""
         return self._asked(list[ReadBack], "apply", request)
 
     def _asked(self, kind: type[T], op: str, args: Any, on_progress: OnProgress | None = None) -> T:

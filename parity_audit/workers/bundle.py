@@ -1,4 +1,4 @@
-"""The worker program: four folders as one zipapp, so that nothing else of the parent travels with it."""
+"""Pack the worker program, four folders of this package, as one zipapp, so that a worker imports nothing else from the parent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAIN = "from parity_audit.backends.serve import main\nmain()\n"
 
 
 def bundle(folder: Path) -> Path:
-    """The zipapp in `folder`, named by its contents. One that is there is used if it holds the very same bytes.
+    """Return the zipapp in `folder`, named by a hash of its content. An existing file is used if it has exactly the same bytes.
 
     Raises:
         NotJudged: the disk is full or read-only.
@@ -33,7 +33,7 @@ def bundle(folder: Path) -> Path:
 
 
 def _zipped(files: list[tuple[str, bytes]]) -> bytes:
-    """The same bytes for the same files on every machine: stored as they are, without times."""
+    """Return a zip file of these files. It has the same bytes on every machine, without compression and modification times."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
         for name, data in [*files, ("__main__.py", MAIN.encode())]:

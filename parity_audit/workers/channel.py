@@ -1,5 +1,7 @@
-"""Messages to and from a worker, with a deadline, and with an eye on the process: a pipe stays open when a forked child
-holds it, so the end of the worker is seen by watching the worker."""
+"""Send messages to a worker and receive them, with a deadline, while watching the worker's process.
+
+The end of a worker cannot be recognised from the pipe, which stays open if a forked child still has it.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +16,28 @@ from parity_audit.core.jsonio import dumps
 from parity_audit.workers.processes import Process
 
 WATCH_SECONDS = 0.2
-"""How often the process and its log are looked at while nothing arrives."""
+"""The interval at which the process and its log are checked while no message arrives."""
 CHUNK_BYTES = 1 << 16
 MESSAGE_BYTES = 256 << 20
-"""More than the fingerprints of a million tensors."""
+"""The longest message: more than the fingerprints of a million tensors need."""
 LOG_BYTES = 1 << 30
-"""A log that grows beyond this is a backend that prints without end; it is ended before the disk is full."""
+"""The largest log. A backend that prints more probably never stops, so it is ended before the disk is full."""
 
 
 class TimedOut(Exception):
-    """No answer before the deadline."""
+    """There was no answer before the deadline."""
 
 
 class Ended(Exception):
-    """The process is gone."""
+    """The worker's process has ended, or the channel is closed."""
 
 
 class Garbled(Exception):
-    """What arrived, or what the worker printed, is not what a worker says; the message says what it is."""
+    """The worker sent something that is not a valid message, or printed too much; the message of this error describes it."""
 
 
 class Channel:
-    """Both ends of the wire that the parent holds."""
+    """The parent's two ends of the pipes to and from a worker."""
 
     def __init__(self, process: Process, read_fd: int, write_fd: int, log: Path) -> None:
         self.process, self.log = process, log
@@ -51,10 +53,10 @@ class Channel:
             self._read_fd = self._write_fd = -1
 
     def send(self, message: dict[str, Any], deadline: float) -> None:
-        """Write one message; a worker that does not read is waited for until the deadline.
+        """Send one message; wait until the deadline for a worker that does not read.
 
         Raises:
-            TimedOut, Ended: it was not taken.
+            TimedOut, Ended: the message could not be sent.
         """
         data = memoryview(dumps(message).encode() + b"\n")
         while data:
@@ -67,11 +69,12 @@ class Channel:
                 raise Ended from error
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """The next message.
+        """Wait for the next message and return it.
 
         Raises:
-            TimedOut, Ended: none came.
-            Garbled: a line that is not a JSON object, or one without end.
+            TimedOut, Ended: no message came.
+            Garbled: a line is not a JSON object or is longer than `MESSAGE_BYTES`, or the log is larger than
+                `LOG_BYTES`.
         """
         while (end := self._pending.find(b"\n", self._searched)) < 0:
             self._searched = len(self._pending)
@@ -88,11 +91,11 @@ class Channel:
         return _message(line)
 
     def _wait(self, readable: list[int], writable: list[int], deadline: float) -> None:
-        """Until one of the descriptors is ready."""
+        """Wait until one of the descriptors is ready. Raises TimedOut, Ended or Garbled."""
         if self._read_fd < 0:
             raise Ended
         while True:
-            gone = self.process.poll() is not None  # looked at first: what it wrote before it ended is still read
+            gone = self.process.poll() is not None  # checked before `select`, so that its last messages are still read
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimedOut

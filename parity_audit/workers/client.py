@@ -1,4 +1,4 @@
-"""One worker: a process group of its own, a wire of its own, and a log of everything the engine prints."""
+"""A worker process with its own process group, its own pair of pipes, and a log of everything that the engine prints."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from parity_audit.workers.temporary import OwnTemporary
 
 LOG_TAIL_LINES, LOG_TAIL_BYTES = 20, 1 << 16
 TIMEOUT = 3600.0
-"""Seconds that one request may take: a float64 run of a full-size model on a few cores takes most of an hour."""
+"""The seconds that one request may take: a float64 run of a full-size model on a few cores takes most of an hour."""
 START_TIMEOUT = 300.0
 ENDING = 5.0
-"""Seconds from the closing of the wire to the end of a process that is ending; its own exit status says why."""
+"""The seconds to wait, after the pipe was closed, for the process to end: its exit status tells why it ended."""
 HINTS = {
     "out-of-memory": LESS_MEMORY,
     "disk-full": "free some space, or point PARITY_AUDIT_CACHE and --out at another disk",
@@ -52,7 +52,7 @@ _ALIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 class Worker(Asking):
-    """A running backend process. Use `start`, ask with the typed methods, always `kill` in the end."""
+    """A running backend process. Create it with `start`, send requests with the typed methods, and always `kill` it at the end."""
 
     def __init__(self, channel: Channel, label: str, mark: str, timeout: float, temporary: OwnTemporary | None) -> None:
         self.channel, self.process, self.log = channel, channel.process, channel.log
@@ -66,23 +66,28 @@ class Worker(Asking):
         backend_key: str, python: str, env_vars: dict[str, str], log: Path, scratch: Path, timeout: float = TIMEOUT,
         *, cwd: Path | None = None, imported: Sequence[str] = (),
     ) -> Worker:  # fmt: skip
-        """Start a worker, in the directory `cwd` or the parent's own; `timeout` is for each request.
+        """Start a worker and return it.
 
-        With `imported` (see `imported_before`) it is a copy of a process that has imported that; this returns before it
-        exists. Otherwise it is a process of its own, and this waits for its greeting.
+        With `imported`, the worker is forked from a process that has imported these modules, and this method returns
+        before the worker exists. Otherwise the worker is a new process, and this method waits for its greeting.
+
+        Args:
+            timeout: the seconds that each request may take.
+            cwd: the working directory of the worker; None for that of the parent.
+            imported: the modules that the worker has imported when it starts; see `imported_before`.
 
         Raises:
             EnvFailed: there is no such interpreter.
-            NotJudged: there is no room for temporary files.
-            WorkerDied: the process ended before it could speak; the message has the log's last lines.
+            NotJudged: there is no space for temporary files.
+            WorkerDied: the process ended before its greeting; the message has the last lines of the log.
         """
         to_worker, ours = os.pipe()
         theirs, from_worker = os.pipe()
         mark = uuid.uuid4().hex
         environ = {**os.environ, **env_vars, WIRE_FD_ENV: f"{to_worker},{from_worker}", MARK_ENV: mark}
         environ.pop("PYTHONPATH", None)
-        environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait starve their neighbours
-        environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # scores of long texts: fewer page faults
+        environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait in a busy loop take CPU time from others
+        environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # fewer page faults in scores of long texts
         log.parent.mkdir(parents=True, exist_ok=True)
         wire = (to_worker, from_worker)
         process: Process
@@ -111,16 +116,16 @@ class Worker(Asking):
         return worker
 
     def prepare(self, request: LoadRequest) -> None:
-        """Let it import its engine meanwhile; returns at once. What goes wrong, `load` will say."""
+        """Make the backend import its engine in the background, and return at once. An error is raised by `load` later."""
         with contextlib.suppress(TimedOut, Ended, Garbled):
             self._ask("prepare", request, time.monotonic() + self.timeout)
 
     def call(self, op: str, args: Any, *, on_progress: OnProgress | None = None) -> Any:
-        """As `Asking.call`.
+        """Send a request and return its answer as plain data, as in `Asking.call`.
 
         Raises:
-            WorkerDied: no process, no answer in time, or an answer that is not the protocol's.
-            BackendFailed: the backend raised.
+            WorkerDied: the process has ended, did not answer in time, or sent an answer that breaks the protocol.
+            BackendFailed: the backend raised an error.
         """
         deadline = time.monotonic() + self.timeout
         try:
@@ -130,7 +135,7 @@ class Worker(Asking):
         while True:
             message = self._answer(op, deadline - time.monotonic())
             if message.get("id") != self._next_id:
-                continue  # an answer that nobody waited for
+                continue  # the answer to an earlier request such as `prepare`, for which nothing waits
             if "progress" in message:
                 self._tell(op, message["progress"], on_progress)
             elif "error" in message:
@@ -145,7 +150,7 @@ class Worker(Asking):
             on_progress(**news)
 
     def kill(self) -> None:
-        """End the process and all that it started, now. Safe to call twice."""
+        """Kill the process and everything that it started. Safe to call twice."""
         if not self._killed:
             end_family(self.process, self.mark)
             self.channel.close()
@@ -158,7 +163,7 @@ class Worker(Asking):
         self.channel.send({"id": self._next_id, "op": op, "args": args}, deadline)
 
     def _answer(self, op: str, seconds: float) -> dict[str, Any]:
-        """The next message. What fails ends the worker: nothing more can be expected of it."""
+        """Return the next message. Any failure ends the worker, because it cannot be used any more."""
         try:
             return self.channel.receive(time.monotonic() + seconds)
         except (TimedOut, Ended, Garbled) as error:
@@ -210,7 +215,7 @@ class Worker(Asking):
 
 
 def backend_failed(label: str, op: str, error: Mapping[str, str], log: Path) -> BackendFailed:
-    """What a backend raised, as the worker's end of the wire explains it."""
+    """Return the error that a backend raised, from the code and message that the worker sent, with a hint for this code."""
     code = error["code"]
     return BackendFailed(
         f"{label} failed during `{op}`: {error['message']}", code=code, where=str(log), hint=HINTS.get(code, "")
@@ -219,7 +224,7 @@ def backend_failed(label: str, op: str, error: Mapping[str, str], log: Path) -> 
 
 @atexit.register
 def kill_all() -> None:
-    """No orphan, whatever way the parent ends."""
+    """Kill all workers and fork servers when the parent process exits, so that none keeps running without it."""
     for worker in list(_ALIVE):
         worker.kill()
     end_servers()

@@ -1,4 +1,4 @@
-"""Workers that are copies of a process that has imported their engine, for the engines where that can be done."""
+"""Fork workers from a server process that has already imported their engine, for the engines with which that is possible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from parity_audit.workers.temporary import INDUCTOR
 
 _TORCH = ("parity_audit.backends.python_port", "parity_audit.backends.spec")
 _DYNAMO = "torch._dynamo"
-"""What einops imports when it is used first."""
+"""The module that einops imports when it is first used."""
 _TRANSFORMERS = ("parity_audit.backends.hf", "transformers.modeling_utils")
 _TRANSFORMER_LENS = ("parity_audit.backends.hooked_transformer", "transformer_lens", _DYNAMO)
 IMPORTS = {
@@ -36,27 +36,32 @@ IMPORTS = {
     "spec": (*_TORCH, _DYNAMO),
     PORT: _TORCH,
 }
-"""Backends whose workers may be forked, and what they all import: modules that open no GPU and start no engine. A port's own
-imports are left to it, since its file may set variables before them, unless it has a line of `PORT_SAYS`."""
+"""Backends whose workers may be forked -> the modules that the fork server imports; these do not open a GPU or start an
+engine. The imports of a port's own file are not made in advance, because the file may set environment variables before
+them, unless the file has a line of `PORT_SAYS`."""
 READ_AT_IMPORT = {"vllm": frozenset({"tf32", BATCH_INVARIANT, "tensor_parallel_size", "pipeline_parallel_size"})}
-"""Settings that an engine takes from variables, which it reads when it is imported."""
+"""Settings that an engine reads from environment variables when it is imported; a worker with one of these is not forked."""
 PORT_SAYS = {
     f"# parity-audit: {library} may be imported before this file\n": imports
     for library, imports in {"transformers": _TRANSFORMERS, "transformer_lens": _TRANSFORMER_LENS}.items()
 }
-"""Lines of a port's file, and what its worker has imported where one stands there."""
+"""A line in the file of a port -> the modules that may be imported before that file is."""
 IDLE_SERVERS = 2
-"""Servers without a worker that are kept: an audit, and the next one, goes back and forth between a reference, a candidate's engine
-and ports. One holds 300 to 700 MB, so more are not."""
+"""The number of servers that are kept although they have no worker, because one audit, or the next, alternates between
+a reference, a candidate's engine and ports. More are not kept, because each needs 300 to 700 MB."""
 ENDING = 1.0
-"""Seconds in which a process that has closed its sockets has ended."""
+"""The seconds within which a process that has closed its sockets is expected to end."""
 OWN_PREFIXES = ("PARITY_AUDIT_", "PYTEST_", INDUCTOR)
-"""Variables that no engine reads while it is imported, and that change from one worker to the next: torch sets the last in this
-process when something compiles for the first time, and a server says itself where compiled kernels are."""
+"""Prefixes of environment variables that may differ between the workers of one server, because no engine reads them at
+import. torch sets the last one in this process when it first compiles something, but a server defines by itself where
+compiled kernels are."""
 
 
 class Forked:
-    """A forked worker, with the part of `subprocess.Popen` that a wire needs. It is a child of the server, not of this process."""
+    """A forked worker, with the methods of `subprocess.Popen` that `Channel` needs.
+
+    It is a child of the fork server, not of this process.
+    """
 
     def __init__(self, status: socket.socket, server: subprocess.Popen[bytes]) -> None:
         self.returncode: int | None = None
@@ -66,13 +71,16 @@ class Forked:
 
     @property
     def pid(self) -> int | None:
-        """Its number, None before it exists: the server may still be importing."""
+        """The process id; None before the process exists, because the server may still be importing."""
         self.poll()
         return self._pid
 
     def poll(self) -> int | None:
-        """Its exit status, None while it lives. Where the server is gone, so is the worker, and has the server's: an engine may end
-        the process that imports it, as one built for other processors does."""
+        """Return the exit status; None while the process lives.
+
+        If the server has ended without reporting a status, return the server's. This happens if an engine ends the
+        process that imports it, for example because it is built for other processors.
+        """
         while self.returncode is None:
             try:
                 data = self._status.recv(1 << 10)
@@ -85,10 +93,10 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, when it has ended.
+        """Wait until the process has ended, and return its exit status.
 
         Raises:
-            subprocess.TimeoutExpired: it still lives after `timeout` seconds.
+            subprocess.TimeoutExpired: the process still lives after `timeout` seconds.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
@@ -108,10 +116,10 @@ class Forked:
         if over and self.returncode is None:
             self.returncode = self._of_the_server()
         if self.returncode is not None:
-            self._status.close()  # its number may be given to another process from now on
+            self._status.close()  # from now on the process id may be given to another process
 
     def _of_the_server(self) -> int:
-        """The server's exit status; that of a kill where it lives, and had no room for another process."""
+        """Return the server's exit status; -SIGKILL if it is 0, or if the server lives but could not make another process."""
         try:
             return self._server.wait(ENDING) or -signal.SIGKILL
         except subprocess.TimeoutExpired:
@@ -119,13 +127,13 @@ class Forked:
 
 
 class ForkServer:
-    """A process that has imported an engine, and what this process tells it."""
+    """A process that has imported an engine and forks workers on request."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
-        """Start it; it imports while this process goes on.
+        """Start the server process, which imports its modules while this process continues.
 
         Raises:
-            NotJudged: there is no room for its temporary files.
+            NotJudged: there is no space for its temporary files.
             OSError: there is no such interpreter.
         """
         self.mark = uuid.uuid4().hex
@@ -136,10 +144,16 @@ class ForkServer:
             self._process, self._temporary = started(command, own, log, (theirs.fileno(),))
 
     def fork(self, key: str, environ: Mapping[str, str], cwd: Path | None, log: Path, wire: tuple[int, int]) -> Forked:
-        """A new worker. Its temporary files are where the server's are: what was imported may hold that place.
+        """Request a new worker and return it.
+
+        It uses the server's directory for temporary files, because an imported module may have stored that path.
+
+        Args:
+            key: the backend that the worker runs.
+            wire: the worker's two ends of the pipes.
 
         Raises:
-            ConnectionError: the server is gone.
+            ConnectionError: the server has ended.
         """
         ours, theirs = socket.socketpair()
         request = {"key": key, "environ": {**environ, **self._temporary.variables}, "cwd": str(cwd or Path.cwd())}
@@ -152,37 +166,38 @@ class ForkServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still be asked."""
+        """Whether the server process is still running."""
         return self._process.poll() is None
 
     @property
     def is_idle(self) -> bool:
-        """Whether none of its workers lives."""
+        """Whether none of the server's workers is running."""
         return all(worker.poll() is not None for worker in self._workers)
 
     def end(self) -> None:
-        """End it and every process that came from it."""
+        """End the server and every process that came from it."""
         self._control.close()
         end_family(self._process, self.mark)
         self._temporary.drop()
 
 
 _Key = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
-"""The command line of a server, and its variables."""
+"""The command line and the environment variables of a server."""
 _SERVERS: dict[_Key, ForkServer] = {}
 
 
 def imported_before(key: str, target: str | None = None, settings: Collection[str] = ()) -> tuple[str, ...]:
-    """What a worker of this backend may find imported, nothing where it may not be forked here; of a port `FILE:FUNCTION` what its
-    file says.
+    """Return the modules that a fork server may import for this backend; empty if its worker cannot be forked.
 
     Args:
+        key: the backend.
+        target: `FILE:FUNCTION` of a port; a line of `PORT_SAYS` in the file allows further imports.
         settings: the names of the settings that the worker will be given.
     """
     if sys.platform != "linux" or not READ_AT_IMPORT.get(key, frozenset()).isdisjoint(settings):
         return ()
     if key == PORT and target is not None:
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # the worker says what is wrong with the file
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # the worker reports what is wrong with the file
             text = Path(target.rpartition(":")[0]).read_text()
             return next((imports for line, imports in PORT_SAYS.items() if line in text), IMPORTS[key])
     return IMPORTS.get(key, ())
@@ -192,10 +207,12 @@ def forked(
     program: Sequence[str], key: str, imports: Sequence[str], environ: Mapping[str, str], log: Path, wire: tuple[int, int],
     *, cwd: Path | None,
 ) -> Forked:  # fmt: skip
-    """A worker of `key` that has `imports`, from a server with the same program and variables; one is started where there is none.
+    """Return a worker of backend `key` with `imports` already imported, forked from a server with the same program and variables.
+
+    The server is started if there is none. Servers that are not needed any more are ended first.
 
     Raises:
-        NotJudged: there is no room for temporary files.
+        NotJudged: there is no space for temporary files.
         OSError: there is no such interpreter.
     """
     lasting = {name: value for name, value in environ.items() if not name.startswith(OWN_PREFIXES)}
@@ -203,13 +220,16 @@ def forked(
     _end_those_not_needed(wanted)
     try:
         return _server(wanted, log).fork(key, environ, cwd, log, wire)
-    except ConnectionError:  # one that is ending has closed its socket before it can be seen to have ended
+    except ConnectionError:  # the server is ending: its socket is closed, but its process did not appear as ended yet
         _SERVERS.pop(wanted).end()
         return _server(wanted, log).fork(key, environ, cwd, log, wire)
 
 
 def _server(wanted: _Key, log: Path) -> ForkServer:
-    """The server of this kind, started where there is none; it is the last in `_SERVERS` from now on."""
+    """Return the server for this command line and these variables; start it if there is none.
+
+    It becomes the last entry of `_SERVERS`, whose order is that of use.
+    """
     server = _SERVERS.pop(wanted, None)
     if server is None:
         command, variables = wanted
@@ -219,7 +239,10 @@ def _server(wanted: _Key, log: Path) -> ForkServer:
 
 
 def _end_those_not_needed(wanted: _Key) -> None:
-    """A server holds what it imported in memory: those that have ended make room, and those that have not been used for longest."""
+    """End servers to free the memory of their imports: those that have died, and all but the last `IDLE_SERVERS` idle ones.
+
+    The idle servers that have not been used for the longest time are ended.
+    """
     idle = [key for key, server in _SERVERS.items() if key != wanted and server.is_idle]
     surplus = idle[: max(len(idle) - IDLE_SERVERS, 0)]
     for key, server in list(_SERVERS.items()):

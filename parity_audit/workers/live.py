@@ -1,6 +1,7 @@
-"""A worker without a process: the questions go to a model that this process has loaded.
+"""A worker without a process of its own: it sends the requests to a model that this process has loaded.
 
-Its answers take the same way through plain data as those of a process, so that nothing above can tell them apart.
+Its answers are converted to plain data and back, like those of a worker process, so that callers need not distinguish
+the two.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ KEY = "parity_audit.backends.live:LiveModel"
 
 
 def facts_of(model: Any) -> dict[str, str]:
-    """The dtype and the device that a model computes on.
+    """Return the dtype and the device of a model's parameters.
 
     Raises:
-        UsageError: it is no model, or its parts are on several devices.
+        UsageError: the object is no model with parameters, or they are on several devices or on the meta device.
     """
     inner = unwrapped(model)
     parameters = list(inner.parameters()) if isinstance(inner, nn.Module) else []
@@ -53,7 +54,7 @@ def facts_of(model: Any) -> dict[str, str]:
 
 @contextmanager
 def lent(model: Any, **settings: Any) -> Iterator[BackendRef]:
-    """A candidate that stands for a loaded model, for as long as the block lasts.
+    """Provide a candidate that refers to a loaded model, until the end of the `with` block.
 
     Args:
         model: what transformers, TransformerLens or nnsight returned, or any `nn.Module` with a site map in `settings`.
@@ -67,7 +68,7 @@ def lent(model: Any, **settings: Any) -> Iterator[BackendRef]:
 
 
 class LiveWorker(Asking):
-    """Answers from this process. `kill` leaves the model as it was before."""
+    """A worker that runs in this process. `kill` restores the model to its earlier state."""
 
     def __init__(self, label: str, log: Path) -> None:
         self.label, self.log = label, log
@@ -75,13 +76,15 @@ class LiveWorker(Asking):
         self._numbers = RandomNumbers()
 
     def prepare(self, request: LoadRequest) -> None:
-        """Nothing: the model is there."""
+        """Do nothing, because the model is already loaded."""
 
     def call(self, op: str, args: Any, *, on_progress: OnProgress | None = None) -> Any:
-        """As `Asking.call`; an exception of the model is a failure of the candidate, Ctrl-C is the user's.
+        """Run a request and return its answer as plain data, as in `Asking.call`.
+
+        An exception from the model is a failure of the candidate; a KeyboardInterrupt (Ctrl-C) is passed on.
 
         Raises:
-            BackendFailed: the model raised.
+            BackendFailed: the model raised an exception.
         """
 
         def tell(text: str, done: int | None = None, total: int | None = None) -> None:
@@ -100,7 +103,7 @@ class LiveWorker(Asking):
             raise backend_failed(self.label, op, explained(error, trace), self.log) from error
 
     def kill(self) -> None:
-        """Leave the model as it was."""
+        """Restore the model to its state before the audit."""
         backend = self._server.backend
         if isinstance(backend, LiveModel):
             backend.close()

@@ -1,4 +1,4 @@
-"""A worker's process, as its parent sees it, and the start of one of its own."""
+"""The interface of a worker's process as its parent uses it, and a function to start a new process."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from parity_audit.workers.temporary import OwnTemporary
 
 
 class Process(Protocol):
-    """What a wire needs of a worker's process: the part of `subprocess.Popen` that a forked worker has too."""
+    """The part of `subprocess.Popen` that `Channel` needs, and that a forked worker also has."""
 
     @property
     def pid(self) -> int | None:
-        """Its number, None before it exists."""
+        """The process id; None before the process exists."""
 
     @property
     def returncode(self) -> int | None:
-        """What `poll` or `wait` found."""
+        """The exit status that `poll` or `wait` found; None before that."""
 
     def poll(self) -> int | None:
-        """Its exit status, None while it lives."""
+        """Return the exit status; None while the process lives."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, when it has ended; raises `subprocess.TimeoutExpired`."""
+        """Wait until the process has ended and return its exit status; raises `subprocess.TimeoutExpired`."""
 
 
 def started(
     command: Sequence[str], environ: Mapping[str, str], log: Path, fds: Sequence[int], *, cwd: Path | None = None
 ) -> tuple[subprocess.Popen[bytes], OwnTemporary]:
-    """A process in a session of its own that holds these file descriptors, and prints to the end of `log`; and its directory for
-    temporary files, to drop when it has ended.
+    """Start a process in a new session; return it and its directory for temporary files, to be deleted when it has ended.
+
+    Args:
+        log: the file to which the output of the process is appended.
+        fds: the file descriptors that the process inherits.
 
     Raises:
-        NotJudged: there is no room for temporary files.
+        NotJudged: there is no space for temporary files.
         OSError: there is no such program.
     """
     temporary = OwnTemporary()

@@ -1,4 +1,4 @@
-"""The end of a worker: its process group, and whatever it started in another one."""
+"""End a worker with its process group, and the processes that it started in other process groups."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from parity_audit.workers.processes import Process
 
 MARK_ENV = "PARITY_AUDIT_WORKER"
-"""Environment variable with a worker's own mark; what the worker starts or forks inherits it."""
+"""The environment variable with the unique mark of a worker; processes that the worker starts or forks inherit it."""
 PROC = Path("/proc")
 
 
 def end_family(process: Process, mark: str) -> None:
-    """Kill a worker, its process group and every process that carries its mark, and wait for the worker itself.
+    """Kill a worker, its process group and every process with its mark, and wait until the worker itself has ended.
 
-    One that is still to be forked has no number yet: it ends by itself when it finds its wire closed.
+    A worker that has not been forked yet has no process id; it ends by itself when it finds its pipes closed.
     """
     if process.pid is None:
         return
     with contextlib.suppress(ProcessLookupError):
         if process.returncode is None:
-            os.kill(process.pid, signal.SIGKILL)  # one that was forked just now may have no group of its own yet
+            os.kill(process.pid, signal.SIGKILL)  # a worker that was just forked may not have its own group yet
         os.killpg(process.pid, signal.SIGKILL)
     for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -33,7 +33,7 @@ def end_family(process: Process, mark: str) -> None:
 
 
 def marked(mark: str) -> Iterator[int]:
-    """Processes that were started with this mark in their environment; none where there is no /proc."""
+    """Yield the ids of processes that were started with this mark in their environment; none on a system without /proc."""
     wanted = f"{MARK_ENV}={mark}".encode()
     for folder in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -42,7 +42,7 @@ def marked(mark: str) -> Iterator[int]:
 
 
 def how_it_ended(code: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words."""
     if code >= 0:
         return f"ended with exit code {code}"
     known = {item.value: item.name for item in signal.Signals}

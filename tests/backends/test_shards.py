@@ -87,13 +87,14 @@ def said(parts, cut, stored, name="q", **where):
     return rank_tensor(WeightTap(name=name, path="qkv", **where), [0, 1], parts, [cut] * 2, stored)
 
 
-def test_what_a_rank_holds_in_the_place_of_its_part():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_a_rank_holds_in_the_place_of_its_part(dtype):
     torch.manual_seed(0)
     q, k = torch.randn(4, 3), torch.randn(4, 3)
     cut, stored = Cut(axis=0, sizes=(2, 2), copies=(1, 1)), {"q": q, "k": k}
-    right = [torch.cat([q[:2], k[:2]]), torch.cat([q[2:], k[2:]])]
-    exchanged = [right[0], torch.cat([q[:2], k[2:]])]
-    by_block = list(torch.cat([q, k]).chunk(2))
+    right = [torch.cat([q[:2], k[:2]]).to(dtype), torch.cat([q[2:], k[2:]]).to(dtype)]
+    exchanged = [right[0], torch.cat([q[:2], k[2:]]).to(dtype)]
+    by_block = list(torch.cat([q, k]).to(dtype).chunk(2))
     other = [right[0], right[1] + 1]
 
     assert said(right, cut, stored, slice=(0, 4)) is None

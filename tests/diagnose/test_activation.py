@@ -126,3 +126,17 @@ def test_slope_and_limit_of_a_clamped_one():
     found = {knob: finding.candidate_value for knob, finding in told(*sides).items()}
 
     assert found == {"mlp.activation": "swiglu_clamped(1)", "mlp.limit": pytest.approx(3.0, rel=1e-6)}
+
+
+@pytest.mark.parametrize(
+    ("post", "said"),
+    [
+        (functional.silu(PRE).bfloat16().double() * LINEAR, "bfloat16 activation"),
+        (functional.silu(PRE).half().double() * LINEAR, "float16 activation"),
+        (functional.silu(PRE.bfloat16()).double() * LINEAR, "bfloat16 input and activation"),
+    ],
+)
+def test_an_activation_in_a_narrow_dtype_is_told_by_the_place_of_its_rounding(post: Tensor, said: str):
+    found = told(side(post, gated=True, act="silu"), side(functional.silu(PRE) * LINEAR, gated=True, act="silu"))
+
+    assert {knob: finding.candidate_value for knob, finding in found.items()} == {"mlp.dtype": said}

@@ -109,3 +109,52 @@ def test_the_output_of_a_sublayer_is_not_described_by_the_norm_whose_output_it_i
     )  # fmt: skip
 
     assert with_descriptions([nothing_known], sides) == ([nothing_known], [])
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("curve", "value"),
+    [
+        (torch.nn.functional.hardswish, "hardswish"),
+        (lambda x: torch.nn.functional.silu(torch.nn.functional.silu(x)), "silu twice"),
+        (
+            lambda x: torch.where(x > 0.5, x - 0.5, 0.1 * x),
+            "another function of its input (-0.2 at -2, -0.1 at -1, 0 at 0, 0.5 at 1, 1.5 at 2)",
+        ),
+    ],
+)
+def test_an_activation_that_no_config_names_is_one_function_of_its_input(curve, value, gated):
+    told = _behind_an_activation(curve, gated=gated)
+
+    assert (told.knob, told.candidate_value, told.spec_value) == ("mlp.activation", value, "silu")
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        lambda x: torch.nn.functional.silu(x).bfloat16().to(x),
+        lambda x: torch.nn.functional.silu(x.roll(1, -1)),
+        lambda x: torch.nn.functional.silu(x * torch.linspace(0.5, 1.5, x.shape[-1])),
+        lambda x: torch.nn.functional.silu(x) * (1 + 0.1 * torch.randn(x.shape, generator=DRAW)),
+    ],
+)
+def test_what_is_no_function_of_the_input_alone_is_no_activation(curve):
+    """Rounded, moved, scaled by channel, or beside noise."""
+    assert _behind_an_activation(curve, gated=True).knob != "mlp.activation"
+
+
+def _behind_an_activation(curve, *, gated: bool) -> Finding:
+    """What is said of an MLP with this activation where the spec's is SiLU."""
+    pre, linear = (1.5 * torch.randn(1, 64, 32, generator=DRAW) for _ in range(2))
+    factor = linear if gated else torch.ones_like(linear)
+    site = "blocks.0.mlp.post"
+    own = {site: curve(pre) * factor, "blocks.0.mlp.pre": pre, **({"blocks.0.mlp.pre_linear": linear} if gated else {})}
+    true = {site: torch.nn.functional.silu(pre) * factor}
+    sides = Replayed(own=Whole(own), true=Whole(true), ratios={("short", site): 1e5}, d_head=8, activation="silu")
+    nothing_known = Finding(
+        knob="mlp", kind="unexplained", layers=(0,), site=site, reference_value=None, candidate_value=None,
+        evidence={"component": "mlp", "sites": [site]},
+    )  # fmt: skip
+    (told,), gaps = with_descriptions([nothing_known], sides)
+    assert gaps == []
+    return told

@@ -31,6 +31,10 @@ WRITTEN_EPS = 1e-5
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "hardswish": F.hardswish,
+    "silu_rounded": lambda x: F.silu(x).bfloat16().to(x),
+    "silu_twice": lambda x: F.silu(F.silu(x)),
+    "gelu_cut": lambda x: F.gelu(x).clamp(max=0.5),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
     "relu": F.relu,

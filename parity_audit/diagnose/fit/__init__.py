@@ -1,1 +1,2 @@
-"""Knob values from what formulas leave: compute a component from its captured inputs, and compare with what was captured."""
+"""Fit knob values: compute a component from its captured inputs by a formula and compare the result with the
+capture."""

@@ -1,7 +1,7 @@
-"""Values that a knob may have instead of one number: one per head, and a bias for each distance between query and key.
+"""Fit values of a knob with several numbers: one number per query head, or one bias per distance between query and key.
 
-They have more freedom than any other value, so they are tried where no single value explains a site, and count as explanations
-only where nothing else does.
+Such values have more freedom than any other. They are therefore tried only where no single value explains a site, and
+rank last among the explanations.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from parity_audit.formulas.knob import COUNT, Knob
 
 
 def one_per_head(row: Knob, difference: Difference, start: Any, heads: int, kv_heads: int) -> Iterator[Fitted]:
-    """Values of a knob with a number for each head.
+    """Yield values of a knob with one entry per query head: fitted numbers, or, for a whole-number knob, the key-value
+    head that each query head reads.
 
     Args:
         row: the knob.
-        difference: formula minus capture for a value, None where the value is impossible.
-        start: the single value that leaves least.
-        heads: how many query heads there are.
-        kv_heads: how many heads of keys and values.
+        difference: formula minus capture for a value of the knob, None where the value is impossible.
+        start: the single value with the smallest residual; the fit starts from it in every head.
+        heads: the number of query heads.
+        kv_heads: the number of key-value heads.
     """
     if row.kind == COUNT:
         yield from _maps(difference, heads, kv_heads)
@@ -40,7 +41,8 @@ def one_per_head(row: Knob, difference: Difference, start: Any, heads: int, kv_h
 
 
 def _maps(difference: Difference, heads: int, kv_heads: int) -> Iterator[Fitted]:
-    """The key-value head that each query head reads, of keys and values, of keys alone and of values alone."""
+    """Yield three fitted maps from query heads to key-value heads: for keys and values together, for keys alone and
+    for values alone."""
     usual = consecutive(heads, kv_heads)
     yield at_value(difference, _map(difference, usual, kv_heads))
     for part, other in (("k", "v"), ("v", "k")):
@@ -52,7 +54,8 @@ def _maps(difference: Difference, heads: int, kv_heads: int) -> Iterator[Fitted]
 
 
 def _map(difference: Difference, usual: Sequence[int], kv_heads: int) -> list[int]:
-    """Head by head, since none depends on another."""
+    """Return the fitted key-value head of each query head. Each query head is searched separately, because none
+    depends on another."""
     chosen = list(usual)
     for head in range(len(chosen)):
         tries = [at_value(difference, [*chosen[:head], kv, *chosen[head + 1 :]]) for kv in range(kv_heads)]
@@ -61,8 +64,11 @@ def _map(difference: Difference, usual: Sequence[int], kv_heads: int) -> list[in
 
 
 def biases_by_distance(residuals: Residuals, parts: Sequence[Component], values: Values) -> list[dict[str, float]]:
-    """What visible scores are off by at each distance, as a mean over heads and queries, with few and more digits; nothing where
-    scores are hidden or right."""
+    """Return the mean error of the captured scores at each distance between query and key, over heads and queries.
+
+    Each returned dictionary holds the same biases, rounded to a different number of significant digits (`DIGITS`). The
+    list is empty where the site is not `attn_scores`, where a tensor is missing, or where the scores have no error.
+    """
     if any(local_name(part.site) != "attn_scores" for part in parts):
         return []
     longest = max(part.probe.shape[1] for part in parts)

@@ -1,8 +1,10 @@
-"""The frequency at which each pair of components turns, read off rotated queries or keys, and the laws behind such a table.
+"""Fit the rotary frequency of each pair of components to rotated queries or keys, and find the base and scaling behind
+the frequencies.
 
-No pair's rotation depends on another's, so every frequency is searched at once: on a grid whose neighbours are half a radian apart
-at the last position, then by ever smaller steps. A law is a base and a scaling: its numbers are fitted to the table by
-Gauss-Newton, where nothing wraps round as angles do. The formula of the rotation then says which law holds.
+The rotation of a pair depends on no other pair, so all frequencies are searched at once: first on a grid whose
+neighbouring points are half a radian apart at the last position, then by ever smaller steps. A law is a base and a
+scaling. Its numbers are fitted to the table of frequencies, not to the rotated tensors, by Gauss-Newton: frequencies do
+not wrap round as angles do. The formula of the rotation then decides which law holds.
 """
 
 from __future__ import annotations
@@ -26,18 +28,22 @@ from parity_audit.formulas.rotary import READ_WRITTEN, parts_of_pairs
 THETA, SCALING = "rope.theta", "rope.scaling"
 FACTOR = "attention_factor"
 Table = dict[str, Any]
-"""A scaling that says every frequency, `inv_freq` in radians per position, and the factor on cosines and sines."""
+"""A rotary scaling that lists every frequency in `inv_freq`, in radians per position, and the factor on cosines and
+sines."""
 PER_TURN = 2
-"""Points of the grid for each radian at the last position."""
+"""Grid points per radian at the last position."""
 MOST_POINTS = 4096
-"""Of the grid in a long text, whose tokens stand ever further apart: most of them are near enough to its start for a coarser one."""
+"""The largest number of grid points. In a long text the compared tokens stand ever further apart, and most are so
+near its start that a coarser grid suffices for them."""
 LEAST_ANGLE = 1e-12
-"""Radians per position below which a pair does not turn: frequencies are neither searched nor compared more closely."""
+"""Radians per position below which a pair counts as not rotated: frequencies are neither searched nor compared more
+finely than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which components of a head turn, `pairs` of them from `first` on, and how they are joined."""
+    """Which components of a head are rotated (`pairs` pairs, from component `first` on), and how they are joined in
+    pairs."""
 
     d_head: int
     first: int
@@ -45,20 +51,21 @@ class Layout:
     pairing: str
 
     def by_pair(self, off: Tensor) -> Tensor:
-        """The squares of a flat difference `[token head d_head]`, summed for each pair."""
+        """Return the sum of squares of each pair, `[pair]`, of a flat difference `[token head d_head]`."""
         turned = off.reshape(-1, self.d_head)[:, self.first : self.first + 2 * self.pairs]
         first, second = parts_of_pairs(turned, READ_WRITTEN[self.pairing][0])
         return (first.square() + second.square()).sum(0)
 
 
 def read_off(layout: Layout, difference: Difference, longest: int, factor: float) -> Table | None:
-    """The table of a rotation; None where nothing can be compared.
+    """Return the table of frequencies that fits a rotation best; None if the rotation cannot be computed or compared at
+    some grid point.
 
     Args:
-        layout: what turns.
+        layout: which components are rotated, and in which pairs.
         difference: formula minus capture for a scaling, in one text.
-        longest: the last position of the text.
-        factor: what cosines and sines are multiplied by, to begin with.
+        longest: the number of positions of the text.
+        factor: the start value of the factor on cosines and sines.
     """
     points = min(math.ceil(math.pi * PER_TURN * longest), MOST_POINTS)
     grid = torch.linspace(0, math.pi, points, dtype=torch.float64)
@@ -66,13 +73,14 @@ def read_off(layout: Layout, difference: Difference, longest: int, factor: float
     if not bool(tried.isfinite().all()):
         return None
     found = _halved(layout, difference, _table(grid[tried.argmin(0)], factor), float(grid[1]))
-    # Beside a wrong factor what is left hardly depends on the frequencies near the right ones.
+    # With a wrong factor, the residual hardly depends on the frequencies near the right ones: fit the factor, then refine.
     (factor,), _ = together(lambda numbers: difference({**found, FACTOR: numbers[0]}), (factor,), (True,))
     return sharpened(layout, difference, {**found, FACTOR: factor}, longest)
 
 
 def sharpened(layout: Layout, difference: Difference, found: Table, longest: int) -> Table:
-    """A table that was read off one text, as all texts have it, whose longest has its last position at `longest`."""
+    """Refine a table that was fitted to one text on the difference over all texts; the longest of them has `longest`
+    positions."""
     return _halved(layout, difference, found, 1.0 / longest**2)
 
 
@@ -81,7 +89,8 @@ def _table(frequencies: Tensor, factor: float) -> Table:
 
 
 def _halved(layout: Layout, difference: Difference, found: Table, width: float) -> Table:
-    """The table with each frequency moved by ever smaller steps, the first of which is `width`, wherever less is left."""
+    """Refine a table: move each frequency up or down wherever that lowers the residual of its pair, with steps that
+    halve from `width` on."""
     at, least = torch.tensor(found["inv_freq"], dtype=torch.float64), _left(layout, difference, found)
     while width > LEAST_ANGLE:
         for step in (width, -width):
@@ -92,18 +101,19 @@ def _halved(layout: Layout, difference: Difference, found: Table, width: float) 
 
 
 def _left(layout: Layout, difference: Difference, tried: Table) -> Tensor:
-    """What is left of each pair, `[pair]`."""
+    """Return the squared residual of each pair under a table, `[pair]`; infinite where the table is impossible."""
     off = difference(tried)
     return torch.full((layout.pairs,), math.inf, dtype=torch.float64) if off is None else layout.by_pair(off)
 
 
 def laws(table: Table, said: Mapping[str, Any], length: int) -> Iterator[dict[str, Any]]:
-    """Settings of base and scaling whose tables are as near to this one as their numbers can bring them.
+    """Yield settings of base and scaling whose numbers are fitted to a table of frequencies; a setting names only knobs
+    that differ from the spec.
 
     Args:
-        table: what was read off.
-        said: the spec's base and scaling; the base is kept where it can be.
-        length: tokens of the text that it was read off.
+        table: the table that was fitted.
+        said: the spec's base and scaling. The spec's base is tried first, then a base fitted to the table.
+        length: the number of tokens of the text to which the table was fitted.
     """
     frequencies = torch.tensor(table["inv_freq"], dtype=torch.float64)
     ratio = float(frequencies[0] / frequencies[1]) if len(frequencies) > 1 else 0.0
@@ -117,7 +127,8 @@ def laws(table: Table, said: Mapping[str, Any], length: int) -> Iterator[dict[st
 
 
 def _with_factor(scaling: dict[str, Any] | None, factor: float) -> dict[str, Any] | None:
-    """A scaling, with a factor on cosines and sines where it is not the one that the scaling implies."""
+    """Return a scaling, with an explicit factor on cosines and sines if the table's factor is not the one that the
+    scaling implies."""
     try:
         is_implied = math.isclose(attention_factor(scaling), factor, rel_tol=SAME_VALUE)
     except IMPOSSIBLE:
@@ -126,8 +137,11 @@ def _with_factor(scaling: dict[str, Any] | None, factor: float) -> dict[str, Any
 
 
 def _nearest(start: dict[str, Any], paths: Sequence[Path], frequencies: Tensor, length: int) -> dict[str, Any]:
-    """A law with the numbers at these places moved to where its table is nearest: in radians at the end of the text where these are
-    less than one, as a share of the frequency where they are more."""
+    """Return a law whose numbers at these places are fitted to a table of frequencies by least squares.
+
+    The error of a frequency is measured in radians at the end of the text where its angle there is below one radian,
+    and relative to the frequency elsewhere.
+    """
     weights = (frequencies * length).clamp_max(1.0)
     target = frequencies.clamp_min(LEAST_ANGLE).log()
 

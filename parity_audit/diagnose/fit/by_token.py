@@ -1,7 +1,7 @@
-"""The position at which each token stands, read off one token at a time, and the words for all of them.
+"""Fit the position at which each token stands, and describe the positions of all tokens in words.
 
-What a position makes of a token depends on no other token, so all tokens are put at each position in turn, and each takes the one
-that leaves least of it.
+The effect of a position on a token depends on no other token. So all tokens are put at each candidate position in turn,
+and each token takes the position with its smallest residual.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from parity_audit.diagnose.fit.search import Difference
 from parity_audit.formulas.choices import JUMP, STAND_STILL, START_AGAIN, STOP_AT, TOKEN, and_more
 
 LENGTHS_SEARCHED = 2
-"""Positions are searched up to so many times the length of a text."""
+"""Positions are searched up to this many times the length of a text."""
 
 
 def positions_one_by_one(difference: Difference, places: Tensor, more: int = 0) -> Iterator[Any]:
-    """Where tokens stand, in words and one by one; nothing where rows differ.
+    """Yield descriptions of where the tokens stand: in words where words fit, and as a dictionary with the position of
+    each moved token.
+
+    Nothing is yielded where the position cannot be computed, or where rows of the batch give one token different
+    positions. The dictionary is yielded only if the model adds nothing to positions and some token is moved.
 
     Args:
         difference: formula minus capture for a value of the knob.
-        places: the positions that the tokens should have `[token]`.
-        more: what the model adds to them.
+        places: the positions that the tokens should have, `[token]`.
+        more: the number that the model adds to positions.
     """
     tried = {at: difference(STAND_STILL.format(at, 0)) for at in range(LENGTHS_SEARCHED * int(places.max() + 1))}
     left = {at: off.reshape(len(places), -1).square().sum(-1) for at, off in tried.items() if off is not None}
@@ -45,12 +49,13 @@ def positions_one_by_one(difference: Difference, places: Tensor, more: int = 0) 
 
 
 def first_wrong(off: Tensor, places: Tensor, enough: float) -> int | None:
-    """The first position whose difference is more than its share of what rounding leaves; None where there is none behind the first.
+    """Return the first position whose difference exceeds its share of the rounding; None if there is none, or if it is
+    position 0.
 
     Args:
         off: formula minus capture, flat.
-        places: the positions of the tokens that are compared `[token]`.
-        enough: the norm that rounding leaves of all of them.
+        places: the positions of the compared tokens, `[token]`.
+        enough: the norm that rounding may have over all of these tokens together.
     """
     by_token = off.reshape(len(places), -1).norm(dim=-1)
     wrong = places[by_token > enough / len(places) ** 0.5]
@@ -58,11 +63,14 @@ def first_wrong(off: Tensor, places: Tensor, enough: float) -> int | None:
 
 
 def where_it_differs(difference: Difference, places: Tensor) -> Difference:
-    """The difference under a growth by position, None where that is one factor for all tokens: it says nothing of their positions.
+    """Restrict the difference of a growth by position to values under which tokens get different factors.
+
+    The returned function gives None for a step with which all compared tokens have one factor: such a value cannot show
+    an effect of the position.
 
     Args:
         difference: formula minus capture for a value of the knob.
-        places: the positions of the tokens that are compared `[token]`.
+        places: the positions of the compared tokens, `[token]`.
     """
 
     def told(value: Any) -> Tensor | None:
@@ -73,8 +81,12 @@ def where_it_differs(difference: Difference, places: Tensor) -> Difference:
 
 
 def where_they_stand(places: Tensor, own: Tensor) -> str | None:
-    """Whole positions `[token]` of tokens that should stand at `places`, in words: they stop, start again, or go on otherwise. None
-    where there are no words for it."""
+    """Describe in words the whole-number positions `own` `[token]` of tokens that should stand at `places`; None if no
+    rule fits.
+
+    The rules are: positions stop at a largest one, start again after a period, jump by a number from one token on, or
+    stand still from one token on.
+    """
     top = int(own.max())
     if bool((own == places.clamp_max(top)).all()):
         return STOP_AT.format(top)

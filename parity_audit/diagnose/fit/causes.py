@@ -1,11 +1,10 @@
-"""The knob values that explain what one side makes of its own inputs: formulas beside captures, site by site.
+"""Find the knob values that explain how one side computes its components from its own inputs, site by site.
 
     residual = rms(formula(captured inputs) - captured) / rms(captured)
 
-Under the spec's values the residual of a right component is rounding. Where it is more, `explain` searches for one knob, or
-for two or three that are wrong together, whose values leave rounding; an explanation must also hold at the other visible
-sites of the layer that ask for its knobs. Both sides are treated alike, so a reference that departs from the spec is found the
-same way.
+Under the spec's values, a right component leaves rounding. Where the residual is more, `explain` searches for one knob, or for two
+or three that are wrong together, whose values leave rounding. An explanation must also hold at the layer's other visible sites that
+ask for its knobs. Both sides are treated alike, so a reference that departs from the spec is found the same way.
 """
 
 from __future__ import annotations
@@ -50,26 +49,25 @@ from parity_audit.formulas.knob import CHOICE, REAL, ROUNDING
 from parity_audit.formulas.knobs import KNOBS
 
 ROUNDED_ONCE = 12**-0.5
-"""The root mean square of one rounding, in steps: an error that is even between half a step down and half a step up."""
+"""The root mean square of one rounding, in steps of the dtype: its error is uniform between half a step down and half a step up."""
 OF_NORMS = "norm."
 OWN_AT_EACH_SITE = (OF_NORMS, "qk_norm.", "residual.scale", "residual.stream", "mlp.activation")
-"""Knobs of components that a block has several of: one of them may be wrong and the others right."""
+"""Prefixes of knobs of components that a block has several of: one of them may be wrong and the others right."""
 TABLE = "rope.table_dtype"
 ORDER_OF_A_BLOCK = ("norm.order", "residual.parallel", "attention.scaled")
-"""Knobs that say in which order several components of a block do their work: one of these orders leaves rounding of all of them, or
-it is another."""
+"""Knobs for the order in which the components of a block work: a right order leaves rounding at all components that it changes."""
 
 
 @dataclass(kw_only=True)
 class Causes:
-    """The fits of both sides, for every knob that departs on either, and the sites where a formula broke off."""
+    """The fits of both sides, for every knob that departs on either, and the sites whose analysis failed."""
 
     candidate: list[KnobFit] = field(default_factory=list)
     reference: list[KnobFit] = field(default_factory=list)
     gaps: list[NotTested] = field(default_factory=list)
 
     def attempt(self, what: str, step: Callable[[], None]) -> None:
-        """Take a step; one that breaks off is a gap."""
+        """Run a step; if it fails, record a gap."""
         broken = attempt(what, step)
         self.gaps += [] if broken is None else [broken]
 
@@ -77,8 +75,8 @@ class Causes:
 def causes(
     candidate: ByLayer, reference: ByLayer, suspects: Collection[str] | None, known: Sequence[Setting] = ()
 ) -> Causes:
-    """The fits that explain the suspect components, and what the same knobs are where they are right. Values of the candidate that
-    are `known` from elsewhere are tried before any others. One side given as both is searched once."""
+    """Return the fits that explain the suspect components (None: all), and the fits of the same knobs at sites that are right.
+    Values in `known`, found elsewhere for the candidate, are tried first. If one side is given as both, it is searched once."""
     found = Causes()
     if candidate is not reference:
         candidate, reference = as_shown_by(candidate, reference), as_shown_by(reference, candidate)
@@ -97,8 +95,8 @@ def causes(
 def departing(
     sites: Collection[str], candidate: ByLayer, reference: ByLayer, known: Sequence[Setting] = ()
 ) -> list[str]:
-    """Those of the sites of which the spec's values, and values of the candidate that are `known` from elsewhere, leave more than
-    rounding, on one side at least, or that cannot be compared."""
+    """Return the sites that cannot be compared, or at which, on some side, neither the spec's values nor (on the candidate only)
+    those in `known` leave rounding."""
     sides = _sides(candidate, reference, known) if sites else ()
     both = {site: _both(site, sides) for site in sites}
     return [
@@ -109,7 +107,7 @@ def departing(
 
 @dataclass(kw_only=True)
 class Searched:
-    """One side, the explanations that were found for it so far, and the sites of blocks that no knob explained."""
+    """One side, the explanations found for it so far, and the sites of blocks that no knob explained."""
 
     side: Side
     found: list[Explanation] = field(default_factory=list)
@@ -124,8 +122,8 @@ def _sides(candidate: ByLayer, reference: ByLayer, known: Sequence[Setting]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _AtSite:
-    """One site on one side: its components, what the spec's values leave of all and of the probe that has most left, what rounding
-    may leave, and what an explanation may."""
+    """One site on one side: its components, the residual of the spec's values over all probes (`residual`) and in the worst
+    probe (`most`), and the residuals that rounding (`limit`) and an explanation (`enough`) may leave."""
 
     searched: Searched
     parts: Sequence[Component]
@@ -136,14 +134,15 @@ class _AtSite:
 
     @property
     def is_right(self) -> bool:
-        """Whether the spec's values leave rounding. A rotation is a sum of two products and shows few roundings, so that it has to
-        be as near as an explanation; scores in a narrow dtype may move what they weigh by many."""
+        """Whether the spec's values leave rounding. The limit of a rotation is that of an explanation: it is a sum of two
+        products with few roundings. Elsewhere it is wider, since scores in a narrow dtype may move the averages that they weigh
+        by many roundings."""
         few = local_name(self.parts[0].site) in OF_EACH_TOKEN
         return self.most <= (self.enough if few else self.limit)
 
 
 def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
-    """A site on both sides; empty where a side hides it or has no formula for it."""
+    """Return a site on both sides; empty if a side does not show it or its formula cannot be computed there."""
     parts = [one.side.shown(site) for one in sides]
     if not all(parts) or any(side.side.residuals.made(own[0]) is None for side, own in zip(sides, parts, strict=True)):
         return []
@@ -151,10 +150,10 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
     left[1] = max(left[1], _left_where_turned(site, sides[1].side))
     step = max(one.side.eps(own[0]) for one, own in zip(sides, parts, strict=True))
     steps = MANY_ROUNDINGS * step
-    # What the reference makes without any rounding, as a lookup is, the candidate may round once.
+    # If the reference does not round at all (a lookup of rows), the candidate may still round once.
     floor = max(left[1], step * ROUNDED_ONCE) if left[1] <= steps else steps / limit_of(site)
-    # float32 and float64 have digits to spare: what leaves a hundred times their rounding may still be the only explanation, since a
-    # constant is known to five digits all the same. In bfloat16 that would be everything.
+    # float32 and float64 have digits to spare: a value that leaves many roundings still determines a constant to five digits, and
+    # may be the only explanation. In bfloat16, a limit that wide would accept any value.
     enough = limit_of(site) if step <= dtype_eps("float32") else CLEARLY_MORE
     return [
         _AtSite(
@@ -166,8 +165,8 @@ def _both(site: str, sides: Sequence[Searched]) -> list[_AtSite]:
 
 
 def _left_where_turned(site: str, reference: Side) -> float:
-    """What the spec's values leave of a rotation of the reference in another layer, where its own layer rotates nothing: queries and
-    keys that are handed on show none of the rounding that a rotation has. 0 at all other sites."""
+    """Return the reference's residual at a rotation in another layer, if its own layer rotates nothing: queries and keys that
+    are passed on unrotated show none of the rounding that a rotation has. 0 at all other sites."""
     if local_name(site) not in ROTATED or _base(reference, layer_of(site)) is not None:
         return 0.0
     turning = (layer for layer in reference.evidence if layer is not None and _base(reference, layer) is not None)
@@ -180,7 +179,7 @@ def _base(side: Side, layer: int | None) -> Any:
 
 
 def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:
-    """Explain one site on both sides, and write the fits of every knob that departs on either."""
+    """Explain one site on both sides, and append the fits of every knob that departs on either."""
     both = _both(site, sides)
     if all(one.is_right for one in both):
         return
@@ -190,13 +189,13 @@ def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:
     turned = _base(sides[1].side, both[0].parts[0].layer) is not None
     for knob in dict.fromkeys(knob for one in told if one is not None for knob in one.values):
         if knob == TABLE and not turned:
-            continue  # what the reference does not rotate at all is not rotated by another table
+            continue  # the reference rotates nothing here, so no table can be wrong
         for one, explanation, out in zip(both, told, (found.candidate, found.reference), strict=True):
             out.append(_fit(one, knob, explanation))
 
 
 def _add_where_right(site: str, knob: str, sides: Sequence[Searched], found: Causes) -> None:
-    """The fits of a knob at a site that asks for it and is right on both sides."""
+    """Append the fits of a knob at a site that asks for it and is right on both sides."""
     parts = sides[0].side.shown(site)
     if not parts or knob not in asked(sides[0].side.residuals, parts[0]):
         return
@@ -207,14 +206,14 @@ def _add_where_right(site: str, knob: str, sides: Sequence[Searched], found: Cau
 
 
 def _explanation(at: _AtSite) -> Explanation | None:
-    """What was found before, where it holds here too, else the first of a search that holds."""
+    """Return an explanation found before if it holds here, else the first one of a search that holds, else None."""
     knobs = _asked_for(at)
     known = _known(at, knobs)
     if known is not None:
         return known
     if local_name(at.parts[0].site) in at.searched.failed:
-        return None  # what one layer did not show, the next is not searched for
-    # A block that may be run once more is wrong there as it is the first time, whatever is wrong in it.
+        return None  # the search failed at this site in another layer
+    # If this block may run twice, its second run repeats every error of the first: try all values found before.
     tried = _tried(at, _found_before(at, frozenset(KNOBS) if OF_A_BLOCK in knobs else knobs))
     chosen = next((one for one in tried if _holds(at, one)), None)
     if chosen is None:
@@ -232,14 +231,14 @@ def _explanation(at: _AtSite) -> Explanation | None:
 
 
 def _asked_for(at: _AtSite, setting: Setting | None = None) -> frozenset[str]:
-    """The knobs that the formulas of a site ask for on any probe, under the spec's values or a setting: a long text does not show
-    what a short one does, and asks for the knobs of that too."""
+    """Return the knobs that a site's formulas ask for in any probe, under the spec's values or a setting: a long text captures
+    fewer sites than a short one, and so asks for the knobs of those too."""
     return frozenset().union(*(asked(at.searched.side.residuals, part, setting) for part in at.parts))
 
 
 def _as_read(at: _AtSite, setting: Setting, knobs: frozenset[str]) -> Setting:
-    """What a site, whose formula asks for these knobs, reads of a setting: a layer that does not rotate asks for a law of its
-    frequencies only where a base is set too, and its keys for no temperature."""
+    """Return the part of a setting that a site's formula reads; `knobs` are those that it asks for. A layer without rotation
+    asks for a scaling of frequencies only if a base is set too, and its keys for no temperature."""
     if knobs.isdisjoint(setting):
         return {}
     read = knobs if knobs.issuperset(setting) else _asked_for(at, setting)
@@ -247,14 +246,15 @@ def _as_read(at: _AtSite, setting: Setting, knobs: frozenset[str]) -> Setting:
 
 
 def _known(at: _AtSite, knobs: frozenset[str]) -> Explanation | None:
-    """What was found before, where it holds here too."""
+    """Return the part of an explanation found before that holds here too, else None."""
     read = (replace(one, values=_as_read(at, one.values, knobs)) for one in at.searched.found)
     return next((one for one in read if one.values and _holds(at, one)), None)
 
 
 def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
-    """The values found at other sites that this one asks for and that do not speak against it: where a site is made from the stream
-    alone, as in a long text, what is wrong before it is wrong in it too, and what hides that is searched beside it."""
+    """Return the values found at other sites that this site's formula asks for and that do not raise its residual. A site
+    computed from the stream, as in a long text, contains the errors before it; errors that these hide are searched beside the
+    returned values."""
     residuals = at.searched.side.residuals
     held: Setting = {}
     for known in at.searched.found:
@@ -268,8 +268,8 @@ def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
 
 
 def _tried(at: _AtSite, held: Setting) -> list[Explanation]:
-    """The values that are held, where they leave rounding together; else what a search finds beside them, as far as they are
-    needed, else what it finds without them."""
+    """Return explanations: the `held` values if they suffice together, else settings found by a search beside them (without
+    those of them that are not needed), else settings found without them."""
     residuals, floor = at.searched.side.residuals, at.limit / limit_of(at.parts[0].site)
     if held:
         together = _needed(at, held, held)
@@ -283,7 +283,7 @@ def _tried(at: _AtSite, held: Setting) -> list[Explanation]:
 
 
 def _needed(at: _AtSite, values: Setting, held: Setting) -> Explanation:
-    """Values without those of the held ones that leave no more than rounding when they are left out."""
+    """Return the values without those of `held` that can be left out with no more than rounding left."""
     residuals = at.searched.side.residuals
     for knob in held:
         without = {name: value for name, value in values.items() if name != knob}
@@ -293,15 +293,15 @@ def _needed(at: _AtSite, values: Setting, held: Setting) -> Explanation:
 
 
 def _holds(at: _AtSite, one: Explanation) -> bool:
-    """Whether values leave rounding here, and at the layer's other sites that ask for one of the knobs no more than the spec's,
-    or rounding as well where they are the order of the block. A narrow dtype may stand behind what an earlier site shows."""
+    """Return whether a setting leaves rounding here and passes `_admits` at the layer's other sites that ask for its knobs. A
+    narrow dtype is tested at later sites alone: an earlier site may be captured before that rounding."""
     residuals = at.searched.side.residuals
     values = under(residuals, one.values, at.parts[0].layer)
     here = Explanation(values=one.values, residual=residual(residuals, at.parts, values))
     if not explains(residuals, at.parts, here, at.enough):
         return False
     if any(KNOBS[knob].same_function and next(_siblings(at, knob), None) is None for knob in one.values):
-        return False  # nothing shows that the two sites make up for each other
+        return False  # no second site shows that the change at this one is undone
     return all(
         _admits(at, knob, values, other)
         for knob in one.values
@@ -312,7 +312,7 @@ def _holds(at: _AtSite, one: Explanation) -> bool:
 
 
 def _is_shared(at: _AtSite, knob: str, other: Component) -> bool:
-    """Whether a knob has one value at two sites that ask for it; a norm's has where both read a norm that is not shown."""
+    """Return whether a knob has one value at both sites. A knob of norms has if both read the same norm that is not captured."""
     if knob in ORDER_OF_A_BLOCK or not knob.startswith(OWN_AT_EACH_SITE):
         return True
     if not knob.startswith(OF_NORMS):
@@ -322,9 +322,8 @@ def _is_shared(at: _AtSite, knob: str, other: Component) -> bool:
 
 
 def _admits(at: _AtSite, knob: str, values: Values, other: Sequence[Component]) -> bool:
-    """Whether a value of a knob leaves no more than it may of another site of the layer. Probes of which that site would have to be
-    made with a tensor that the checkpoint does not hold, as the keys of a layer that shares another's in a long text, say nothing.
-    """
+    """Return whether a value of a knob leaves no more than `_may_leave` at another site of the layer. Probes in which that site
+    needs a tensor that the checkpoint lacks are skipped (in a long text, the keys of a layer that shares another's)."""
     residuals = at.searched.side.residuals
     left = residual(residuals, other, values)
     if math.isinf(left):
@@ -336,8 +335,8 @@ def _admits(at: _AtSite, knob: str, values: Values, other: Sequence[Component]) 
 
 
 def _is_worse_elsewhere(at: _AtSite, one: Explanation, chosen: Explanation) -> bool:
-    """Whether values that explain this site as well leave more than rounding of another site of the layer, and more than the chosen
-    ones: what queries alone have is not tied with what keys have too, where keys have it."""
+    """Return whether a setting leaves more than rounding, and more than the chosen one, at another site of the layer: a value
+    for queries alone is not tied with one for queries and keys if the keys need it too."""
     residuals = at.searched.side.residuals
     mine, theirs = (under(residuals, each.values, at.parts[0].layer) for each in (one, chosen))
     return any(
@@ -348,8 +347,8 @@ def _is_worse_elsewhere(at: _AtSite, one: Explanation, chosen: Explanation) -> b
 
 
 def _may_leave(at: _AtSite, knob: str, values: Values, other: Sequence[Component]) -> float:
-    """What a value of a knob may leave at another site of the layer: rounding where it is the order of the block and moves the
-    site; anything at a site that the formulas cannot make of what is shown."""
+    """Return the residual that a value of a knob may leave at another site of the layer: some times that of the spec's values,
+    but rounding if the knob is an order of the block that changes the site. Infinite if the formula cannot compute the site."""
     residuals = at.searched.side.residuals
     by_spec = residual(residuals, other)
     if knob not in ORDER_OF_A_BLOCK or not math.isfinite(by_spec):
@@ -363,7 +362,7 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _siblings(at: _AtSite, knob: str) -> Iterator[list[Component]]:
-    """The other visible sites of a layer whose formula asks for a knob."""
+    """Yield the layer's other visible sites whose formula asks for a knob."""
     side, own = at.searched.side, at.parts[0]
     for site in sites_with_formula(side.evidence):
         parts = side.shown(site) if layer_of(site) == own.layer and site != own.site else []
@@ -372,14 +371,14 @@ def _siblings(at: _AtSite, knob: str) -> Iterator[list[Component]]:
 
 
 def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
-    """A side's value of a knob at a site: the explanation's, or the spec's where that leaves rounding."""
+    """Return a side's fit of a knob at a site: the explanation's value, or the spec's value if there is none."""
     residuals, first = at.searched.side.residuals, at.parts[0]
     held = {} if explanation is None else explanation.values
     value = held.get(knob, residuals.decoder.knob(knob, first.layer))
     difference = difference_of(residuals, at.parts, knob, held)
     off = difference(value)
     left = float("inf") if off is None else float(off.norm())
-    # A number that the formula does not ask for under these values says nothing of this side.
+    # A number that the formula does not ask for under these values is not determined by this side: it has no error.
     known = asked(residuals, first, held) if KNOBS[knob].kind == REAL else frozenset()
     is_read = knob in known
     full = without_rounding(residuals, first.layer, held, known)
@@ -393,7 +392,7 @@ def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
 
 
 def _tied(explanation: Explanation | None, knob: str) -> dict[str, list[Any]]:
-    """The other choices that explain as much as an explanation's."""
+    """Return the other choices that explain as much as the explanation's."""
     if explanation is None or KNOBS[knob].kind != CHOICE:
         return {}
     others = [values[knob] for values in explanation.tied if values[knob] != explanation.values[knob]]

@@ -1,10 +1,10 @@
-"""The knob values that explain one site of one side: one knob, or two or three that are wrong together.
+"""Find the knob values that explain one site of one side: one knob, or two or three that are wrong together.
 
-Every knob that the site's formula asks for is searched alone. Where none leaves rounding, the values that the spec gives to
-layers of another kind are tried, as many at a time as it takes. Else sets of knobs are built up: the
-values that help most, and every other choice (a wrong pairing hides what a wrong base makes), are each held while the
-other knobs are searched, and the numbers of a set are then fitted together. A set is an explanation by the same measure
-as one knob: it leaves rounding. A smaller set comes before a larger one, and of equal ones the one with least freedom.
+Every knob that the site's formula asks for is searched alone. If none leaves only rounding, sets of the values that the spec gives
+to layers of another kind are tried, then rotary frequencies. Then larger sets are built: the settings with the smallest residuals,
+and every other choice that changes the residual (a wrong pairing hides what a wrong base does), are each fixed while the other
+knobs are searched, and the numbers of a set are fitted together. A set explains the site by the same test as one knob: it leaves
+rounding. Smaller sets come before larger ones, and of equal sets the one with the least freedom comes first.
 """
 
 from __future__ import annotations
@@ -70,29 +70,32 @@ from parity_audit.formulas.knobs import KNOBS, of_part
 from parity_audit.formulas.place import Decoder
 
 MOST_KNOBS = 3
-"""Knobs that are searched together at one site. The knobs of a site are few, and each one more multiplies the search."""
+"""The largest number of knobs searched together at one site. The knobs of a site are few, and each one more multiplies the
+search."""
 OF_A_KIND = 6
-"""Knobs of one site by which two kinds of layers differ: all sets of them are tried, 57 at most."""
+"""The largest number of knobs by which two kinds of layers may differ at a site for all sets of them to be tried: 57 sets at
+most."""
 OF_DECODING = ("cache.", "rope.offset", "pos_embed.offset")
-"""Knobs of which decoding alone may have other values than whole runs."""
+"""Prefixes of knobs that may have other values in decoding than in whole runs."""
 AFTER = {"rot_q": "q", "rot_k": "k"}
-"""What is rotated, by the site behind the rotation."""
+"""Which of queries and keys is rotated, by the site that holds them after the rotation."""
 
 GROWTH, STATE = "attention.temperature_by_position", "delta.chunk"
 POSITIONS = ("rope.offset", "pos_embed.offset")
-"""The knobs whose value may be said token by token."""
+"""The knobs whose value may be given token by token."""
 LAYOUT = ("rope.first_dim", "rope.partial", "rope.pairing")
-"""Knobs that say which components of a head turn together."""
+"""Knobs that determine which components of a head are rotated together."""
 
 
 def explanations(residuals: Residuals, parts: Sequence[Component], limit: float, floor: float) -> list[Explanation]:
-    """Everything that leaves rounding, the best first: one knob where there is one, else the smallest sets.
+    """Return every setting that leaves only rounding at a site, the best first: single knobs if there are any, else the
+    smallest sets.
 
     Args:
         residuals: the side that departs.
         parts: the site in every probe that shows it.
-        limit: what rounding may leave.
-        floor: what rounding leaves on the side that is right.
+        limit: the residual that rounding may leave.
+        floor: the residual that rounding leaves on the side that is right.
     """
     small = _smallest_wrong(residuals, parts, limit)
     search = _Search(
@@ -110,7 +113,7 @@ def explanations(residuals: Residuals, parts: Sequence[Component], limit: float,
 def _smallest_wrong(
     residuals: Residuals, parts: Sequence[Component], limit: float, values: Values | None = None
 ) -> Component:
-    """The smallest of the probes in which values leave more than rounding; of all where they do in none by itself."""
+    """Return the smallest probe in which values leave more than rounding; if there is none, the smallest of all."""
     wrong = [part for part in parts if residual(residuals, [part], values) > limit]
     return min(wrong or parts, key=_tokens_of)
 
@@ -118,8 +121,8 @@ def _smallest_wrong(
 def _right_in_short(
     residuals: Residuals, parts: Sequence[Component], small: Component, limit: float
 ) -> Component | None:
-    """The shortest probe of the same site as a long one would show it, where the spec's values leave rounding of it; None beside a
-    short probe."""
+    """Return the shortest probe in which the spec's values leave rounding, restricted to the sites that the long probe captures.
+    None if there is no such probe, or if the probe that shows the error is itself short."""
     if small.probe.sites == "all":
         return None
     whole = [part for part in parts if part.probe.sites == "all" and part.probe.decode_from is None]
@@ -133,7 +136,8 @@ def _tokens_of(part: Component) -> int:
 
 
 def _ranked(found: Sequence[Explanation], order: Callable[[Explanation], tuple[float, ...]]) -> list[Explanation]:
-    """By this order, then by what is left; of choices of the same knobs that stand alike, as their rows name them."""
+    """Sort explanations by `order`, then by residual; choices of the same knobs with equal order are sorted as their knobs
+    list them."""
     least_left: dict[tuple[object, ...], float] = {}
     for one in found:
         alike = (frozenset(one.values), order(one))
@@ -144,11 +148,10 @@ def _ranked(found: Sequence[Explanation], order: Callable[[Explanation], tuple[f
 
 
 def _order(one: Explanation, alike: float, spec: Decoder, part: Component) -> tuple[bool, int, int, int]:
-    """What comes first: what leaves as little as the best, choices before numbers, what is missing, knobs that the spec names, few
-    digits.
+    """Return the sort key of an explanation: whether it leaves more than `alike`, its freedom, knobs that the spec lacks, digits.
 
-    What decoded tokens alone show is a fault of the cache, or of where they stand, rather than of a mask. That a model has none of
-    what a knob says is a choice, whatever else its value could be.
+    An error that only decoded tokens show is one of the cache or of positions rather than of a mask, so knobs of these come first
+    there. A missing tensor (`MISSING`) comes before other values: it is a choice, whatever else the value could be.
     """
     said = said_of(one.values, spec, part.layer)
     unsaid = sum(-1 if value == MISSING else knob not in spec.values for knob, value in one.values.items())
@@ -158,25 +161,27 @@ def _order(one: Explanation, alike: float, spec: Decoder, part: Component) -> tu
 
 
 def said_of(values: Setting, spec: Decoder, layer: int | None) -> Setting:
-    """What the spec says of the knobs of a setting."""
+    """Return the spec's values of the knobs in a setting."""
     return {knob: spec.knob(knob, layer) for knob in values}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """One site on one side. Values are searched on the smallest probe that shows an error, then polished on all."""
+    """The search at one site on one side: values are searched on the smallest probe with an error, then fitted on all
+    probes."""
 
     residuals: Residuals
     parts: Sequence[Component]
     small: Component
     limit: float
     short: Component | None = None
-    """Where a long text shows the error: a short one that is right, made of the same sites."""
+    """If a long text shows the error: a short probe of the same captured sites in which the spec's values are right."""
     on_small_alone: list[Explanation] = field(default_factory=list)
-    """What leaves rounding of the smallest probe, and more of the others."""
+    """Settings that leave rounding in the smallest probe but more in the others."""
 
     def by_size(self) -> Iterator[list[Explanation]]:
-        """Sets of one knob, then of two and more; what is far from rounding on the smallest probe is not tried on all."""
+        """Yield settings of one knob, then of two and more. Those far from rounding on the smallest probe are not tried on
+        all."""
         whole = left_by(self.residuals, [self.small], {})
         tried = list(self._with_one_more(whole))
         yield self._on_all(best_of_each(tried))
@@ -190,7 +195,7 @@ class _Search:
                 return
             grown = [(start, more) for start in starts for more in self._with_one_more(start)]
             better = [more for start, more in grown if more.residual < start.residual]
-            # Of two numbers that make up for each other, neither helps while the other is held: both have to move.
+            # If two wrong numbers compensate each other, changing one alone does not help: they have to be fitted together.
             level = [
                 more for start, more in grown if more.residual == start.residual and len(spots_of(more.values)) == size
             ]
@@ -200,7 +205,7 @@ class _Search:
             yield from self._beyond_the_small()
 
     def _with_one_more(self, start: Explanation) -> Iterator[Explanation]:
-        """Every knob that the formula asks for beside those of a set: its best value, and its other named values."""
+        """Yield a setting with one more knob that the formula asks for: the knob's best value and its other named values."""
         beside_numbers = bool(spots_of(start.values))
         known = asked(self.residuals, self.small, start.values)
         full = without_rounding(self.residuals, self.small.layer, start.values, known)
@@ -213,7 +218,7 @@ class _Search:
                 difference = where_it_differs(difference, self.residuals.places(self.small))
             most = largest(self.residuals, self.small, knob)
             others = named(row, difference, own, 0 if start.values and row.counted else most)
-            if self.small.probe.decode_from is not None:  # what whole runs have is there in decoded tokens too
+            if self.small.probe.decode_from is not None:  # if it were absent, whole runs would show it
                 others = [other for other in others if other.value is not None]
             best = fitted(
                 row, difference, own, most, tried=others, enough=self.limit, near=beside_numbers, alone=not start.values,
@@ -224,8 +229,8 @@ class _Search:
                 yield Explanation(values={**start.values, knob: one.value}, residual=one.left)
 
     def _where_short_is_right(self, knob: str, held: Setting) -> Difference:
-        """The difference of the smallest probe for a value of one knob; impossible for one that a short text speaks against, which
-        is 300 times cheaper to ask."""
+        """Return the difference of the smallest probe for a value of one knob; None for a value that the short probe refutes,
+        which is 300 times cheaper to compute."""
         difference, short = difference_of(self.residuals, [self.small], knob, held), self.short
         if short is None:
             return difference
@@ -239,13 +244,13 @@ class _Search:
         return of
 
     def _with_parts(self, knob: str, difference: Difference, tried: Sequence[Fitted]) -> list[Fitted]:
-        """Values of a knob that have a number for each head, distance or token, or one for queries and another for keys."""
+        """Return values with a number per head, distance or token, or with separate entries for queries and keys."""
         row, dims, best = KNOBS[knob], self.residuals.decoder.dims, min(tried, key=lambda one: one.left)
         if best.left <= self.limit:
             return self._of_this_part(knob, tried)
         is_alone = local_name(self.small.site) in OF_EACH_TOKEN and self.small.probe.decode_from is None
         if knob in POSITIONS and is_alone:
-            # Moved all at once and read token by token: what a short text says of the first of them says nothing of the others.
+            # The short probe is not asked here: the positions of its few tokens do not determine those of later ones.
             each = difference_of(self.residuals, [self.small], knob, {})
             more = self.residuals.decoder.knob(knob, self.small.layer)
             own = positions_one_by_one(each, self.residuals.places(self.small), int(more) if is_number(more) else 0)
@@ -266,7 +271,8 @@ class _Search:
         return [one for one in tried if one.left <= SAME_WITHIN * nearest][:1]
 
     def _of_this_part(self, knob: str, tried: Sequence[Fitted]) -> list[Fitted]:
-        """What explains queries or keys, as a value that the other of them does not have."""
+        """Return the values that explain queries or keys as values of that part alone, with the spec's value for the other
+        part."""
         part = AFTER.get(local_name(self.small.site))
         if part is None or not KNOBS[knob].by_part:
             return []
@@ -276,8 +282,8 @@ class _Search:
         return [Fitted(value={**both, part: one.value}, left=one.left) for one in enough]
 
     def _as_other_layers(self) -> Iterator[list[Explanation]]:
-        """Two and more of the values that the spec gives to another kind of layer, the smaller sets first: a program that takes a
-        layer for one of the other kind has several of them at once."""
+        """Yield sets of two and more values that the spec gives to another kind of layer, the smaller sets first: a program that
+        takes a layer for one of the other kind has several of them at once."""
         spec, own = self.residuals.decoder, self.small.layer
         if own is None:
             return
@@ -293,7 +299,7 @@ class _Search:
             yield [left_by(self.residuals, [self.small], dict(chosen)) for chosen in sets]
 
     def _by_frequencies(self) -> list[Explanation]:
-        """The laws behind the frequencies of a rotation, and the frequencies themselves."""
+        """Return the bases and scalings that explain fitted rotary frequencies, and the frequencies themselves as a scaling."""
         if local_name(self.small.site) not in AFTER or THETA not in asked(self.residuals, self.small):
             return []
         said = {knob: self.residuals.decoder.knob(knob, self.small.layer) for knob in (THETA, SCALING, *LAYOUT)}
@@ -320,7 +326,8 @@ class _Search:
         ]
 
     def _beyond_the_small(self) -> Iterator[list[Explanation]]:
-        """What explains one probe, and with one knob more the others, which are longer: a window may show there alone."""
+        """Add one knob to settings that explain the smallest probe alone, searched in a longer one: a window may show there
+        only."""
         alone, found = least(self.on_small_alone, BEAM), []
         self.on_small_alone.clear()
         for one in alone:
@@ -330,6 +337,7 @@ class _Search:
         yield found
 
     def _on_all(self, tried: Iterable[Explanation]) -> list[Explanation]:
+        """Fit the settings that may explain the smallest probe on all probes; note those that explain the smallest alone."""
         near = [one for one in tried if self._is_near(one)]
         found = [self._polished(one, self.parts) for one in near]
         pairs = zip(near, found, strict=True)
@@ -337,11 +345,12 @@ class _Search:
         return found
 
     def _is_near(self, one: Explanation) -> bool:
-        """Whether a setting may explain the component, by the smallest probe alone."""
+        """Return whether a setting may explain the component, judged by the smallest probe alone."""
         return explains(self.residuals, [self.small], one, MORE_ON_ALL * self.limit)
 
     def _polished(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
-        """The nearest minimum in all numbers of a set together, each with as few digits as leave the same."""
+        """Fit all numbers of a set together to the nearest minimum, and round each to the fewest digits that leave the same
+        residual."""
         layer, values = parts[0].layer, dict(one.values)
         spots = spots_of(values)
 
@@ -364,7 +373,7 @@ class _Search:
         return self._without_what_is_as_said(self._without_what_is_as_absent(best, parts), parts)
 
     def _without_what_is_as_absent(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
-        """A setting with none of what comes as near to none as nobody can tell, as a cap of thousands does."""
+        """Replace each optional number by None if that leaves the same residual, as it does for a cap of thousands."""
         numbers = [
             str(knob) for knob, *more in spots_of(one.values) if not more or isinstance(one.values[str(knob)], str)
         ]
@@ -374,8 +383,8 @@ class _Search:
         return one
 
     def _without_what_is_as_said(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
-        """A set with none of the knobs whose spec value does as well beside the others: a number that is rounded on its way has no
-        slope, and is found beside another place of rounding alone."""
+        """Drop each knob whose spec value does as well beside the others. The search may have needed it: a number that the model
+        rounds has no slope, and is found only beside another place of rounding."""
         for knob in one.values if len(one.values) > 1 else ():
             rest = {other: value for other, value in one.values.items() if other != knob}
             as_said = left_by(self.residuals, parts, rest) if rest else one
@@ -384,6 +393,6 @@ class _Search:
 
 
 def _at_spot(residuals: Residuals, parts: Sequence[Component], values: Setting, spot: Path) -> Difference:
-    """The differences of all parts for one number of a setting, while the others are held."""
+    """Return the differences of all parts as a function of one number of a setting, with the others fixed."""
     layer = parts[0].layer
     return lambda number: joined(residuals, parts, under(residuals, with_number(dict(values), spot, number), layer))

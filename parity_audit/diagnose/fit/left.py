@@ -1,4 +1,4 @@
-"""What values of knobs leave of a site, in every probe that shows it together."""
+"""The residual that knob values leave at a site, over every probe that captures it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from parity_audit.formulas.knob import REAL, ROUNDING
 from parity_audit.formulas.knobs import KNOBS
 
 MORE_ON_ALL = 10.0
-"""What a value that was found on the smallest probe may leave there, over what rounding may leave: it is polished on all."""
+"""How many times the rounding limit a value may leave on the smallest probe and still be fitted on all probes."""
 COARSE_RESIDUAL = 0.3
-"""What values have to leave at most for a narrow dtype to be tried beside them, and with it: no rounding is as large."""
+"""The largest residual for which rounding to a narrow dtype is tried in a set of several knobs, or accepted: no
+rounding is as large."""
 
 OF_A_BLOCK = "residual.repeated"
 
 
 def under(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
-    """The spec's values with those of a setting instead, where a component of this layer reads them."""
+    """Return the spec's knob values with those of a setting in their place, where a component of this layer reads
+    them."""
     values = residuals.decoder.values
     for knob, value in setting.items():
         values = with_value(residuals, values, knob, value, layer)
@@ -35,13 +37,18 @@ def under(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
 
 
 def asked(residuals: Residuals, component: Component, setting: Setting | None = None) -> frozenset[str]:
-    """The knobs that a component's formula asks for under the spec's values, or under a setting."""
+    """Return the knobs that a component's formula asks for under the spec's values, changed by `setting` if that is
+    given."""
     return residuals.asked(component, under(residuals, setting or {}, component.layer))
 
 
 def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
-    """The differences of several probes in one, so that its norm is their root mean square; None where one cannot be. Probes that
-    say nothing of these values, see `Residuals.lacks`, are left out."""
+    """Return the differences of several probes as one flat tensor, scaled so that its norm is the root mean square of
+    their norms.
+
+    Probes that cannot be computed because a tensor or token is missing under these values (see `Residuals.lacks`) are
+    left out. None if any other probe cannot be compared.
+    """
     values = residuals.decoder.values if values is None else values
     made = [residuals.difference(part, values) for part in parts]
     if len(made) == 1 or all(one is None for one in made):
@@ -57,27 +64,34 @@ def joined(residuals: Residuals, parts: Sequence[Component], values: Values | No
 
 
 def residual(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
-    """The norm of `joined`, infinite where there is none."""
+    """Return the norm of `joined`; infinite if there is no difference to take it of."""
     return norm_of(joined(residuals, parts, values))
 
 
 def most_left(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
-    """What values leave of the probe of which they leave most: one that is long or padded shows what several others do not."""
+    """Return the largest residual of any one probe. An error that shows only in a long or padded probe is diluted in
+    the mean of all."""
     return max(residual(residuals, [part], values) for part in parts)
 
 
 def left_by(residuals: Residuals, parts: Sequence[Component], setting: Setting) -> Explanation:
-    """A setting, and what it leaves of these components."""
+    """Return an `Explanation` with this setting and the residual that it leaves over these components."""
     return Explanation(values=setting, residual=residual(residuals, parts, under(residuals, setting, parts[0].layer)))
 
 
 def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation, limit: float) -> bool:
-    """Whether values explain these components, of which they leave `one.residual`: no more than rounding, which is `limit`,
-    or that of a whole block. Numbers that their knobs cannot have explain nothing.
+    """Return whether a setting explains these components: its residual `one.residual` is at most `limit`, which is
+    rounding.
 
-    A narrow dtype inside a component is not computed again to the last bit everywhere, since a number near the middle of two falls
-    to either side, and a token's size with it. It explains a component where, beside the same setting without it and beside the
-    spec's values, it reproduces nearly all numbers that are wrong, or leaves clearly less and no more numbers wrong.
+    A setting that repeats a block may leave `FEW_ROUNDINGS` times as much, the rounding of a whole block. A setting
+    with a number outside the span of its knob explains nothing.
+
+    Rounding to a narrow dtype inside a component is not reproduced to the last bit everywhere: a number near the middle
+    of two neighbours may be rounded to either, and the size of a whole token with it. Such a setting therefore also
+    explains a component if its residual is at most `COARSE_RESIDUAL` and it passes one of two tests. It is compared
+    with the better of the same setting without the rounding and the spec's values. Either at most `MOST_UNEXPLAINED` of
+    the numbers that are wrong there are still wrong, or no more numbers are wrong and the residual is lower by at least
+    the factor `CLEARLY_MORE`.
     """
     if not all(starmap(_is_in_span, one.values.items())):
         return False
@@ -101,7 +115,8 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
 
 
 def _is_in_span(knob: str, value: Any) -> bool:
-    """Whether a number is one that a knob can have: an eps of 1e20 makes a norm's output nothing, which is another cause."""
+    """Return whether a number lies in the span of its knob (0 always does). An eps of 1e20, for example, makes a
+    norm's output zero, which is another cause."""
     row = KNOBS[knob]
     if row.kind != REAL or row.span is None or not is_number(value) or value == 0:
         return True
@@ -109,14 +124,18 @@ def _is_in_span(knob: str, value: Any) -> bool:
 
 
 def without_rounding(residuals: Residuals, layer: int | None, held: Setting, known: Collection[str]) -> Setting:
-    """`full` for each narrow dtype, under a setting, among the knobs that a formula is `known` to ask for: of a number that is
-    rounded, a small step changes nothing."""
+    """Return the setting that switches off every narrow dtype among the knobs that a formula is `known` to ask for.
+
+    It maps each such knob to `full`. The derivative with respect to a number is taken under this setting, because a
+    small step in a number that is then rounded changes nothing.
+    """
     narrow = [knob for knob in known if KNOBS[knob].kind == ROUNDING]
     values = {knob: held.get(knob, residuals.decoder.knob(knob, layer)) for knob in narrow}
     return {knob: FULL for knob, value in values.items() if value not in (None, FULL)}
 
 
 def difference_of(residuals: Residuals, parts: Sequence[Component], knob: str, held: Setting) -> Difference:
-    """The differences of all parts for a value of one knob, while others are held."""
+    """Return the function from a value of one knob to the differences of all parts, with the knobs in `held` fixed
+    at their values."""
     layer = parts[0].layer
     return lambda value: joined(residuals, parts, under(residuals, {**held, knob: value}, layer))

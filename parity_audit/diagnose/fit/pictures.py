@@ -1,4 +1,5 @@
-"""What a report draws of a fit: scores beside the fitted law, and the fitted rotary frequencies."""
+"""The data of a report's plots of a fit: captured scores beside the fitted formula, and the fitted rotary
+frequencies."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from parity_audit.formulas.frequencies import inverse_frequencies
 from parity_audit.formulas.knobs import KNOBS, of_part
 
 LAW_OFF: dict[str, Any] = {"attention.scale": 1.0, "attention.softcap": None, "attention.alibi": None}
-"""Values under which the formula of the scores makes q.k itself."""
+"""Values under which the formula of the scores returns the product q.k itself."""
 FREQUENCIES = ("rope.theta", "rope.scaling", "rope.partial")
 
 
 def picture(residuals: Residuals, part: Component, knob: str, values: Values) -> dict[str, Any]:
-    """What is drawn of a knob's fit under these values; empty where nothing is."""
+    """Return the plot data of a knob's fit under these values; empty if there is no plot for this knob and site."""
     if knob in FREQUENCIES:
         return {"inv_freq": _frequencies(residuals, part, values)}
     if KNOBS[knob].component == "scores" and local_name(part.site) == "attn_scores":
@@ -27,7 +28,7 @@ def picture(residuals: Residuals, part: Component, knob: str, values: Values) ->
 
 
 def _frequencies(residuals: Residuals, part: Component, values: Values) -> list[float]:
-    """Radians per position of each pair of components; empty where nothing is rotated."""
+    """Return the frequency of each pair of components, in radians per position; empty where nothing is rotated."""
     own = local_name(part.site).removeprefix("rot_")
     theta, scaling, partial = (of_part(value_under(residuals, values, knob, part.layer), own) for knob in FREQUENCIES)
     if theta is None:
@@ -37,7 +38,7 @@ def _frequencies(residuals: Residuals, part: Component, values: Values) -> list[
 
 
 def _score_points(residuals: Residuals, part: Component, values: Values) -> list[list[float]]:
-    """(q.k, captured score, fitted score) of the first head, evenly over the order of q.k."""
+    """Return points (q.k, captured score, fitted score) of the first head, sampled evenly over the order of q.k."""
     plain = values
     for knob, off in LAW_OFF.items():
         plain = with_value(residuals, plain, knob, off, part.layer)

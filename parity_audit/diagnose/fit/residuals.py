@@ -1,10 +1,10 @@
-"""What a component's formula leaves of a capture, under given knob values.
+"""The residual of a component's formula against a capture, under given knob values.
 
     residual = rms(formula(captured inputs) - captured) / rms(captured)        over real tokens
 
-In float64, with a float64 capture, the right values leave rounding (about 1e-15) and every other value leaves more. On probes
-that hold the residual stream alone, attention is computed from the stream for a few queries: the last of the text see the
-whole window and the longest distances, and those before them where chunks begin.
+In float64, with a float64 capture, the right values leave rounding (about 1e-15) and every other value leaves more. In
+probes of which only the residual stream is captured, attention is computed from the stream for a few queries: the last
+ones of the text, which see the whole window and the longest distances, and some before them, where chunks begin.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ from parity_audit.formulas.place import Batch, Decoder, MissingTensor, MissingTo
 from parity_audit.formulas.positions import counted
 
 IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)
-"""What a formula raises for values that this decoder cannot have, and where a value that it reads is missing."""
+"""The errors that a formula raises for values that this decoder cannot have, or where a value that it reads is
+missing."""
 QUERIES = 8
-"""Queries of a long text whose attention is computed, the last and some before them: enough to tell values, and 300 times cheaper
-than all of 4160."""
+"""Of a long text, attention is computed for this many last queries and for up to one fewer before them. They suffice
+to distinguish values, and cost 300 times less than all 4160."""
 TOKENS_COMPARED = 48
-"""Tokens of a long text that are compared, ever further apart, and its last ones, where each depends on its position alone:
-neighbours tell fast pairs, and positions that were rounded, the last ones slow pairs."""
+"""Tokens of a long text that are compared at sites where each token depends on its position alone: ever further
+apart, and the last ones. Neighbouring tokens determine the frequencies of fast pairs and show positions that were
+rounded; the last tokens determine those of slow pairs."""
 OF_EACH_TOKEN = ("rot_q", "rot_k", "pos_embed")
-"""Sites of which each token depends on nothing but itself and its position."""
+"""Sites at which each token depends only on itself and its position."""
 OF_ALL_BEFORE = "delta.out"
-"""The site of which each token is made of a state that all tokens before it made: it is compared in every token."""
+"""The site at which each token is computed from a state that all tokens before it have changed: every token of it is
+compared."""
 OF_TOKENS = (
     "attention.window",
     "attention.window_first",
@@ -50,16 +53,21 @@ OF_TOKENS = (
     "cache.keys",
     "delta.chunk",
 )
-"""Knobs that count tokens: no more than a text has."""
+"""Knobs that count tokens: their values are at most the length of a text."""
 SITES_KEPT = 16
-"""Sites of probes whose values are kept at the tokens that are compared: those of one search."""
+"""The number of sites of probes whose captured values at the compared tokens are kept in memory: those of one
+search."""
 Captured = Callable[[str, str], Tensor | None]
 Values = Mapping[str, Sequence[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Component:
-    """One site of one probe, and the knobs that its formula asks for. `seen_in`: a probe whose sites alone are read of this one."""
+    """One site of one probe, and the knobs that its formula asks for.
+
+    If `seen_in` names another probe, the formula gets only those captured sites of this probe that the other one
+    captures too.
+    """
 
     probe: Probe
     site: str
@@ -68,16 +76,17 @@ class Component:
 
     @property
     def layer(self) -> int | None:
-        """Its block, None outside the blocks."""
+        """The number of its block, None outside the blocks."""
         return layer_of(self.site)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Shown:
-    """What a capture holds of one site of one probe at the tokens that are compared.
+    """The capture of one site of one probe at the tokens that are compared.
 
-    `shape` is that of the site, `real` the tokens `[batch pos]`, `all_real` whether they are all, `values` `[token ...]`, `size`
-    their norm. `by_query`: the site is an attention matrix. `masked`: some of its entries are -inf, or may be.
+    `shape` is the shape of the site; `real` marks the real tokens, `[batch pos]`; `all_real` is whether all tokens are
+    real; `values` are the captured values, `[token ...]`; `size` is their norm. `by_query`: the site is an attention
+    matrix. `masked`: some of its entries are -inf, or may be.
     """
 
     shape: torch.Size
@@ -89,7 +98,7 @@ class _Shown:
     masked: bool
 
     def of(self, x: Tensor) -> Tensor:
-        """The tokens that are compared of a tensor of this shape, or of one that has tokens alone."""
+        """Select the compared tokens of a tensor with the site's shape, or of one that has token axes only."""
         x = x.transpose(1, 2) if self.by_query and x.ndim > self.real.ndim else x
         return x.flatten(0, 1) if self.all_real else x[self.real]
 
@@ -107,9 +116,10 @@ def _shown_of(site: str, seen: Tensor, real: Tensor) -> _Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Residuals:
-    """A capture beside the formulas. `captured(probe, site)` is a tensor in float64, None where the capture has none.
+    """A capture of one side and the formulas that it is compared with.
 
-    `decoder` has the values that the spec gives.
+    `captured(probe, site)` returns a captured tensor in float64, None where the capture has none. `decoder` has the
+    knob values of the spec. `made_before` and `shown` keep tensors that a search uses again.
     """
 
     decoder: Decoder
@@ -119,11 +129,14 @@ class Residuals:
     shown: dict[tuple[str, str], _Shown] = field(default_factory=dict)
 
     def difference(self, component: Component, values: Values) -> Tensor | None:
-        """Formula minus capture at real tokens, flat, over the capture's norm; None where shapes differ. Of a decoded probe at the
-        decoded tokens alone: the prompt before them ran whole.
+        """Return formula minus capture at real tokens, flat, divided by the norm of the capture.
 
-        Tokens of which a formula is not defined are left out; where they are more than `LEFT_OUT` of all, nothing is compared. A
-        key that only one of them hides counts as a difference of the size of a score.
+        None where the formula cannot be computed or the shapes differ. In a decoded probe only the decoded tokens are
+        compared, because the prompt before them ran as a whole.
+
+        Tokens for which the formula is not defined are left out; if they are more than the share `LEFT_OUT` of all
+        tokens, the result is None. A key that only one of formula and capture masks counts as a difference of the size
+        of a typical score.
         """
         made, run = self._made(component, values)
         shown = self._shown(component)
@@ -150,7 +163,7 @@ class Residuals:
         return torch.where(hidden != unseen, typical, made - seen)[compared] / shown.size
 
     def _shown(self, component: Component) -> _Shown:
-        """What a capture holds of a component, kept while its values are searched."""
+        """Return the capture of a component at the compared tokens. It is kept while values are searched."""
         key = component.probe.name, component.site
         if key not in self.shown:
             seen = self.captured(*key)
@@ -164,48 +177,49 @@ class Residuals:
         return self.shown[key]
 
     def shape(self, component: Component) -> torch.Size:
-        """The shape of the capture of a component."""
+        """Return the shape of a component's capture."""
         return self._shown(component).shape
 
     def places(self, component: Component) -> Tensor:
-        """The positions of the tokens that are compared, `[token]`."""
+        """Return the positions of the compared tokens, `[token]`."""
         positions = self._batch(component.probe).positions
         return self._shown(component).of(self._compared(component, positions))
 
     def _compared(self, component: Component, x: Tensor) -> Tensor:
-        """The tokens of a long text that are compared, of a tensor `[batch pos ...]` of all tokens or of these alone."""
+        """Select the compared tokens from a tensor `[batch pos ...]`, which may have all tokens or the compared ones
+        only."""
         rows = self._rows(component)
         return x if rows is None or x.shape[1] == len(rows) else x[:, rows]
 
     def _rows(self, component: Component) -> Tensor | None:
-        """The places of the tokens of a long text that are compared; None for all tokens of a short one."""
+        """Return the indices of the compared tokens of a long text; None if all tokens are compared."""
         length = component.probe.shape[1]
         if component.probe.sites == "all" or local_name(component.site) == OF_ALL_BEFORE:
             return None
         last = range(max(length - QUERIES, 0), length)
         if local_name(component.site) not in OF_EACH_TOKEN:
-            # Multiples of the golden ratio, less whole numbers, are even and share no period with chunks (Weyl 1916).
+            # The fractional parts of multiples of the golden ratio are evenly spread and share no period with chunks (Weyl 1916).
             earlier = (int(length * (part * GOLDEN % 1)) for part in range(1, QUERIES))
             return torch.tensor(sorted({*earlier, *last}))
         apart = torch.logspace(0, math.log10(length), min(TOKENS_COMPARED, length), dtype=torch.float64)
         return torch.tensor(sorted({*(round(place) - 1 for place in apart.tolist()), *last}))
 
     def read_by(self, component: Component) -> frozenset[str]:
-        """The sites that a component's formula takes, under the spec's values."""
+        """Return the sites that a component's formula reads under the spec's values."""
         return frozenset(self._made(component, self.decoder.values)[1].read.get(component.site, ()))
 
     def hidden_before(self, component: Component) -> frozenset[str]:
-        """Those of the sites that a component's formula takes which the capture does not show."""
+        """Return the sites that a component's formula reads and that are not captured."""
         name = component.probe.name
         return frozenset(site for site in self.read_by(component) if self.captured(name, site) is None)
 
     def made(self, component: Component, values: Values | None = None) -> Tensor | None:
-        """What the formula makes, under the spec's values by default; None where a tensor that it needs is not there."""
+        """Return the output of the formula, under the spec's values by default; None where it cannot be computed."""
         return self._made(component, self.decoder.values if values is None else values)[0]
 
     def lacks(self, component: Component, values: Values) -> bool:
-        """Whether a component's formula asks, under these values, for a tensor that the checkpoint does not hold, or for tokens that
-        are not computed."""
+        """Return whether a component's formula needs, under these values, a tensor that the checkpoint does not
+        hold, or tokens that are not computed."""
         try:
             with torch.no_grad():
                 self._run(component, values).computed(component.site)
@@ -216,11 +230,11 @@ class Residuals:
         return False
 
     def residual(self, component: Component, values: Values) -> float:
-        """The norm of `difference`, infinite where there is none."""
+        """Return the norm of `difference`; infinite where there is none."""
         return norm_of(self.difference(component, values))
 
     def asked(self, component: Component, values: Values) -> frozenset[str]:
-        """The knobs that this component's formula asks for."""
+        """Return the knobs that this component's formula asks for under these values."""
         return frozenset(self._made(component, values)[1].took.asked)
 
     def _made(self, component: Component, values: Values) -> tuple[Tensor | None, Run]:
@@ -232,7 +246,8 @@ class Residuals:
             return None, run
 
     def _run(self, component: Component, values: Values) -> Run:
-        """The batch of a component's probe through the decoder, given what the capture shows."""
+        """Return the run of a component's probe through the decoder, in which captured sites take the place of
+        computed ones."""
         probe, rows, batch = component.probe, self._rows(component), self._batch(component.probe)
         decoder, alike = replace(self.decoder, values=values), f"{probe.name} as {component.seen_in}"
         if rows is not None and local_name(component.site) in OF_EACH_TOKEN:
@@ -268,39 +283,43 @@ class Residuals:
 
 
 def _without_row_means(scores: Tensor) -> Tensor:
-    """Scores `[... key]` less their mean over the keys that are seen: a constant per query changes no pattern, and programs write a
-    penalty for distance with and without one."""
+    """Return scores `[... key]` minus their mean over the keys that are not masked.
+
+    A constant per query does not change the pattern, and programs write a penalty for distance with and without one.
+    """
     shown = scores.isfinite()
     mean = scores.where(shown, 0.0).sum(-1, keepdim=True) / shown.sum(-1, keepdim=True).clamp_min(1)
     return scores - mean
 
 
 def _tokens_of(batch: Batch, rows: Tensor) -> Batch:
-    """Some tokens of a batch, where each depends on nothing but itself."""
+    """Return a batch of the tokens in `rows` alone, for sites at which each token depends only on itself."""
     return Batch(
         tokens=batch.tokens[:, rows], mask=batch.mask[:, rows], positions=batch.positions[:, rows], shown=rows
     )  # fmt: skip
 
 
 def changed(values: Values, knob: str, value: Any, layers: Sequence[int], count: int, before: Any = None) -> Values:
-    """The values with one knob's changed in some layers; `before` is its value where nothing was said."""
+    """Return the values with one knob changed in some layers. `before` is the knob's value if it is not among the
+    values."""
     own = list(values.get(knob, [before] * count))
     return {**values, knob: [value if layer in layers else old for layer, old in enumerate(own)]}
 
 
 def with_value(residuals: Residuals, values: Values, knob: str, value: Any, layer: int | None) -> Values:
-    """The values with one knob's changed where a component reads it: outside the blocks (None) there is one for all."""
+    """Return the values with one knob changed in a layer; outside the blocks (`layer` None) it is changed in all
+    layers."""
     count, before = residuals.decoder.dims["n_layers"], residuals.decoder.knob(knob, layer)
     return changed(values, knob, value, range(count) if layer is None else [layer], count, before)
 
 
 def value_under(residuals: Residuals, values: Values, knob: str, layer: int | None) -> Any:
-    """What a decoder with these values takes for a knob in a layer."""
+    """Return the value of a knob in a layer for a decoder with these values."""
     return replace(residuals.decoder, values=values).knob(knob, layer)
 
 
 def largest(residuals: Residuals, component: Component, knob: str) -> int:
-    """The largest whole number that a knob can be in this model."""
+    """Return the largest whole number that a knob can be in this model."""
     dims = residuals.decoder.dims
     own = {
         "n_kv_heads": dims["n_heads"], **dict.fromkeys(("rope.partial", "rope.first_dim"), dims["d_head"]),

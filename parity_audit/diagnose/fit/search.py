@@ -1,8 +1,8 @@
-"""The value of one knob that leaves least of a component.
+"""Search the value of one knob with the smallest residual at a component.
 
-Choices and flags are enumerated, whole numbers searched on a grid that is narrowed, real numbers by Gauss-Newton (in the
-logarithm where the knob is positive) from the value that is given and, where that does not lead to rounding, from the
-best point of a coarse grid. The parts of a dictionary are searched one at a time.
+Choices and flags are enumerated. Whole numbers are searched on a grid that is narrowed. Real numbers are searched by
+Gauss-Newton (in the logarithm where the knob is positive) from the given value and, where that does not lead to
+rounding, from the best point of a coarse grid. The parts of a dictionary are searched one at a time.
 """
 
 from __future__ import annotations
@@ -20,41 +20,50 @@ from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS, OTHER_LAWS, 
 from parity_audit.formulas.knob import COUNT, STRUCTURE, Knob
 
 ROUNDING = 1e-10
-"""What float64 rounding may leave of a component: measured 1e-15 to 1e-14; a number rounded to float32 leaves 1e-8."""
+"""The residual that float64 rounding may leave: measured 1e-15 to 1e-14. A number that is rounded to float32 leaves
+1e-8."""
 STEP = math.sqrt(ROUNDING)
-"""The relative step of a numeric derivative: of it, the step's own error and that of rounding are about the same there."""
+"""The relative step of a numeric derivative. At this size the error of the step and the error of rounding are about
+equal."""
 STEPS, HALVINGS = 20, 6
-"""Gauss-Newton: at most so many steps, and halvings of a step that leads uphill."""
+"""Gauss-Newton: the largest number of steps, and of halvings of a step that raises the residual."""
 GRID, ENUMERATED = 13, 256
-"""Points of a grid, and how many whole numbers are enumerated rather than searched: heads and the components of a head are at most
-so many, and what a wrong number of rotated components leaves has no slope towards the right one."""
+"""Points of a grid, and the largest whole number up to which every value is tried instead. Heads and the components
+of a head are at most this many, and the residual of a wrong number of rotated components has no slope towards the
+right one."""
 
 FIXED = ("step", "partial_rotary_factor", "beyond")
-"""Parts that only take the values of their starts: what they make does not change smoothly with them."""
+"""Parts of a dictionary that are not fitted and keep their start value: the result does not change smoothly with
+them."""
 MADE_UP_FOR = ("original_max_position_embeddings", "max_position_embeddings")
-"""Parts that are held where others are moved too: thresholds, or a factor, make up for them."""
+"""Parts of a dictionary that are held fixed where several parts are fitted together: thresholds or a factor can
+compensate for them."""
 LARGEST_LOG = math.log(torch.finfo(torch.float32).max)
-"""The largest logarithm that a step may lead to: no constant is beyond float32."""
+"""The largest logarithm that a step may lead to: no constant is larger than float32 can hold."""
 SAME_WITHIN = 1.1
-"""Residuals whose ratio is within this factor are the same: in float32 values that leave 1.1 times as much are less than a
-step of the dtype apart. A detection limit that is so near to the amount that was run is not run again."""
+"""Residuals whose ratio is at most this factor count as equal: in float32, values whose residuals differ by this
+factor are less than a step of the dtype apart. A detection limit within this factor of the error size that was run
+is not run again."""
 DIGITS = (2, 3, 4, 5, 6, 7, 8)
-"""A constant in a config has few digits. A table that is computed in float32 is only reproduced by the very constant."""
+"""Numbers of significant digits to try, fewest first: a constant in a config has few digits. All of them are needed
+for a table that is computed in float32, which only the exact constant reproduces."""
 Difference = Callable[[Any], "Tensor | None"]
 Path = tuple["str | int", ...]
-"""Where a number stands in dictionaries and lists: a key or a place in each; in words, the words with `{}` in its place."""
+"""Where a number is in nested dictionaries and lists: a key or an index per level. For text, the template with `{}`
+in place of the number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A value and what it leaves."""
+    """A value, and in `left` the residual that it leaves."""
 
     value: Any
     left: float
 
 
 def named(row: Knob, difference: Difference, start: Any, limit: int) -> list[Fitted]:
-    """The values of a knob that can be enumerated, but for `start`, with what each leaves; see `fitted`."""
+    """Return the values of a knob that can be enumerated, without `start`, each with its residual; see `fitted` for
+    the arguments."""
     return [at_value(difference, value) for value in _enumerated(row, start, limit)]
 
 
@@ -70,19 +79,20 @@ def fitted(
     alone: bool = True,
     smooth: Difference | None = None,
 ) -> Fitted:
-    """The value of a knob that leaves least.
+    """Return the value of a knob that leaves the smallest residual.
 
     Args:
         row: the knob.
         difference: formula minus capture for a value of the knob, None where the value is impossible.
-        start: the value that is held to be right.
+        start: the value that is assumed to be right.
         limit: the largest whole number that the knob can be in this model.
-        enough: what rounding leaves; a search that comes to it ends.
-        tried: what `named` gives, where it is known.
-        near: a real number is only searched from where it is.
-        alone: no other knob is wrong as well; of a hundred numbers of a list one is only searched then.
-        smooth: the difference without the narrow rounding that the knob's number goes through in this model: of a number that is
-            rounded, a small step changes nothing.
+        enough: the residual that rounding leaves; a search that reaches it ends.
+        tried: the result of `named`, where the caller has it.
+        near: a real number is searched from its start value only, without a grid.
+        alone: no other knob is wrong as well. Only then are the numbers of a list searched, of which there may be a
+            hundred.
+        smooth: the difference without the narrow rounding that this model applies to the knob's number. A small step in
+            a number that is rounded changes nothing, so that derivatives need this function.
     """
     by_name = named(row, difference, start, limit) if tried is None else tried
     tried = list(by_name)
@@ -107,16 +117,21 @@ def fitted(
     if row.measured and min((one.left for one in tried), default=math.inf) > enough:
         tried += _measured(row, difference, enough, alone=alone)
     best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
-    # A number that comes as near as nobody can tell to one of the named values (a cap of thousands to no cap) is that value;
-    # of named values that nobody can tell apart it is the first.
+    # If a named value (for example no cap) leaves a residual within 1.1 times that of the fitted number (a cap of 5000), return
+    # the named value; of several such named values, return the first.
     return next((one for one in by_name if one.left <= max(SAME_WITHIN * best.left, ROUNDING)), best)
 
 
 def uncertainty(smooth: Difference, value: Any, off: Tensor) -> float | None:
-    """The standard error of a real value whose difference is `off`, others held: sqrt(sum off^2 / (n - 1)) / |d off / d value|.
+    """Return the standard error of a real value whose difference is `off`, with all other knobs fixed: sqrt(sum off^2 /
+    (n - 1)) / |d off / d value|.
+
+    None if the value is no number or has no derivative here.
 
     Args:
         smooth: the difference for a value of the knob without any narrow rounding, which has no derivative.
+        value: the value of the knob.
+        off: formula minus capture at this value, flat.
     """
     if not is_number(value):
         return None
@@ -143,25 +158,29 @@ def _enumerated(row: Knob, start: Any, limit: int) -> Iterator[Any]:
 
 
 def _usual(start: Any, limit: int) -> list[int]:
-    """Whole numbers that a grid would miss where what they leave has no slope, as a chunk's: powers of two, and the neighbours of
-    the number that is held to be right."""
+    """Return whole numbers that a grid may miss because the residual has no slope towards them, as with the size of a
+    chunk.
+
+    These are the powers of two, and the neighbours of the number that is assumed to be right.
+    """
     beside = {start - 1, start + 1} if is_number(start) else set()
     return sorted(count for count in {*beside, *(2**k for k in range(limit.bit_length()))} if 1 <= count <= limit)
 
 
 def norm_of(off: Tensor | None) -> float:
-    """The norm of a difference, infinite where there is none and where it is not finite."""
+    """Return the norm of a difference; infinite where there is no difference or its norm is not finite."""
     norm = math.inf if off is None else float(off.norm())
     return norm if math.isfinite(norm) else math.inf
 
 
 def at_value(difference: Difference, value: Any) -> Fitted:
-    """A value, and what it leaves."""
+    """Return a value with the residual that it leaves."""
     return Fitted(value=value, left=norm_of(difference(value)))
 
 
 def _narrowed(difference: Difference, said: Callable[[int], Any], high: int, enough: float) -> Fitted:
-    """A whole number from 1 on, or the choice that is `said` with it, on a geometric grid that is narrowed round the best point."""
+    """Search a whole number from 1 on, or the choice that `said` makes of it, on a geometric grid narrowed round its
+    best point."""
     low, best = 1, Fitted(value=said(1), left=math.inf)
     within = 0, 0
     while within != (low, high) and best.left > enough:
@@ -175,21 +194,25 @@ def _narrowed(difference: Difference, said: Callable[[int], Any], high: int, eno
 
 
 def _measured(row: Knob, difference: Difference, enough: float, *, alone: bool) -> list[Fitted]:
-    """The choices with a real number. A law that is not the usual one is among them where it explains everything: beside another
-    wrong knob it may come nearer as well, by chance."""
+    """Return the fitted choices that contain a real number.
+
+    A choice of `OTHER_LAWS` is returned only if it explains everything (a residual of at most `enough`), and is tried
+    only if no other knob is wrong: beside another wrong knob it may lower the residual by chance.
+    """
     asked = {words: first for words, first in row.measured.items() if alone or words not in OTHER_LAWS}
     found = {words: _in_words(difference, words, first) for words, first in asked.items()}
     return [one for words, one in found.items() if words not in OTHER_LAWS or one.left <= enough]
 
 
 def _in_words(difference: Difference, words: str, start: float) -> Fitted:
-    """A choice with a real number, from the one that is given."""
+    """Fit the number of a choice with a real number, from a start value."""
     found = _gauss_newton(lambda number: difference(with_number_in(words, number)), start, positive=words in OTHER_LAWS)
     return Fitted(value=with_number_in(words, found.value), left=found.left)
 
 
 def _real(difference: Difference, start: Any, span: tuple[float, float], enough: float, *, near: bool) -> Fitted:
-    """A real number within a span; where it is `near`, only from the one that is given."""
+    """Fit a real number: by Gauss-Newton from `start`, and from the best point of a grid over the span unless `near`
+    is set."""
     low, high = span
     given = float(start) if is_number(start) else None
     found = Fitted(value=start, left=math.inf)
@@ -206,28 +229,31 @@ def _real(difference: Difference, start: Any, span: tuple[float, float], enough:
 
 
 def _gauss_newton(difference: Difference, start: float, *, positive: bool) -> Fitted:
-    """The nearest minimum in one number, written with as few digits as leave the same."""
+    """Fit one number to the nearest minimum, and round it to the fewest digits that leave the same residual."""
     (value,), _ = together(lambda values: difference(values[0]), (start,), (positive,))
     return shortened(difference, value, positive=positive)
 
 
 def shortened(difference: Difference, value: float, *, positive: bool) -> Fitted:
-    """A number written with as few digits as leave the same: zero, where the knob can be zero, has none."""
+    """Round a number to the fewest digits that leave the same residual; 0, where the knob can be 0, counts as
+    fewest."""
     exact = at_value(difference, value)
     digits = [float(f"{value:.{digits}g}") for digits in DIGITS]
     short = (at_value(difference, number) for number in ([] if positive else [0.0]) + digits)
-    # Values very near the constant leave the same rounding; of those the constant is told by its few digits.
+    # Values very near the constant leave the same residual; the constant is the one of them with the fewest digits.
     return next((one for one in short if one.left <= max(SAME_WITHIN * exact.left, ROUNDING)), exact)
 
 
 def together(
     difference: Callable[[Sequence[float]], Tensor | None], start: Sequence[float], positive: Sequence[bool]
 ) -> tuple[tuple[float, ...], float]:
-    """The nearest minimum in several numbers by Gauss-Newton, and what it leaves; a step that leads uphill is halved.
+    """Fit several numbers by Gauss-Newton: return the nearest minimum and its residual. A step that raises the residual
+    is halved.
 
     Args:
         difference: formula minus capture for these numbers, None where they are impossible.
-        positive: which numbers are searched in the logarithm.
+        start: the numbers from which the search starts.
+        positive: which of the numbers are searched in the logarithm.
     """
 
     def numbers(u: Tensor) -> tuple[float, ...]:
@@ -249,10 +275,10 @@ def together(
         slopes = torch.stack([one - off for one in beside if one is not None], -1) / STEP
         squares, products = slopes.mT @ slopes, slopes.mT @ off
         if not bool(squares.isfinite().all() & products.isfinite().all()):
-            break  # a value beside which the formula makes infinite numbers has no slope
+            break  # the derivative is not finite: the formula returns infinite numbers near this value
         step = torch.linalg.lstsq(squares, products, driver="gelsd").solution
         if float(step @ products) <= STEP**2 * float(off.square().sum()):
-            break  # what a step gains is less than is known of the slopes; where no number has an effect it is nothing
+            break  # the gain of a step is below the error of the slopes; it is 0 if no number has an effect
         for _ in range(HALVINGS):
             trial = at(u - step)
             if trial is not None and trial.shape == off.shape and float(trial.norm()) < float(off.norm()):
@@ -265,7 +291,7 @@ def together(
 
 
 def number_paths(value: Any) -> list[Path]:
-    """Where the numbers of a dictionary stand: a key, and for a list each of its places."""
+    """Return the paths of the numbers in a dictionary: a key, and for a list a key and an index per entry."""
     found: list[Path] = []
     for key, item in value.items() if isinstance(value, dict) else ():
         if isinstance(item, list):
@@ -276,12 +302,13 @@ def number_paths(value: Any) -> list[Path]:
 
 
 def free_paths(value: Any) -> list[Path]:
-    """Where the numbers of a dictionary stand that are moved together: none of a list."""
+    """Return the paths of the numbers in a dictionary that are fitted together; numbers in lists are not among them."""
     return [path for path in number_paths(value) if len(path) == 1 and path[0] not in (*FIXED, *MADE_UP_FOR)]
 
 
 def with_number(value: Any, path: Path, number: float) -> Any:
-    """A dictionary, list or words with one number replaced, that of a dictionary or list in it where the path goes on."""
+    """Return a dictionary, list or text with the number at `path` replaced; the path may lead into nested
+    dictionaries and lists."""
     if not path:
         return number
     if isinstance(value, str):
@@ -292,14 +319,15 @@ def with_number(value: Any, path: Path, number: float) -> Any:
 
 
 def number_at(value: Any, path: Path) -> float:
-    """One number of a dictionary, list or words."""
+    """Return the number at a path of a dictionary, list or text."""
     for step in path:
         value = number_in(value, str(step)) if isinstance(value, str) else value[step]
     return float(value)
 
 
 def variants(start: Any) -> list[dict[str, Any]]:
-    """A dictionary, and what it is with one of its truth values the other way; with LongRoPE's factors of one length at all."""
+    """Return a dictionary and its variants: with one of its booleans flipped, or, for LongRoPE, with one list of
+    factors at all lengths."""
     if not isinstance(start, dict):
         return []
     flipped = [{**start, key: not part} for key, part in start.items() if isinstance(part, bool)]
@@ -308,14 +336,17 @@ def variants(start: Any) -> list[dict[str, Any]]:
 
 
 def _by_part(difference: Difference, start: dict[str, Any], *, lists: bool) -> list[Fitted]:
-    """A dictionary with each of its numbers searched, those of lists too if so asked, the others as they are; itself where none of
-    them can be searched."""
+    """Return a dictionary with each of its numbers fitted in turn, the others fixed. Numbers in lists are fitted only
+    if `lists` is set.
+
+    The dictionary itself is returned if none of its numbers can be fitted.
+    """
     paths = [path for path in number_paths(start) if path[0] not in FIXED and (lists or len(path) == 1)]
     return [_part(difference, start, path) for path in paths] or [at_value(difference, start)]
 
 
 def _part(difference: Difference, start: dict[str, Any], path: Path) -> Fitted:
-    """One number of a dictionary, the others as they are."""
+    """Fit one number of a dictionary, with the others fixed."""
     found = _gauss_newton(
         lambda number: difference(with_number(start, path, number)), number_at(start, path), positive=True
     )

@@ -1,4 +1,5 @@
-"""Values of one or several knobs that may explain a component: how free they are, and where their numbers stand."""
+"""Settings of one or several knobs that may explain a component: how much freedom each has, and where its numbers
+are."""
 
 from __future__ import annotations
 
@@ -16,23 +17,27 @@ from parity_audit.formulas.knob import CHOICE, COUNT, FLAG, REAL, ROUNDING, STRU
 from parity_audit.formulas.knobs import KNOBS
 
 FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
-"""By kind, how many other values may explain as much: few names, some whole numbers, any number, a law with numbers (as a choice
-with a number in it is)."""
+"""By kind of knob, how many other values may explain as much: few for names, some for whole numbers, more for any
+real number, most for a value with several parts. A choice that contains a real number counts like a value with
+parts."""
 READ_OFF = 2 * max(FREEDOM.values()) + 1
-"""The freedom of a value that is read off what it explains, more than that of any two others."""
+"""The freedom of a value that is fitted separately to each head, distance, token or pair: more than that of any two
+other values."""
 MOST_DIGITS = round(-math.log10(torch.finfo(torch.float32).resolution))
-"""Of a number that is not one of few digits: float32 tells no more of a base or a threshold."""
+"""Significant digits that count of a number: float32 determines no more digits of a base or a threshold."""
 BEAM = 4
-"""Sets of one size, those that leave least, from which larger ones are built, and values of one set that go on together where one
-probe cannot tell them apart. Twice as many have their numbers fitted: of two laws that say the same, one may start further off."""
+"""Sets of one size, those with the smallest residuals, from which larger sets are built, and values of one set of
+knobs that are kept while one probe cannot distinguish them. Twice as many sets have their numbers fitted: of two
+equivalent laws, one may start further from its minimum."""
 BIAS = "attention.bias"
-"""The knob whose value has a number for each distance."""
+"""The knob whose value has a number for each distance between query and key."""
 Setting = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Values of one or several knobs, what they leave of a component, and others of the same knobs that leave about as little."""
+    """Values of one or several knobs, the residual that they leave, and other values of the same knobs that leave
+    about as little."""
 
     values: Setting
     residual: float
@@ -40,7 +45,8 @@ class Explanation:
 
 
 def freedom(knob: str, value: Any) -> int:
-    """How many other values would explain as much: the order in which explanations that leave the same are named."""
+    """Return how many other values of this kind would explain as much: of explanations with equal residuals, the
+    least free comes first."""
     is_law = KNOBS[knob].kind == STRUCTURE and knob != BIAS and "inv_freq" not in (value or {})
     if (isinstance(value, (list, dict)) and not is_law) or value == OTHERS:
         return READ_OFF
@@ -50,12 +56,16 @@ def freedom(knob: str, value: Any) -> int:
 
 
 def words_of(knob: str, value: Any) -> list[str]:
-    """The words of a choice with a real number, with `{}` in its place; none of any other value."""
+    """Return the templates of a choice with a real number that `value` matches, with `{}` in place of the number;
+    empty for other values."""
     return [words for words in KNOBS[knob].measured if isinstance(value, str) and number_in(value, words) is not None]
 
 
 def digits_of(values: Setting, said: Setting) -> list[int]:
-    """How many digits each number of a setting has that is not `said` in the same place: the numbers of a config have few."""
+    """Return the number of digits of each number in a setting that differs from the spec's at the same place.
+
+    The numbers in a config have few digits, so that fewer digits are more plausible. `said` has the spec's values.
+    """
     kept = {spot: number_at(said, spot) for spot in spots_of(said)}
     numbers = {spot: number_at(values, spot) for spot in spots_of(values)}
     written = [f"{number:.{MOST_DIGITS}g}" for spot, number in numbers.items() if kept.get(spot) != number]
@@ -63,7 +73,8 @@ def digits_of(values: Setting, said: Setting) -> list[int]:
 
 
 def freedom_of(values: Setting, said: Setting) -> int:
-    """The freedom of a setting: that of its values, where what is said with one number changed is one number."""
+    """Return the freedom of a setting, the sum over its values. A dictionary that differs from the spec's in one
+    number counts as one number."""
     free = {knob: freedom(knob, value) for knob, value in values.items()}
     for knob, value in values.items():
         if isinstance(value, dict) and isinstance(said[knob], dict) and free[knob] != READ_OFF:
@@ -76,28 +87,33 @@ def freedom_of(values: Setting, said: Setting) -> int:
 
 
 def place_in_row(values: Setting) -> int:
-    """How far behind in their rows the names of choices stand; those with a number come last."""
+    """Return how late a setting's choices come in the lists of their knobs, summed. A value that is not listed
+    counts as last."""
     rows = [(KNOBS[knob].choices, value) for knob, value in values.items()]
     return sum(choices.index(value) if value in choices else len(choices) for choices, value in rows)
 
 
 def has_parts(one: Explanation) -> bool:
-    """Whether some value is read off what it explains: a number for each head, distance, token or pair."""
+    """Return whether some value has a number fitted separately to each head, distance, token or pair."""
     return any(freedom(knob, value) == READ_OFF for knob, value in one.values.items())
 
 
 def left_of(one: Explanation) -> float:
-    """What an explanation leaves."""
+    """Return the residual that an explanation leaves."""
     return one.residual
 
 
 def is_choice(knob: str, value: Any) -> bool:
-    """Whether a value is one of a few."""
+    """Return whether a value is one of the listed choices of its knob, or None."""
     return KNOBS[knob].kind in (CHOICE, FLAG) and value in (*KNOBS[knob].choices, None)
 
 
 def is_positive(spot: Path) -> bool:
-    """Whether a number is searched in the logarithm: those of laws, and where nothing below 0 is in the span; none of a list."""
+    """Return whether a number is searched in its logarithm.
+
+    That holds for the numbers of a value with parts, and for knobs whose span lies above 0. It does not hold for the
+    entries of a list that has one number per head.
+    """
     row = KNOBS[str(spot[0])]
     if len(spot) > 1:
         return row.kind == STRUCTURE
@@ -105,14 +121,14 @@ def is_positive(spot: Path) -> bool:
 
 
 def _is_fitted(knob: str, value: Any) -> bool:
-    """Whether a value is a number that Gauss-Newton moves."""
+    """Return whether a value is a single number that Gauss-Newton fits."""
     row = KNOBS[knob]
     is_free = row.kind == REAL and row.span is not None and value not in row.choices
     return is_free and is_number(value) and (value > 0 or not is_positive((knob,)))
 
 
 def spots_of(values: Setting) -> list[Path]:
-    """The numbers of a setting that Gauss-Newton moves."""
+    """Return the places of the numbers in a setting that Gauss-Newton fits."""
     single: list[Path] = [(knob,) for knob, value in values.items() if _is_fitted(knob, value)]
     listed = [(knob, value) for knob, value in values.items() if isinstance(value, list) and KNOBS[knob].kind != COUNT]
     laws = [
@@ -126,7 +142,7 @@ def spots_of(values: Setting) -> list[Path]:
 
 
 def with_numbers(values: Setting, spots: Sequence[Path], numbers: Sequence[float]) -> dict[str, Any]:
-    """The setting with these numbers in these places."""
+    """Return the setting with these numbers written at these places."""
     made = dict(values)
     for spot, number in zip(spots, numbers, strict=True):
         made = with_number(made, spot, number)
@@ -134,7 +150,11 @@ def with_numbers(values: Setting, spots: Sequence[Path], numbers: Sequence[float
 
 
 def best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
-    """Of sets of the same knobs the one that leaves least, and a few that leave as little: on one probe two masks may be alike."""
+    """Return the best setting of each set of knobs, and up to `BEAM` in all whose residuals are the same within
+    `SAME_WITHIN`.
+
+    Several are kept because two masks, for example, may have the same effect on one probe.
+    """
     by_knobs: dict[tuple[frozenset[str], bool], list[Explanation]] = {}
     for one in sorted(tried, key=left_of):
         by_knobs.setdefault((frozenset(one.values), has_parts(one)), []).append(one)
@@ -144,14 +164,19 @@ def best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
 
 
 def least(tried: Iterable[Explanation], count: int) -> list[Explanation]:
-    """Those that leave least."""
+    """Return the `count` explanations with the smallest residuals."""
     return sorted(tried, key=left_of)[:count]
 
 
 def starts_of(tried: Sequence[Explanation], whole: float, enough: float) -> list[Explanation]:
-    """What is held while another knob is searched: what helps most (of each knob and of all values) and, as the first of a set,
-    every choice that makes a difference to the `whole`, which the spec's values leave. A value with a number for each head leaves
-    less than others whatever is wrong: of those the one that helps most."""
+    """Return the settings from which larger sets are built.
+
+    These are the `BEAM` settings with the smallest residuals, the best of each set of knobs, and the best setting with
+    separate numbers per head, token or distance, all with a residual of at most `enough`. Of single knobs, every choice
+    that changes the residual at all is added (`whole` is the residual of the spec's values): a choice that does not
+    help alone may be needed in a set. Only one setting with separate numbers is kept, because so many numbers lower the
+    residual whatever the cause is.
+    """
     helping = [one for one in tried if one.residual <= enough and not has_parts(one)]
     first = (one for one in tried if len(one.values) == 1 and one.residual != whole)
     choices = [one for one in first if all(is_choice(*item) for item in one.values.items())]

@@ -1,4 +1,5 @@
-"""One side's captures as the formulas read them: its tensors, the checkpoint's, and the values that the spec gives."""
+"""The captures of one side as the formulas read them: its tensors, those of the checkpoint, and the values of the
+spec."""
 
 from __future__ import annotations
 
@@ -18,35 +19,42 @@ from parity_audit.formulas.knobs import meant
 from parity_audit.formulas.place import Decoder
 
 MASKED_BELOW, FAR_BELOW = torch.finfo(torch.float32).min / 2, 5000.0
-"""Scores below the first are masks; and those that are by the second less than the largest of their row: float64 ends at e^-745."""
+"""A score counts as masked if it is below the first number, or below the largest score of its row by more than the
+second: e^-745 is the smallest power of e above 0 in float64."""
 OF_THE_LENGTH = ("pos_embed", "rot_q", "rot_k", "z", "delta.out")
-"""Sites at which a long text shows what a short one cannot: windows, positions and states that a program loses."""
+"""Sites at which a long text can show errors that a short one cannot: of windows, positions, and states that a
+program loses."""
 ENTERING = ("ln1.out", "ln2.out")
-"""The outputs of norms that a block's projections read."""
+"""The outputs of norms that the projections of a block read."""
 MATRICES = ("attn_scores", "pattern")
 HIDDEN_ALIKE = (*MATRICES, *ENTERING, FINAL_NORM)
-"""Sites that programs fuse into what reads them: where one side does not show such a site, neither side's is read."""
+"""Sites that programs may fuse with the operation that reads them. If one side does not show such a site, it is read
+on neither side."""
 ByLayer = Mapping["int | None", Evidence]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side beside the formulas. `eps` is the step of the dtype that a component is computed in."""
+    """One side and its residuals against the formulas."""
 
     residuals: Residuals
     probes: tuple[Probe, ...]
     evidence: ByLayer
 
     def shown(self, site: str) -> list[Component]:
-        """The site in every probe that captures it; of probes with all sites where there are such, and those of a long text where
-        the site depends on the length."""
+        """Return the site in every probe that captures it.
+
+        Where there are probes that capture all sites, only these are returned, and the long texts at sites that depend
+        on the length.
+        """
         seen = [probe for probe in self.probes if self._tensor(probe.name, site) is not None]
         wide = [probe for probe in seen if probe.sites == "all"]
         long = [probe for probe in seen if probe.sites != "all"] if local_name(site) in OF_THE_LENGTH else []
         return [Component(probe=probe, site=site) for probe in [*wide, *long] or seen]
 
     def eps(self, component: Component) -> float:
-        """The relative step of the dtype that a component was computed in, as far as the run or its capture says."""
+        """Return the relative step of the dtype in which a component was computed: the coarser of the dtype of the
+        run, where it is known, and that of the captured tensor."""
         tensor = self._tensor(component.probe.name, component.site)
         said = next(iter(self.evidence.values())).dtype
         dtypes = [*([getattr(torch, said)] if said else []), *([tensor.dtype] if tensor is not None else [])]
@@ -57,15 +65,20 @@ class Side:
 
 
 def tensor_at(evidence: ByLayer, probe: str, site: str) -> Tensor | None:
-    """A captured tensor by the whole name of its site."""
+    """Return a captured tensor by the full name of its site."""
     layer = layer_of(site)
     own = evidence.get(layer)
     return None if own is None else own.tensor(probe, site if layer is None else local_name(site))
 
 
 def as_shown_by(own: ByLayer, other: ByLayer) -> ByLayer:
-    """One side without the attention matrices and norms that the other hides: what both make of what is before them is then judged
-    by what reads them, alike on both sides. A norm that departs on the side that shows it would else explain nothing there."""
+    """Return the evidence of one side without the attention matrices and norm outputs that the other side does not
+    show.
+
+    Their computation is then judged on both sides by the sites that read them. Otherwise an error in a norm that one
+    side alone shows would not be found: the norm's own site cannot be compared, and the sites that read it are computed
+    from its captured output.
+    """
 
     def of_layer(layer: int | None) -> Evidence:
         @cache
@@ -81,8 +94,11 @@ def as_shown_by(own: ByLayer, other: ByLayer) -> ByLayer:
 
 
 def with_norms(own: ByLayer) -> ByLayer:
-    """One side with what enters a block's projections where its capture does not show that: as the spec's values make it of what is
-    shown before it."""
+    """Return the evidence of one side with the norm outputs that a block's projections read, computed where they are
+    not captured.
+
+    They are computed under the spec's values from the captured sites before them.
+    """
     residuals = side_of(own).residuals
 
     def of_layer(layer: int | None) -> Evidence:
@@ -100,12 +116,13 @@ def with_norms(own: ByLayer) -> ByLayer:
 
 
 def _is_masked(scores: Tensor) -> Tensor:
-    """True where a score is a mask: programs write -inf, their dtype's least number, or what is so low that e^s is 0."""
+    """Return True where a score is masked: programs write -inf, the lowest number of their dtype, or a number so low
+    that e^s is 0."""
     return (scores < MASKED_BELOW) | (scores < scores.amax(-1, keepdim=True) - FAR_BELOW)
 
 
 def side_of(evidence: ByLayer) -> Side:
-    """The side whose evidence this is."""
+    """Return the `Side` that this evidence belongs to."""
     first = next(iter(evidence.values()))
 
     @lru_cache
@@ -127,14 +144,14 @@ def side_of(evidence: ByLayer) -> Side:
 
 
 def inputs_of_sites(evidence: ByLayer) -> Callable[[str], frozenset[str]]:
-    """What the formula of a site reads: a function from a site to the sites before it, whether a capture shows them or not."""
+    """Return a function from a site to the sites that its formula reads under the spec's values, captured or not."""
     side = side_of(evidence)
     probe = next((probe for probe in side.probes if probe.sites == "all"), side.probes[0])
     return cache(lambda site: side.residuals.read_by(Component(probe=probe, site=site)))
 
 
 def sites_with_formula(evidence: ByLayer) -> list[str]:
-    """Every site that a formula makes, outside the blocks and in each block, in the order in which data flow."""
+    """Return every site that has a formula, outside the blocks and in each block, in the order of the data flow."""
     blocks = [layer for layer in evidence if layer is not None]
     before = [site for site in OUTSIDE if site in ("embed", "pos_embed", "embed_ln.out")]
     after = [site for site in OUTSIDE if site in ("ln_final.out", "logits")]

@@ -1,1 +1,1 @@
-"""What a component made of its inputs, in words, where no constant explains it."""
+"""Descriptions, in words, of how a component's output differs from the right one, where no constant explains it."""

@@ -1,8 +1,8 @@
-"""The values that attention averaged, found from what it made of them.
+"""Recover the values that attention averaged, from the attention pattern and the output z.
 
-For one row of tokens and one head, z = P V with the pattern P `[query key]`. P is square, and triangular where attention
-is causal, so V = P^-1 z: the values that were really attended, laid beside those of the `v` site. Rounding of z grows by the rows
-of P^-1; tokens of which it would grow too far are left out.
+For one row of tokens and one head, z = P V with the pattern P `[query key]`. P is square, and triangular where
+attention is causal, so V = P^-1 z: the values that were really attended, to be compared with those of the `v` site. The
+rounding of z grows by the norms of the rows of P^-1; tokens at which it would grow too far are left out.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, NEAR
 from parity_audit.formulas.rotary import ADJACENT, HALF, joined_pairs, parts_of_pairs
 
 ROUNDING = 3 * dtype_eps("float32")
-"""What float32 leaves of an average over keys, relative: two or three roundings."""
+"""The relative error that float32 leaves in an average over keys: two or three roundings."""
 BESIDE = ("q", "k", "rot_q", "rot_k")
 
 
 def attended(site: str, own: Capture, true: Capture, d_head: int) -> Pair | None:
-    """Attended values and the `v` site's `[token, (head d_head)]`; None where z, v or the pattern are not to be had.
+    """Return the attended values and those of the `v` site, `[token, (head d_head)]`; None if too few tokens can be
+    recovered.
 
-    `site` is a block's z. The pattern is the candidate's own where it shows one, else the one that its queries and keys make.
+    `site` is the z of a block. The pattern is the candidate's own if it is captured, else the one that the judge
+    computed from the candidate's queries and keys. z and v must be captured.
     """
     block = site.removesuffix("z")
     rows = [row for probe in true.probes for row in _rows(probe, block, own, true)]
@@ -45,10 +47,11 @@ def attended(site: str, own: Capture, true: Capture, d_head: int) -> Pair | None
 
 
 def averaged(site: str, own: Capture, true: Capture) -> Form | None:
-    """What the values that attention averaged are, where the pattern times values of another token, or in a narrow dtype, is z.
+    """Return a description of the averaged values if the pattern times values rounded to a narrow dtype, or of another
+    token, gives z.
 
-    The inverse of a pattern magnifies float32's own rounding, in which a narrow dtype's is lost, and all of it where trained weights
-    attend to a few tokens; the product does not.
+    The inverse of the pattern amplifies rounding in float32, so that the rounding of a narrow dtype is lost in it, and
+    everything is where trained weights attend to a few tokens. The product with the pattern does not amplify it.
     """
     block = site.removesuffix("z")
     rows = [row for probe in true.probes for row in _tokens(probe, block, own, true)]
@@ -73,7 +76,8 @@ def averaged(site: str, own: Capture, true: Capture) -> Form | None:
 
 
 def _left(pattern: Tensor, z: Tensor, v: Tensor) -> Tensor:
-    """z `[query head d_head]` less the average of values `[key head d_head]` by a pattern `[head query key]`."""
+    """Return z `[query head d_head]` minus the average of values `[key head d_head]` weighted by a pattern `[head
+    query key]`."""
     averages: Tensor = einsum(pattern, v, "head query key, key head d -> query head d")
     return z - averages
 
@@ -83,8 +87,11 @@ def _left_rounded(pattern: Tensor, z: Tensor, v: Tensor, *, dtype: torch.dtype) 
 
 
 def _left_moved(pattern: Tensor, z: Tensor, v: Tensor, *, step: int, ends: int) -> Tensor:
-    """As `_left`, `[head query d_head]`, of the values of `step` tokens before. Those at one end of the row, of which a shift by
-    `ends` leaves no token, may be any: what they can explain is left out."""
+    """Return the difference of `_left`, `[head query d_head]`, for the values of `step` tokens before.
+
+    The tokens at one end of the row, for which a shift by `ends` leaves no value, may have any values: what such values
+    can explain is subtracted.
+    """
     free = torch.arange(len(v))[:ends] if ends > 0 else torch.arange(len(v))[ends:]
     moved = v.roll(step, 0)
     moved[free] = 0.0
@@ -95,7 +102,8 @@ def _left_moved(pattern: Tensor, z: Tensor, v: Tensor, *, step: int, ends: int) 
 
 
 def _rows(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[dict[str, Tensor]]:
-    """Real tokens of each row of a probe of which the attended values are known well."""
+    """Yield, for each row of a probe, the tensors of the real tokens whose attended values can be recovered
+    accurately."""
     for pattern, row in _tokens(probe, block, own, true):
         values, sure = solved(pattern, row.pop("z"), row["v"])
         per_head = {name: _for_heads(x, values.shape[1]) for name, x in {**row, **_moved(row["v"])}.items()}
@@ -106,7 +114,8 @@ def _rows(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[dic
 
 
 def _tokens(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """The pattern `[head query key]` and the attention's tensors `[token head d_head]` of the real tokens of each row."""
+    """Yield the pattern `[head query key]` and the attention's tensors `[token head d_head]` of the real tokens of
+    each row."""
     sources = own.sites(probe.name), true.sites(probe.name)
     pattern = next((side for side, sites in zip((own, true), sources, strict=True) if block + "pattern" in sites), None)
     if pattern is None or not {block + "z", block + "v"} <= sources[0]:
@@ -121,7 +130,13 @@ def _tokens(probe: Probe, block: str, own: Capture, true: Capture) -> Iterator[t
 
 
 def solved(pattern: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """V = P^-1 z of pattern `[head q k]` and z `[q head d_head]`, and the tokens where rounding leaves it sure `[k]`."""
+    """Return V = P^-1 z, `[key head d_head]`, and a mask `[key]` of the tokens at which rounding leaves it accurate.
+
+    Args:
+        pattern: the attention pattern P, `[head query key]`.
+        z: the output of attention, `[query head d_head]`.
+        v: the values at the `v` site, whose size the error is compared with.
+    """
     inverse = torch.linalg.pinv(pattern)
     values = torch.einsum("hkq,qhd->khd", inverse, z)
     rms = z.square().mean((0, 2)).sqrt()
@@ -131,23 +146,27 @@ def solved(pattern: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def neighbours(site: str) -> tuple[int, ...]:
-    """The blocks before and after that of a site; none where it is in no block."""
+    """Return the block before that of a site and the block after it; empty if the site is outside the blocks."""
     layer = layer_of(site)
     return () if layer is None else (layer - 1, layer + 1)
 
 
 def _moved(v: Tensor) -> dict[str, Tensor]:
-    """Values of the token before and of the one after."""
+    """Return the values of the token before and those of the token after, by name."""
     return {"v of the token before": v.roll(1, 0), "v of the token after": v.roll(-1, 0)}
 
 
 def _for_heads(x: Tensor, heads: int) -> Tensor:
-    """Keys and values `[token kv_head d_head]` repeated for the heads that read them."""
+    """Repeat keys or values `[token kv_head d_head]` for the query heads that read them."""
     return x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def _turned(row: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values turned as the keys are: each pair of a key as a complex number, after over before, times that of the value."""
+    """Return the values rotated as the keys are, by name.
+
+    Each pair of components is taken as a complex number: a rotated key over the unrotated one, times the value. Layouts
+    in which the keys are not purely rotated are left out.
+    """
     if not {"k", "rot_k"} <= row.keys() or len({row[site].shape[-1] for site in ("k", "rot_k", "v")}) > 1:
         return {}
     found = {}

@@ -1,7 +1,7 @@
-"""What a component made of its inputs, in words, where no constant of the spec explains it.
+"""Describe in words how a component's output differs from the right one, where no constant of the spec explains it.
 
 The judge replays the candidate's own inputs, so `true` is what a site should hold and `own` what it holds, both
-`[token, channel]`. The shortest of these descriptions that turns one into the other is the finding:
+`[token, channel]`. The finding is the simplest of these descriptions that turns `true` into `own`:
 
     another site's values, or a sum of such   own = sum_s b_s site_s
     constant                                  own = c, or one vector
@@ -13,11 +13,12 @@ The judge replays the candidate's own inputs, so `true` is what a site should ho
     order                                     own = true with its channels permuted
     gain, bias                                own = g_d true,  own = true + b_d     (per channel)
     norm                                      own = s_n true, or s_n (true - mean)  (per token, or per token and head)
-    hidden                                    own = one number far below in the place of all but the k largest of each token
+    hidden                                    own = one very low number in place of all but the k largest of each token
     projection                                own = true - true V^T V for the few directions V of the difference
 
-Where only some tokens or channels differ, the rest is left out and said. A description counts when it leaves less
-than `MOST_LEFT` of the difference; otherwise the component stays unexplained.
+Where only some tokens or channels differ, the others are left out, and the description names those that differ. A
+description counts if it leaves less than the share `MOST_LEFT` of the difference; otherwise the component stays
+unexplained.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from parity_audit.diagnose.thresholds import CLEAN, CLEARLY_MORE, MAJORITY, NEAR
 
 
 def described(pair: Pair) -> Form | None:
-    """The first description that fits, None where none does. Tensors that do not differ have none."""
+    """Return the first description that fits, None if none does. Tensors that do not differ have no description."""
     return next(descriptions(pair), None)
 
 
 def descriptions(pair: Pair) -> Iterator[Form]:
-    """Every description that fits, the shortest first; of those of a number or two those that leave about the least."""
+    """Yield every description that fits, the simplest first. Of those with a number or two, the ones with the
+    smallest residuals come first."""
     scale = max(float(pair.true.norm()), float(pair.own.norm()))
     gone = hidden(pair)
     if gone is not None and gone.left < CLEAN:
@@ -48,7 +50,7 @@ def descriptions(pair: Pair) -> Iterator[Form]:
         return
     if pair.apart <= CLEAN * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
         return
-    moved = ordered(pair)  # before channels that stay where they were are left out
+    moved = ordered(pair)  # uses all channels, also those in their own places
     if moved is not None and moved.left < MOST_LEFT:
         yield _with_rest(moved, pair, pair)
     part, channels, tokens = _where_it_differs(pair)
@@ -57,13 +59,14 @@ def descriptions(pair: Pair) -> Iterator[Form]:
     bounds = next(_fitting([clamped], pair), None)
     for form in (*sorted(plain, key=lambda form: form.left > max(least, CLEAN)), *_fitting(FREER, part)):
         if bounds is not None and form.kind == bounds.kind:
-            yield _with_rest(bounds, pair, pair)  # bounds of all values say by themselves which entries they change
+            yield _with_rest(bounds, pair, pair)  # bounds determine which entries change
             continue
         yield dataclasses.replace(_with_rest(form, part, pair), channels=channels, tokens=tokens)
 
 
 def _with_rest(form: Form, part: Pair, pair: Pair) -> Form:
-    """The form of a part, with what it leaves as a share of everything that the candidate has."""
+    """Return a description of a part with `rest` set: what it leaves of that part, relative to the norm of the
+    candidate's whole tensor."""
     return dataclasses.replace(form, rest=form.left * part.apart / max(float(pair.own.norm()), TINY))
 
 
@@ -75,7 +78,8 @@ def _fitting(makers: Iterable[Maker], pair: Pair) -> Iterator[Form]:
 
 
 def _where_it_differs(pair: Pair) -> tuple[Pair, str, str]:
-    """The channels and tokens that differ, and words for each where they are not all."""
+    """Return the pair restricted to the channels and tokens that differ, and words for each of these; empty words
+    mean all."""
     wrong = (pair.own - pair.true).abs() > 1e-4 * pair.true.square().mean().sqrt()
     tokens, channels = wrong.any(1), _whole_heads(wrong.any(0), pair.d_head)
     some_channels, some_tokens = (int(some.sum()) < NEARLY_ALL * len(some) for some in (channels, tokens))
@@ -87,7 +91,8 @@ def _where_it_differs(pair: Pair) -> tuple[Pair, str, str]:
 
 
 def _whole_heads(wrong: Tensor, d_head: int) -> Tensor:
-    """The channels; those of whole heads where most channels of some heads differ and none of the others."""
+    """Return a mask of channels, extended to whole heads if in each head either most of the channels differ or none
+    does."""
     if not d_head or len(wrong) % d_head:
         return wrong
     share = wrong.view(-1, d_head).double().mean(1)
@@ -95,7 +100,7 @@ def _whole_heads(wrong: Tensor, d_head: int) -> Tensor:
 
 
 def _channels(wrong: Tensor, d_head: int) -> str:
-    """Channels in words: one, a few, a range, or whole heads."""
+    """Return channels in words: one channel, a few, a range, or whole heads."""
     found = [int(i) for i in wrong.nonzero()[:, 0]]
     if d_head and len(wrong) % d_head == 0:
         by_head = wrong.view(-1, d_head)

@@ -1,8 +1,9 @@
-"""Values of a narrow format times a scale, as of a quantised cache or of quantised activations, whatever the scale is.
+"""Recognise numbers of a narrow format times an unknown scale, as in a quantised cache or quantised activations.
 
-A floating-point format with m bits of mantissa has 2^m mantissas between a power of two and the next. Times one scale they are
-other numbers, but as many. Integers times one scale are multiples of a step; that is asked first, since the first seven
-integers have four mantissas too. Each token may have a scale of its own, or each head of a token.
+A floating-point format with m bits of mantissa has 2^m mantissas between a power of two and the next. Multiplied by one
+scale, the mantissas are other numbers, but there are as many of them. Integers times one scale are multiples of a step;
+integer formats are tested first, since the first seven integers have only four mantissas as well. Each token may have a
+scale of its own, or each head of a token.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from parity_audit.formulas.rounding import LARGEST_INTEGERS
 
 MANTISSAS = {"float8_e5m2": 4, "float8_e4m3fn": 8}
 PER_GRID_VALUE = 3
-"""Numbers of a token that are not 0 for each value of the grid; with fewer of them any numbers would do."""
+"""How many nonzero numbers a row needs for each mantissa of the format: with fewer, any numbers would fit."""
 FEWEST_MULTIPLES = 3
-"""Numbers of a token that are not 0 for them to be called multiples of one step: one number is a multiple of itself, and two often
-nearly are."""
+"""How many nonzero numbers a row needs for its numbers to count as multiples of one step: one number is a multiple
+of itself, and two often nearly are multiples of one step."""
 EXACT_SHARE = 0.999
-"""Share of the numbers, or of the tokens, that have to be on the grid of a narrow dtype next to the true ones, for a tensor to be
-called rounded to it: a number near the middle of two may fall to either side, and a finer grid holds most of a coarser one."""
+"""The share of the numbers, or of the rows, that must lie on the grid of a narrow dtype next to the true ones for a
+tensor to count as rounded to it. It is below 1, because a number near the middle of two may be rounded to either,
+and close to 1, because a finer grid holds most numbers of a coarser one."""
 
 
 def rounded_with_a_scale(pair: Pair) -> Form | None:
-    """What is left is 0 where every number is on a grid, next to the true one."""
+    """Return a description if (nearly) every number lies on the grid of one format times a scale, next to the true
+    number; else None."""
     heads = pair.own.shape[1] // pair.d_head if pair.d_head and pair.own.shape[1] % pair.d_head == 0 else 1
     for groups in dict.fromkeys((1, heads)):
         own, true = (x.reshape(len(x) * groups, -1) for x in (pair.own, pair.true))
@@ -36,7 +39,7 @@ def rounded_with_a_scale(pair: Pair) -> Form | None:
         if not len(own):
             return None
         for name in (*LARGEST_INTEGERS, *MANTISSAS):
-            # What is on no grid shows it in the first tokens, a hundred times cheaper.
+            # Test the first rows first: numbers that are on no grid fail there already, at a hundredth of the cost.
             few = _is_on_grid(name, own[:FEWEST_TOKENS], true[:FEWEST_TOKENS])
             if few and _is_on_grid(name, own, true):
                 return Form(kind="rounded", value=f"{name} times a scale", usual="full", left=0.0)
@@ -44,7 +47,8 @@ def rounded_with_a_scale(pair: Pair) -> Form | None:
 
 
 def _is_on_grid(name: str, own: Tensor, true: Tensor) -> bool:
-    """Whether the numbers of each row `[row, number]` are those of a format times a scale, next to the true ones."""
+    """Return whether the numbers of nearly every row `[row, number]` are those of a format times a scale, next to
+    the true ones."""
     apart = (own - true).abs()
     there = (own != 0).sum(1)
     if name in LARGEST_INTEGERS:
@@ -61,17 +65,19 @@ def _is_on_grid(name: str, own: Tensor, true: Tensor) -> bool:
 
 
 def _held(share: Tensor) -> bool:
+    """Return whether nearly all entries of a tensor of booleans are true."""
     return float(share.double().mean()) >= EXACT_SHARE
 
 
 def _least(own: Tensor) -> Tensor:
-    """The smallest number of each row that is not 0, `[row 1]`: the step of the subnormal numbers is no larger."""
+    """Return the smallest nonzero size of a number in each row, `[row 1]`: the step of subnormal numbers is no
+    larger."""
     size = own.abs()
     return torch.where(size > 0, size, torch.inf).amin(1, keepdim=True)
 
 
 def _mantissas(own: Tensor) -> Tensor:
-    """How many different mantissas each row has, `[row]`."""
+    """Return how many different mantissas each row has, `[row]`."""
     logs = torch.log2(torch.frexp(own.abs()).mantissa)
     top = torch.where(own == 0, -torch.inf, logs).amax(1, keepdim=True)
     ordered = torch.where(own == 0, top, logs).sort(1).values
@@ -80,7 +86,8 @@ def _mantissas(own: Tensor) -> Tensor:
 
 
 def _steps(own: Tensor, largest: int) -> Tensor:
-    """The largest step of which every number of a row is a multiple, at most so many of them; 0 where there is none, `[row]`."""
+    """Return the largest step of which every number of a row is a multiple, `[row]`; 0 if there is none. Multiples
+    are at most `largest`."""
     top, found = own.abs().amax(1), torch.zeros(len(own), dtype=own.dtype)
     for count in range(largest, 0, -1):
         step = top / count

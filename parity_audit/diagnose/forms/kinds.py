@@ -1,4 +1,5 @@
-"""The descriptions that `forms` tries, one function each: None, or a form with what it leaves of the difference."""
+"""The descriptions that `forms` tries, one function each. Each returns None, or a `Form` with the share of the
+difference that it leaves."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ from parity_audit.diagnose.thresholds import ALIKE, CLEAN, FEWEST_TOKENS, LEFT_O
 from parity_audit.formulas.activations import NAMED
 
 MOST_LEFT = 0.02
-"""Share of a difference that a description may leave."""
+"""The share of a difference that a description may leave."""
 NARROW = {
     "float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2,
 }  # fmt: skip
 STEPS = (1, -1, 2, -2)
-"""Tokens between a value and the one that stands in its place: a cache or a shift by one, or by both of two."""
+"""Distances in tokens between a value and the token at which it is found: a cache or a shift that is off by one, or
+both by two together."""
 OWN_TOKENS = "each token's own"
 NORMALISED, CENTRED = "normalised", "centred and "
 CURVES = {
@@ -50,7 +52,8 @@ def _copied(pair: Pair) -> Form | None:
 
 
 def hidden(pair: Pair) -> Form | None:
-    """One number far below all others, or -inf, in the place of all but the largest of each token, as samplers leave logits."""
+    """Describe a tensor in which one low number, or -inf, replaces all but the largest entries of each token, as
+    samplers do to logits."""
     low = float(pair.own.min())
     gone = pair.own == low
     if low >= float(pair.true.min()) or float(gone.double().mean()) < MAJORITY:
@@ -69,7 +72,8 @@ def _constant(pair: Pair) -> Form | None:
 
 
 def _same_for_all(pair: Pair) -> Form | None:
-    """One vector for all tokens, or one for many of them (of a sequence), where the true ones differ at the same precision."""
+    """Describe one vector shared by all tokens, or by many (those of a sequence), where the true vectors differ at
+    the same precision."""
     held = (
         dtype for dtype in (torch.bfloat16, torch.float16) if torch.equal(pair.own.to(dtype).to(pair.own), pair.own)
     )
@@ -81,7 +85,7 @@ def _same_for_all(pair: Pair) -> Form | None:
 
 
 def _projected(pair: Pair) -> Form | None:
-    """What lies in a few directions is taken away: the directions are those of the difference."""
+    """Describe a tensor without its components in a few directions, which are those of the difference."""
     apart = pair.own - pair.true
     if min(apart.shape) < FEWEST_TOKENS:
         return None
@@ -96,7 +100,8 @@ def _projected(pair: Pair) -> Form | None:
 
 
 def _late(pair: Pair) -> Form | None:
-    """Tokens hold what one or two tokens before or after them should; the ends of sequences are left aside."""
+    """Describe tokens that hold the values of one or two tokens before or after them; the ends of sequences need not
+    match."""
     size = pair.own.norm(dim=1)
     for step in STEPS:
         near = (pair.own - pair.true.roll(step, 0)).norm(dim=1) <= ALIKE * size
@@ -106,7 +111,8 @@ def _late(pair: Pair) -> Form | None:
 
 
 def late(step: int) -> str:
-    """The tokens whose values stand in the place of each token's own: `step` before it, or after it where that is negative."""
+    """Return words for the tokens whose values are found in the place of each token's own: `step` before it, or
+    after it if negative."""
     return f"those of {abs(step)} {'before' if step > 0 else 'after'}"
 
 
@@ -134,7 +140,8 @@ def _shifted(pair: Pair) -> Form | None:
 
 
 def clamped(pair: Pair) -> Form | None:
-    """Values between the least and the largest that the candidate has, where true ones lie beyond."""
+    """Describe values bounded by the smallest and the largest value of the candidate, if true values lie beyond
+    these."""
     low, high = float(pair.own.min()), float(pair.own.max())
     used = [bound for bound, hit in ((low, pair.true.min() < low), (high, pair.true.max() > high)) if bool(hit)]
     form = Form(kind="clamp", value=used, usual=None, left=pair.left(pair.true.clamp(low, high)))
@@ -142,7 +149,8 @@ def clamped(pair: Pair) -> Form | None:
 
 
 def _capped(pair: Pair) -> Form | None:
-    """c by golden section in log c; a cap far above the values does nothing."""
+    """Describe a soft-cap c, found by golden section in log c. A cap far above the values has no effect and is not
+    searched."""
     top = float(pair.own.abs().max())
     if top == 0.0 or float(pair.true.abs().max()) <= top:
         return None
@@ -151,12 +159,13 @@ def _capped(pair: Pair) -> Form | None:
         cap = top * 2.0**log_cap
         return pair.left(cap * torch.tanh(pair.true / cap))
 
-    # tanh x is x - x^3 / 3: of a cap that is so many times the largest value, the cube is rounding.
+    # tanh x is about x - x^3 / 3: the upper end is the cap, relative to the largest value, at which the cube is rounding.
     best = lowest(left, 0.0, -0.5 * math.log2(3 * CLEAN))
     return Form(kind="softcap", value=top * 2.0**best, usual=None, left=left(best))
 
 
 def ordered(pair: Pair) -> Form | None:
+    """Describe a tensor whose channels are in another order, see `order_of`."""
     found = order_of(pair.own, pair.true, pair.d_head)
     if found is None:
         return None
@@ -165,8 +174,8 @@ def ordered(pair: Pair) -> Form | None:
 
 
 def _one_added(pair: Pair) -> Form | None:
-    """The true value plus a multiple of one site: of several that would do (they are multiples of each other), the one
-    whose factor is nearest to 1 or -1."""
+    """Describe the true value plus a multiple of one site. If several sites fit (they are multiples of each other),
+    take the one whose factor is nearest to 1 or -1."""
     found = []
     for name, x in pair.others.items():
         factor = float(((pair.own - pair.true) * x).sum() / x.square().sum().clamp_min(TINY))
@@ -186,7 +195,7 @@ def _one_added(pair: Pair) -> Form | None:
 
 
 def _plainly_summed(pair: Pair) -> Form | None:
-    """Two or three sites added; of sites that hold the same, those nearest to this one."""
+    """Describe a plain sum of two or three sites. Of sites with equal contents, take those nearest to this one."""
     for count in (2, 3):
         for names in combinations(reversed(list(pair.others)), count):
             left = pair.left(torch.stack([pair.others[name] for name in names]).sum(0))
@@ -196,7 +205,8 @@ def _plainly_summed(pair: Pair) -> Form | None:
 
 
 def _summed(pair: Pair) -> Form | None:
-    """Least squares over the true value and the sites before it; only what has a share of its own is named."""
+    """Describe a weighted sum of the true value and the sites before it, by least squares; terms with a negligible
+    weight are left out."""
     others = {name: x for name, x in pair.others.items() if float((x - pair.true).norm()) > CLEAN * float(x.norm())}
     names, columns = ["the true value", *others], [pair.true, *others.values()]
     if not others:
@@ -216,7 +226,7 @@ def _kept(names: list[str], keep: Tensor) -> list[str]:
 
 
 def _gain(own: Tensor, true: Tensor) -> Tensor:
-    """The factor for each column with which `true` `[row, column]` is nearest to `own`, by least squares."""
+    """Return the factor of each column by which `true` `[row, column]` is nearest to `own`, by least squares."""
     return (own * true).sum(0) / true.square().sum(0).clamp_min(TINY)
 
 
@@ -237,7 +247,7 @@ def _biased(pair: Pair) -> Form | None:
 
 
 def _curved(pair: Pair) -> Form | None:
-    """Each number is one function of what it should be, or of all that a token should hold."""
+    """Describe each number as one function of its true value, or of all true values of its token."""
     left, name = min((pair.left(curve(pair.true)), name) for name, curve in (CURVES | OF_A_TOKEN).items())
     return Form(kind="curve", value=name, usual="as computed", left=left)
 
@@ -254,12 +264,13 @@ def _normed_heads(pair: Pair) -> Form | None:
 
 
 def _by_size(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
-    """A factor for each row, as it is or with its mean taken away."""
+    """Describe each row as a factor times the true row, with or without the row's mean subtracted."""
     return min((_by_rms(pair, own, x, who + said) for said, x in
                 (("", true), (CENTRED, true - true.mean(1, keepdim=True)))), key=lambda form: form.left)  # fmt: skip
 
 
 def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
+    """Describe a factor per row: as a normalisation if all rows get the same RMS, else as a range of factors."""
     size = true.square().sum(1, keepdim=True).clamp_min(TINY)
     scale = (own * true).sum(1, keepdim=True) / size
     rms = (scale.squeeze(1) * (size.squeeze(1) / true.shape[1]).sqrt()).abs()
@@ -275,7 +286,8 @@ def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
 
 
 def _normed_with_gain(pair: Pair) -> Form | None:
-    """Heads, or whole tokens, that all have one size, times a factor for each of their components."""
+    """Describe heads, or whole tokens, that are normalised to one size and then multiplied by a factor per
+    component."""
     found = []
     for width, who in ((pair.d_head, "each head "), (pair.true.shape[1], "")):
         if width < FEWEST_TOKENS or pair.true.shape[1] % width or len(pair.own) < FEWEST_TOKENS:
@@ -291,7 +303,7 @@ def _normed_with_gain(pair: Pair) -> Form | None:
 
 
 def _evenly_normed(pair: Pair) -> Form | None:
-    """Tokens or heads that all have one size."""
+    """Describe tokens or heads that are all normalised to one size."""
     found = [
         form for form in (_normed(pair), _normed_heads(pair)) if form is not None and NORMALISED in str(form.value)
     ]
@@ -303,7 +315,8 @@ PLAIN: tuple[Maker, ...] = (
     _zero, _late, _copied, _constant, _same_for_all, _rounded, rounded_with_a_scale, _scaled, _shifted, clamped, _capped,
     _curved, _evenly_normed,
 )  # fmt: skip
-"""Descriptions of a number or two: the one that leaves least is right, or the first of those that leave about as little."""
+"""Descriptions with a number or two. The one with the smallest residual is right; of those with about as small a
+residual, the first."""
 FREER: tuple[Maker, ...] = (
     _biased,
     _one_added,
@@ -315,4 +328,4 @@ FREER: tuple[Maker, ...] = (
     _projected,
     _summed,
 )
-"""Descriptions with a number for each channel, token or site: the first that fits."""
+"""Descriptions with a number for each channel, token or site: the first that fits is right."""

@@ -1,8 +1,9 @@
-"""Is one tensor another with its channels in another order, and which order?
+"""Recognise a tensor whose channels are those of another in a different order, and describe the order in words.
 
-Channels are matched by what they hold: a few random projections over tokens tell them apart. The permutation p with
-own[:, d] = true[:, p(d)] is then put into words: heads exchanged, axes the wrong way round, halves and alternating
-channels mixed up, rolled, reversed. Where two channels hold the same, which ones hold another's is said.
+Channels are matched by their contents: a few random projections over the tokens distinguish them. The permutation p
+with own[:, d] = true[:, p(d)] is then put into words: heads exchanged, transposed axes, halves and alternating channels
+confused, rolled, reversed. Where several channels hold the contents of one, the words list the channels that hold those
+of another.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from torch import Tensor
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, SHOWN
 
 PROJECTIONS = 8
-"""Random directions over the tokens in which channels are compared: two that differ are alike in all of them by chance alone."""
+"""The number of random directions over the tokens in which channels are compared. Two different channels agree in
+all of them only by chance."""
 MOST_CHANNELS = 16384
-"""Channels that are compared with each other: more take gigabytes."""
+"""The largest number of channels that are compared with each other: more take gigabytes of memory."""
 
 
 def order_of(own: Tensor, true: Tensor, d_head: int) -> tuple[str, Tensor] | None:
-    """Words, and which channel each one holds `[channel]`; None where they hold something else. Tensors are `[token, channel]`."""
+    """Return words for the order, and for each channel the one whose contents it holds, `[channel]`; tensors are
+    `[token, channel]`.
+
+    None if some channel holds none of the true ones, if all are in their own places, or if there are too few tokens or
+    channels or too many channels.
+    """
     channels = own.shape[1]
     if channels < 2 or channels > MOST_CHANNELS or len(own) < FEWEST_TOKENS:
         return None
@@ -31,6 +38,8 @@ def order_of(own: Tensor, true: Tensor, d_head: int) -> tuple[str, Tensor] | Non
 
 
 def _matched(own: Tensor, true: Tensor) -> Tensor | None:
+    """Return the channel of `true` whose contents each channel of `own` holds, `[channel]`; None if some channel
+    matches none."""
     generator = torch.Generator().manual_seed(0)
     waves = torch.randn(PROJECTIONS, len(own), generator=generator, dtype=torch.float64)
     a, b = (waves @ own).T, (waves @ true).T
@@ -40,12 +49,12 @@ def _matched(own: Tensor, true: Tensor) -> Tensor | None:
     near = ALIKE * size * PROJECTIONS**0.5
     if bool((distance > near).any()):
         return None
-    stays = (a - b).norm(dim=1) <= near  # channels that are alike are in their own places
+    stays = (a - b).norm(dim=1) <= near  # channels with equal contents count as unmoved
     return torch.where(stays, torch.arange(len(index)), index)
 
 
 def _taken(matched: Tensor) -> str:
-    """Channels that hold what others should: two channels hold the same."""
+    """List the channels that hold the contents of another channel, for an order that is no permutation."""
     moved = (matched != torch.arange(len(matched))).nonzero()[:, 0].tolist()
     if len(moved) > SHOWN:
         return f"{len(moved)} of {len(matched)} channels hold others"
@@ -53,6 +62,7 @@ def _taken(matched: Tensor) -> str:
 
 
 def _words(permutation: Tensor, d_head: int) -> str:
+    """Describe a permutation of channels: of whole heads, an order with a name, or the same order in every head."""
     size = len(permutation)
     heads = permutation.view(-1, d_head) if d_head and size % d_head == 0 else permutation.view(1, -1)
     if bool((heads - heads[:, :1] == torch.arange(heads.shape[1])).all()) and bool(
@@ -70,7 +80,8 @@ def _words(permutation: Tensor, d_head: int) -> str:
 
 
 def known_orders(size: int, d_head: int) -> dict[str, Tensor]:
-    """Orders with a name: of channels, and of whole heads where a head is `d_head` of them (0: there are no heads)."""
+    """Return the orders that have a name, of channels and of whole heads; `d_head` is the channels of a head, 0 if
+    there are no heads."""
     at = torch.arange(size)
     orders = {"reversed": at.flip(0)}
     if size % 2 == 0:

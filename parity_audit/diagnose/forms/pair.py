@@ -1,4 +1,4 @@
-"""What a site holds beside what it should hold, and a description of the difference."""
+"""A site's tensor beside the right one (`Pair`), and a description of the difference (`Form`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from parity_audit.core.types import KnobValue
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A description: what kind, the value that the candidate has, the one it should have, and what is left over.
+    """A description: its kind, the value that the candidate has, the usual value, and the residual that the description
+    leaves.
 
-    `left` is a share of the difference (see `Pair.left`), `rest` the same of what the candidate has. `channels` and `tokens` say
-    which ones differ, where they are not all.
+    `left` is relative to the difference (see `Pair.left`), `rest` to the norm of the candidate's whole tensor.
+    `channels` and `tokens` say which ones differ; they are empty if all do.
     """
 
     kind: str
@@ -30,13 +31,14 @@ class Form:
 
     @property
     def where(self) -> str:
-        """Both in words."""
+        """The channels and tokens that differ, in words."""
         return ", ".join(filter(None, (self.channels, self.tokens)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """`own` and `true` `[token, channel]` in float64; `others` are sites before this one, of the same shape."""
+    """What a site holds (`own`) and what it should hold (`true`), `[token, channel]` in float64; `others` are sites
+    before it, of the same shape."""
 
     own: Tensor
     true: Tensor
@@ -45,16 +47,19 @@ class Pair:
 
     @property
     def apart(self) -> float:
-        """The size of the difference."""
+        """The norm of the difference."""
         return float((self.own - self.true).norm())
 
     def left(self, guess: Tensor) -> float:
-        """The share of the difference, or of `own` where that is less, that a guess at `own` leaves: beside a much larger `true`
-        anything small would leave little of the difference."""
+        """Return the norm that a guess at `own` leaves, relative to the norm of the difference or of `own`, whichever
+        is smaller.
+
+        If `true` is much larger than `own`, any small guess would leave little relative to the difference.
+        """
         return float((self.own - guess).norm()) / max(min(self.apart, float(self.own.norm())), TINY)
 
     def at(self, tokens: Tensor, channels: Tensor) -> Pair:
-        """Only these tokens and channels."""
+        """Return the pair restricted to these tokens and channels, given as masks."""
 
         def cut(x: Tensor) -> Tensor:
             return x[tokens][:, channels]

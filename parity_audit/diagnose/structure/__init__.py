@@ -1,1 +1,2 @@
-"""What no formula explains: other tensors, other inputs, other rows; read off the inputs and outputs of one component."""
+"""Find causes outside the formulas (other weights, other inputs, other embedding rows) from the input and output of
+one component."""

@@ -1,4 +1,4 @@
-"""What a projection was given instead of its input, where its weight is the checkpoint's: see `projections`."""
+"""Find which other input a projection was given, if its weight is the checkpoint's; see `projections`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ OTHER_INPUTS = ("resid_pre", "resid_mid", "attn_out", "ln1.out", "ln2.out", "ln1
 
 
 def other_input(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
-    """The product of another site of the block."""
+    """Return an answer if the projection is the product of the checkpoint's weight with another site of the block;
+    else None."""
     for name in OTHER_INPUTS if projection.output != "attn_proj" else ():
         xy = ends_of(evidence, name, projection.output)
         if xy is None or xy[0].shape != sample.x.shape or torch.equal(xy[0], sample.x):
@@ -31,7 +32,11 @@ def other_input(sample: Sample, projection: Projection, evidence: Evidence) -> A
 
 
 def given(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
-    """The product of something else: tried one by one, and found backwards from y where W has an inverse."""
+    """Return the changed input whose product with the checkpoint's weight is nearest to y.
+
+    Changed inputs are tried one by one. If none fits and W has at least as many outputs as inputs, the input is
+    computed backwards from y and described; None if that has no description.
+    """
     y = sample.unbiased
     tries = ((relative_rms(y - x @ sample.weight.T, sample.y), words) for words, x in _inputs(sample.x, evidence))
     left, words = min(tries)
@@ -42,7 +47,8 @@ def given(sample: Sample, projection: Projection, evidence: Evidence) -> Answer 
 
 
 def _backwards(sample: Sample, y: Tensor, d_head: int) -> tuple[float, str] | None:
-    """What is left of y, and in words what x became on the way to it."""
+    """Compute the input backwards from y; return the residual of y and a description of how this input differs from
+    x."""
     x = torch.linalg.lstsq(sample.weight, y.T).solution.T
     form = described(Pair(own=x, true=sample.x, d_head=d_head))
     if form is None:
@@ -52,7 +58,8 @@ def _backwards(sample: Sample, y: Tensor, d_head: int) -> tuple[float, str] | No
 
 
 def _inputs(x: Tensor, evidence: Evidence) -> Iterator[tuple[str, Tensor]]:
-    """x after a curve, in another order, or after a norm of the block that is not meant for it."""
+    """Yield changed inputs with their descriptions: x after a curve, of another token, in another channel order, or
+    after another norm of the block."""
     yield from ((f"curve {name}", curve(x)) for name, curve in CURVES.items())
     yield from ((f"those of the token {when}", x.roll(step, 0)) for when, step in (("before", 1), ("after", -1)))
     orders = known_orders(x.shape[1], evidence.dims["d_head"])

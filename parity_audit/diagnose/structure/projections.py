@@ -1,26 +1,27 @@
-"""Projections: does y = x W^T + b hold with the checkpoint's W and b, and if not, what does?
+"""Test whether y = x W^T + b holds for a projection with the checkpoint's W and b, and find what holds instead if it
+does not.
 
-With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W^T:
+With a side's own input x `[token, in]` and output y `[token, out]`, and p = x W^T, the causes are:
 
-- scale: y = s p, s by least squares, for the whole tensor. It is asked before the bias: where a strong sink makes tokens alike,
-  one vector explains as much as one factor, which is the smaller freedom;
-- bias: y - p is one vector for all tokens (added, missing, a multiple of the checkpoint's);
-- head scales: a factor for each head (0: a head that is gone);
-- rows: each output has a factor of its own (0: a row that is gone);
+- scale: y = s p, with s by least squares, for the whole tensor. It is tested before the bias: if a strong attention
+  sink makes tokens alike, one vector explains as much as one factor, and the factor is the smaller freedom;
+- bias: y - p is one vector for all tokens (added, missing, or a multiple of the checkpoint's);
+- head scales: one factor per head (0: a head that is missing);
+- rows: one factor per output (0: a row that is missing);
 - another input: y = x' W^T for another site x' of the block;
 - another tensor: y = x V^T for another checkpoint tensor V of that shape in this block;
-- transposed: y = x W, where W is square;
+- transposed: y = x W, if W is square;
 - permuted: every output of y equals another output of p (found by correlation, then checked);
-- mixed rows: every output of y is one of p or of a sibling's product: q, k and v, or gate and up, of a fused tensor;
-- shifted: y = p + c sum(x): every weight has a constant added;
-- rounded: y = x r(W)^T with r to bfloat16, float16, float8 or integers of 8 and 4 bits;
-- changed input: y = x' W^T with x' = x after a curve, a norm of the block, in another order; where W has an inverse on its
-  outputs, x' is found backwards and described (`forms`);
-- else the difference D of the weights solves x D^T = y - p where there are more tokens than inputs: which rows, how large.
+- mixed rows: every output of y is one of p or of a sibling's product (q, k and v, or gate and up, of a fused tensor);
+- shifted: y = p + c sum(x), that is, a constant is added to every weight;
+- rounded: y = x r(W)^T with r rounding to bfloat16, float16, float8 or integers of 8 and 4 bits;
+- changed input: y = x' W^T with x' = x after a curve, after a norm of the block, or in another order; if W has an
+  inverse on its outputs, x' is computed backwards and described (`forms`).
 
-Causes are tried from few numbers to many. The first that leaves rounding is the answer; where none does, it is the one that
-leaves least, or one with fewer numbers that leaves at most `TIED` times as much, if that is little of what the checkpoint's weights
-leave.
+Causes are tried from few numbers to many, and the first that leaves only rounding is the answer. If none does, only
+causes count that leave little of what the checkpoint's weights leave; of these, the answer is the first that leaves at
+most `TIED` times as much as the best one. If there are none, the answer says how large the difference is and in which
+outputs.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ PROJECTIONS = (
     Projection(role="attn.o", inputs=("z_gated", "z"), output="attn_proj"),
     Projection(role="mlp.gate", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.pre"),
     Projection(role="mlp.up", inputs=("ln2.out", "ln1.out"), unnormed=("resid_mid",), output="mlp.pre_linear"),
-    # In a block with experts beside its MLP what the sublayer makes is the sum of two parts.
+    # In a block with experts beside its MLP, the output of the sublayer is the sum of both, and not this product.
     Projection(role="mlp.down", inputs=("mlp.post",), output="mlp_proj", unless="norm.dense_post"),
     Projection(role="mlp.down", inputs=("mlp.post",), output="mlp.dense"),
     Projection(
@@ -71,7 +72,8 @@ PROJECTIONS = (
 
 
 def read(evidence: Evidence) -> list[Outcome]:
-    """Weights, bias and scale of every projection of a block that can be seen from both ends."""
+    """Return fits of the weight, bias and scale of every projection of a block whose input and output are both
+    visible."""
     if evidence.layer is None:
         return []
     found: list[Outcome] = []
@@ -84,6 +86,7 @@ def read(evidence: Evidence) -> list[Outcome]:
 
 
 def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
+    """Return the captured input and output of a projection with its weight and bias; None if they are not all visible."""
     # A plain MLP has one input projection; specs give it the role of `up`, and its output is mlp.pre.
     plain = projection.role == "mlp.gate" and evidence.weight("mlp.gate") is None
     role = "mlp.up" if plain else projection.role
@@ -91,12 +94,12 @@ def _sample(evidence: Evidence, projection: Projection) -> Sample | None:
     if projection.unless and evidence.weight(projection.unless) is not None:
         return None
     if weight is None or weight.ndim != 2 or (role == "attn.v" and evidence.spec_value("attention.v_norm")):
-        return None  # what is seen of values behind a norm is no product
+        return None  # after a norm, the captured values are not the product
     bias = evidence.weight(f"{role}.bias")
-    normed = evidence.weight("norm.ln1") is not None  # else every projection reads the stream itself (OLMo 2)
+    normed = evidence.weight("norm.ln1") is not None  # else projections read the stream itself (OLMo 2)
     for name in projection.inputs if normed else (*projection.inputs, *projection.unnormed):
         if name == "z" and evidence.weight("attn.gate") is not None:
-            continue  # a gate stands between what attention makes and this projection
+            continue  # this projection reads z after the gate
         xy = ends_of(evidence, name, projection.output)
         if xy is not None and xy[0].shape[1] == weight.shape[1] and xy[1].shape[1] == weight.shape[0]:
             x, y = xy
@@ -113,6 +116,7 @@ CAUSES: tuple[Callable[[Sample, Projection, Evidence], Answer | None], ...] = (
 
 
 def _explained(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
+    """Return the answer for a projection, chosen among the causes as the module's docstring says."""
     by_checkpoint = relative_rms(sample.rest, sample.y)
     if by_checkpoint <= _rounding(sample.y):
         return Answer(left=by_checkpoint)
@@ -130,12 +134,13 @@ def _explained(sample: Sample, projection: Projection, evidence: Evidence) -> An
 
 
 def _rounding(y: Tensor) -> float:
-    """What arithmetic in the format of these numbers may leave: a side that computes in bfloat16 shows only such."""
+    """Return the relative residual that arithmetic may leave in the narrowest dtype that represents y exactly: a
+    side that computes in bfloat16 shows only numbers of bfloat16."""
     return next((share for dtype, share in LOW if torch.equal(y.to(dtype).double(), y)), CLEAN)
 
 
 def _different(sample: Sample, left: float) -> Answer:
-    """No simple cause: how large the difference is, and in which outputs."""
+    """Return the answer if no cause fits: how large the difference is, and in which outputs."""
     share = sample.rest.norm(dim=0) / sample.y.norm(dim=0).clamp_min(TINY)
     wrong = (share > 10 * CLEAN).nonzero().flatten().tolist()
     where = "all outputs" if len(wrong) == len(share) else f"outputs {weights.ranges(wrong)}"
@@ -143,8 +148,10 @@ def _different(sample: Sample, left: float) -> Answer:
 
 
 def _fits(evidence: Evidence, projection: Projection, answer: Answer, n: int, limit: float) -> list[Outcome]:
-    """Three knobs for every projection, so that both sides can be laid side by side; what leaves no more than rounding, which is
-    `limit`, makes the output of the input as a formula does."""
+    """Return the fits of three knobs for a projection (weight, bias, scale), so that the two sides can be compared.
+
+    An answer that leaves at most `limit`, which is rounding, counts as explained by a formula.
+    """
 
     is_made = answer.weight != NOT_STORED and answer.left <= limit
     facts = answer.facts | ({EXPLAINED_BY: FORMULA} if is_made else {})
@@ -164,6 +171,6 @@ def _fits(evidence: Evidence, projection: Projection, answer: Answer, n: int, li
 
 
 def bias_knob(role: str) -> str:
-    """`attention.q_bias` for `attn.q`, `mlp.down_bias` for `mlp.down`."""
+    """Return the knob of a role's bias: `attention.q_bias` for `attn.q`, `mlp.down_bias` for `mlp.down`."""
     family, _, part = role.partition(".")
     return f"{'attention' if family == 'attn' else family}.{part}_bias"

@@ -1,4 +1,4 @@
-"""Whose rows enter block 0, where they are not each token's own: embed / |embed| = W_E[other] / |W_E[other]|."""
+"""Find which rows of the embedding table enter block 0: embed / |embed| = W_E[other] / |W_E[other]|."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN_ROWS = "each token's own"
 
 
 def read(evidence: Evidence) -> list[Outcome]:
-    """Whose rows the token embeddings are."""
+    """Return a fit that says which rows of the table the token embeddings are: each token's own, or others."""
     table = evidence.weight("embed") if evidence.layer is None else None
     shown = [
         (probe, out) for probe in evidence.short_probes() if (out := evidence.tensor(probe.name, "embed")) is not None
@@ -29,7 +29,8 @@ def read(evidence: Evidence) -> list[Outcome]:
 
 
 def _whose(table: Tensor, tokens: Tensor, embed: Tensor) -> str | None:
-    """Whose rows `[token d_model]` these are, where each is a multiple of a row of the table; None where one is not."""
+    """Describe the rows of the table that the embeddings `[token d_model]` are multiples of; None if one is no
+    multiple of a row."""
     rows, seen = functional.normalize(table.float()), functional.normalize(embed)
     other = (seen.float() @ rows.T).argmax(1)
     if float((functional.normalize(f64(table[other])) - seen).norm(dim=1).max()) > SAME_VALUE:

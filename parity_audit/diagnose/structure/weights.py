@@ -1,4 +1,5 @@
-"""What was done to the weight or the bias of a projection: one function a cause, see `projections`."""
+"""Find how the weight or bias of a projection differs from the checkpoint's: one function per cause, see
+`projections`."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from parity_audit.formulas.rounding import LARGEST_INTEGERS
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 BLOCKS = (32, 64, 128)
-"""Inputs that share a scale in formats of 4 bits: those of llama.cpp, bitsandbytes and GPTQ."""
+"""Numbers of inputs that share a scale in 4-bit formats: those of llama.cpp, bitsandbytes and GPTQ."""
 SIBLINGS = (("attn.q", "attn.k", "attn.v", "attn.o"), ("mlp.gate", "mlp.up"))
 
 
 def bias(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
-    """One vector for all tokens."""
+    """Return the answer that one vector is added for all tokens."""
     extra = sample.rest.mean(0)
     left = relative_rms(sample.rest - extra, sample.y)
     return Answer(bias=_bias_in_words(extra, sample.bias), left=left)
@@ -40,7 +41,7 @@ def _bias_in_words(extra: Tensor, known: Tensor | None) -> str:
 
 
 def scale(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
-    """One factor on the product, or on product and bias."""
+    """Return the answer that the product, or the product with the bias, is multiplied by one factor."""
     best = Answer(left=float("inf"))
     for whole, target in ((sample.p, sample.unbiased), (sample.full, sample.y)):
         found = _factor(whole, target, sample.y)
@@ -49,13 +50,13 @@ def scale(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
 
 
 def _factor(whole: Tensor, target: Tensor, y: Tensor) -> Fitted:
-    """The factor on `whole` that is nearest to `target`, with few digits, and what it leaves of y."""
+    """Return the factor on `whole` that is nearest to `target`, with few digits, and the residual relative to y."""
     exact, size = float((whole * target).sum() / whole.square().sum()), float(y.norm())
     return shortened(lambda factor: (target - factor * whole) / size, exact, positive=False)
 
 
 def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
-    """A factor for each head."""
+    """Return the answer that each head is multiplied by a factor; None if the outputs have no heads."""
     if not projection.heads:
         return None
     count = evidence.dims[projection.heads]
@@ -70,7 +71,8 @@ def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> A
 
 
 def row_scales(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
-    """A factor for each output: rows of the weight that are zero, or whose scale is missing."""
+    """Return the answer that some outputs have a factor: rows of the weight that are zero, or whose scale is
+    missing. None if there are none."""
     factors = (sample.p * sample.unbiased).sum(0) / sample.p.square().sum(0).clamp_min(TINY)
     odd = (factors - 1).abs() > ALIKE
     if len(sample.y) < FEWEST_TOKENS or not bool(odd.any()):
@@ -83,7 +85,8 @@ def row_scales(sample: Sample, projection: Projection, evidence: Evidence) -> An
 
 
 def other_tensor(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
-    """Another tensor of this block that has the shape, with its bias."""
+    """Return the answer that the weight is another tensor of this block with the same shape, with its bias; else
+    None."""
     for role, made in _siblings(sample, projection, evidence):
         if made.shape == sample.y.shape:
             left = relative_rms(sample.y - made, sample.y)
@@ -93,7 +96,8 @@ def other_tensor(sample: Sample, projection: Projection, evidence: Evidence) -> 
 
 
 def mixed_rows(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
-    """Rows of this tensor and of its siblings: a fused tensor that was cut apart in another way."""
+    """Return the answer that the rows are those of this tensor and its siblings: a fused tensor that was cut in the
+    wrong places; else None."""
     made = {projection.role: sample.full, **dict(_siblings(sample, projection, evidence))}
     roles = [role for role, product in made.items() for _ in range(product.shape[1])]
     whole = torch.cat(list(made.values()), 1)
@@ -108,7 +112,7 @@ def mixed_rows(sample: Sample, projection: Projection, evidence: Evidence) -> An
 
 
 def _siblings(sample: Sample, projection: Projection, evidence: Evidence) -> Iterator[tuple[str, Tensor]]:
-    """Role and product of the other tensors that read an input of this width, with their biases."""
+    """Yield the role and product of the other tensors that read an input of this width, with their biases."""
     for role in next((roles for roles in SIBLINGS if projection.role in roles), ()):
         weight, bias = evidence.weight(role), evidence.weight(f"{role}.bias")
         if role != projection.role and weight is not None and weight.shape[1:] == sample.weight.shape[1:]:
@@ -117,14 +121,14 @@ def _siblings(sample: Sample, projection: Projection, evidence: Evidence) -> Ite
 
 
 def transposed(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
-    """The other way round, where it is square."""
+    """Return the answer that a square weight is transposed; None if it is not square."""
     if sample.weight.shape[0] != sample.weight.shape[1]:
         return None
     return Answer(weight="transposed", left=relative_rms(sample.unbiased - sample.x @ sample.weight, sample.y))
 
 
 def permuted(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
-    """Outputs in another order, with the bias or without it."""
+    """Return the answer that the outputs are in another order, with the bias or without it; else None."""
     for made, target in ((sample.p, sample.unbiased), (sample.full, sample.y)):
         a, b = (normalize(value, dim=0, eps=TINY) for value in (target, made))
         best, order = (a.T @ b).max(dim=1)
@@ -135,7 +139,7 @@ def permuted(sample: Sample, projection: Projection, evidence: Evidence) -> Answ
 
 
 def _order_in_words(order: Tensor, projection: Projection, evidence: Evidence) -> str:
-    """An order of rows as a user would say it: heads, halves of a head, or rows."""
+    """Describe an order of rows as one of heads, of the two halves of each head, or of single rows."""
     width = evidence.dims["d_head"]
     if not projection.heads:
         return "outputs permuted"
@@ -151,7 +155,7 @@ def _order_in_words(order: Tensor, projection: Projection, evidence: Evidence) -
 
 
 def shifted(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
-    """A constant added to every weight."""
+    """Return the answer that a constant is added to every weight."""
     total = sample.x.sum(1, keepdim=True)
     constant = float((sample.rest.mean(1, keepdim=True) * total).sum() / total.square().sum())
     left = relative_rms(sample.rest - constant * total, sample.y)
@@ -159,7 +163,8 @@ def shifted(sample: Sample, projection: Projection, evidence: Evidence) -> Answe
 
 
 def rounded(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:
-    """Weights or inputs in a smaller format."""
+    """Return the answer that weights or inputs are rounded to a narrow format: the format with the smallest
+    residual."""
     best: Answer | None = None
     for words, x, weight in _rounded_products(sample):
         left = relative_rms(sample.unbiased - x @ weight.T, sample.y)
@@ -169,7 +174,7 @@ def rounded(sample: Sample, projection: Projection, evidence: Evidence) -> Answe
 
 
 def _rounded_products(sample: Sample) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Weights, inputs, or both in a smaller format: how it is said, and the two factors."""
+    """Yield the words, the inputs and the weight for each way of rounding: the weight, the inputs, or both."""
     for name, weight in _formats(sample.weight):
         yield f" rounded to {name}", sample.x, weight
     for dtype, _ in LOW:
@@ -179,6 +184,7 @@ def _rounded_products(sample: Sample) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def _formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each narrow format and the weight rounded to it."""
     for name in ("bfloat16", "float16"):
         yield name, weight.to(getattr(torch, name)).double()
     for dtype in FLOAT8:
@@ -200,7 +206,7 @@ def _formats(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _largest(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The largest size of a number in each part that has a scale of its own, and what the part is."""
+    """Yield a name and the largest absolute weight of each part that shares a scale, by tensor, row and column."""
     for name, over in (
         ("by tensor", "rows inputs -> 1 1"),
         ("by row", "rows inputs -> rows 1"),
@@ -210,7 +216,7 @@ def _largest(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def ranges(numbers: list[int]) -> str:
-    """`0-3, 7` of a sorted list; the first few where there are many."""
+    """Return a sorted list of numbers as text such as `0-3, 7`; only the first spans if there are many."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

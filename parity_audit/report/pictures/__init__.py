@@ -1,1 +1,1 @@
-"""Charts as SVG text: functions of numbers, without a plotting library and without scripts."""
+"""Draw charts as SVG text from numbers, without a plotting library and without scripts."""

@@ -1,4 +1,4 @@
-"""Axes of a chart: where a value lies, and the numbers written beside them."""
+"""The frame of a chart: axes that map values to pixels, their ticks and labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, HEIGHT, MARGIN = 360, 260, 46
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high` on pixels from `start` to `stop`; `low` may be the larger, for an axis that runs down."""
+    """A map of values from `low` to `high` to pixels from `start` to `stop`; if `low` is the larger value, the axis is reversed."""
 
     low: float
     high: float
@@ -21,13 +21,13 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """The pixel of a value; what lies outside is put at the edge."""
+        """Return the pixel of a value; a value outside the axis is placed at its end."""
         place, low, high = (math.log10(max(x, self.low)) if self.log else x for x in (value, self.low, self.high))
         share = (place - low) / (high - low) if high != low else 0.5
         return self.start + min(1.0, max(0.0, share)) * (self.stop - self.start)
 
     def ticks(self, count: int = 4) -> list[float]:
-        """Round values on the axis: powers of ten where it is logarithmic and holds two of them."""
+        """Return round values on the axis: powers of ten if it is logarithmic and contains at least two of them."""
         powers = range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1) if self.log else ()
         if len(powers) > 1:
             return [10.0**power for power in list(powers)[:: max(1, len(powers) // count)]]
@@ -37,7 +37,7 @@ class Axis:
 
 
 def axis(values: Sequence[float], start: float, stop: float, *, log: bool = False) -> Axis:
-    """An axis that holds all values; a logarithmic one leaves out zeros."""
+    """Return an axis that contains all finite values; a logarithmic axis contains the positive ones only."""
     some = [value for value in values if math.isfinite(value) and (value > 0.0 or not log)]
     low, high = (min(some), max(some)) if some else (1.0, 10.0)
     if low == high:
@@ -51,7 +51,7 @@ def _round_step(raw: float) -> float:
 
 
 def chart(title: str, x: Axis, y: Axis, x_label: str, y_label: str, body: Sequence[str]) -> str:
-    """One SVG with a frame, ticks, labels and the drawn parts; every text is escaped."""
+    """Return one SVG with a frame, ticks, labels and the elements of `body`; title and labels are escaped."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
         f'<text x="{WIDTH / 2}" y="14" class="title">{escape(title)}</text>',
@@ -73,7 +73,7 @@ def _ticks(own: Axis, draw: Callable[[float, str], str]) -> list[str]:
 def plane(
     xs: Sequence[float], ys: Sequence[float], *, x_log: bool = False, y_log: bool = False, top: float = 24
 ) -> tuple[Axis, Axis]:
-    """Both axes of a chart of the usual size; pixels grow downwards."""
+    """Return the x and y axes of a chart of the usual size, whose top is at pixel `top`; SVG pixels count downwards."""
     return (
         axis(xs, MARGIN, WIDTH - 34, log=x_log),
         axis(ys, HEIGHT - MARGIN + 6, top, log=y_log),

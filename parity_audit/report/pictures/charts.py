@@ -1,4 +1,4 @@
-"""The charts of the log-prob report: scatter with marginals, lines over bins, a heat map of sequence and position."""
+"""The charts of the log-probability report: scatter with marginals, lines over bins, a heat map of sequence by position."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from parity_audit.core.logprob_report import TokenBin
 from parity_audit.report.pictures.axes import HEIGHT, MARGIN, WIDTH, Axis, chart, plane
 
 MOST_POINTS = 1500
-"""Points of one scatter: more make the file large and the picture no clearer. The extreme ones are always drawn."""
+"""The approximate most points of one scatter: more make the file large and the picture no clearer. A third of them are those
+furthest from the diagonal."""
 BARS = 24
 SMALLEST = 1e-30
-"""Stands for a probability of zero on a logarithmic axis."""
+"""Replaces a probability of zero on a logarithmic axis."""
 MARGINAL = 26
 
 
 def scatter(title: str, xs: Sequence[float], ys: Sequence[float], *, labels: tuple[str, str], log: bool = False) -> str:
-    """Points with the diagonal and a histogram of each axis; of many points an even share and the furthest from it."""
+    """Return a chart of points with the diagonal and a histogram along each axis; `drawn` chooses among many points."""
     x, y = plane([*xs, *ys], [*xs, *ys], x_log=log, y_log=log, top=24 + MARGINAL)
     points = [f'<circle cx="{x.at(xs[i]):.1f}" cy="{y.at(ys[i]):.1f}" r="1.6" class="point"/>' for i in drawn(xs, ys)]
     diagonal = f'<line x1="{x.at(x.low):.1f}" y1="{y.at(x.low):.1f}" x2="{x.at(x.high):.1f}" y2="{y.at(x.high):.1f}" class="line"/>'
@@ -26,7 +27,7 @@ def scatter(title: str, xs: Sequence[float], ys: Sequence[float], *, labels: tup
 
 
 def drawn(xs: Sequence[float], ys: Sequence[float]) -> list[int]:
-    """Indices of the points to draw."""
+    """Return the indices of the points to draw: all, or above `MOST_POINTS` those furthest from the diagonal and every n-th."""
     if len(xs) <= MOST_POINTS:
         return list(range(len(xs)))
     furthest = sorted(range(len(xs)), key=lambda i: -abs(xs[i] - ys[i]))[: MOST_POINTS // 3]
@@ -43,7 +44,7 @@ def _counts(own: Axis, values: Sequence[float]) -> list[float]:
 
 
 def _marginal(own: Axis, values: Sequence[float], edge: float, *, upright: bool) -> list[str]:
-    """A histogram along an axis, its bars growing from `edge`: upwards where `upright`, else to the right."""
+    """Return a histogram along an axis, with bars that start at `edge` and point upwards if `upright`, else to the right."""
     step = (own.stop - own.start) / BARS
     bars = []
     for number, share in enumerate(_counts(own, values)):
@@ -55,7 +56,7 @@ def _marginal(own: Axis, values: Sequence[float], edge: float, *, upright: bool)
 
 
 def bins(title: str, groups: Sequence[TokenBin], *, labels: tuple[str, str], x_log: bool = False) -> str:
-    """Mean (line) and largest value (dots) of each group, on a logarithmic axis; zeros have no place on it."""
+    """Return a chart of each group's mean (line) and largest value (dots) on a logarithmic axis; zeros are not drawn."""
     mids = [math.sqrt(max(one.low, SMALLEST) * one.high) if x_log else (one.low + one.high) / 2.0 for one in groups]
     x, y = plane(mids, [value for one in groups for value in (one.mean, one.largest)], x_log=x_log, y_log=True)
     places = list(zip(mids, groups, strict=True))
@@ -69,7 +70,11 @@ def bins(title: str, groups: Sequence[TokenBin], *, labels: tuple[str, str], x_l
 
 
 def heat_map(title: str, rows: Sequence[Sequence[float | None]], *, labels: tuple[str, str]) -> str:
-    """One cell per value on a logarithmic scale from the median to the largest; None is left white."""
+    """Return a heat map with one cell per value, coloured on a logarithmic scale; None is left white.
+
+    The scale begins at a quarter of the median of the non-zero values, or at a tenth of the largest value if that is lower,
+    and ends at the largest.
+    """
     values = sorted(value for row in rows for value in row if value)
     top = values[-1] if values else 1.0
     low = min(values[len(values) // 2] / 4.0, top / 10.0) if values else 0.1
@@ -89,5 +94,5 @@ def heat_map(title: str, rows: Sequence[Sequence[float | None]], *, labels: tupl
 
 
 def _heat(share: float) -> str:
-    """From near white to dark red."""
+    """Return the RGB colour of a share from 0 (near white) to 1 (dark red)."""
     return f"{round(255 - 95 * share)},{round(245 - 225 * share)},{round(235 - 215 * share)}"

@@ -1,4 +1,4 @@
-"""Charts as files of their own: SVG with its style inside, and PNG."""
+"""Charts as separate files: SVG that includes its style, and PNG."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ svg .title { font-size: 11px; fill: #111 } svg .end { text-anchor: end } .frame 
 .extreme { fill: none; stroke: #2456a6 }
 """
 SCALE = 3
-"""Pixels of a PNG per unit of the SVG: 1080 x 780, sharp in a column of a paper."""
+"""Pixels of a PNG per unit of the SVG. A chart then has 1080 x 780 pixels, enough to be sharp in a column of a paper."""
 
 
 def standalone(svg: str) -> str:
-    """A chart with its size and style, as a file that any viewer shows like the page does."""
+    """Return a chart with its size and style included, so that any viewer shows it as the page does."""
     opening, rest = svg.split(">", 1)
     return f'{opening} width="{WIDTH}" height="{HEIGHT}"><style>{CHART_STYLE}</style>{rest}\n'
 
 
 def png(svg: str) -> bytes:
-    """The chart on white.
+    """Return the chart as a PNG on a white background.
 
     Raises:
         ImportError: resvg_py is not installed.

@@ -1,4 +1,4 @@
-"""Charts of an audit over the layers: noise ratios as shipped, introduced and patched, and fitted constants of both sides."""
+"""Charts of an audit: noise ratios by layer, and the constants, RoPE frequencies and scores fitted on both sides."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from parity_audit.report.pictures.axes import Axis, chart, plane
 
 Points = Sequence[tuple[float, float]]
 LEAST_SHOWN = 0.05
-"""Half the height of a chart of fitted constants, as a share of the value."""
+"""The minimum half-height of a chart of fitted constants, as a share of the value in its middle."""
 SIDES = {"reference": "reference", "observed": "candidate"}
-"""The mark of each side of a fit, and the name of its evidence."""
+"""The mark (CSS class) of each side of a fit, and the key of that side in the evidence."""
 
 
 def noise_by_layer(candidate: Candidate) -> str:
-    """The residual stream after each block as shipped and patched, and the most that one of its components introduces."""
+    """Return a chart of the noise ratio of the residual stream after each block, as shipped and patched.
+
+    A third series is the largest ratio that one component of the block introduces. The text is empty without values.
+    """
     series: dict[str, Points] = {
         "observed": _after_blocks(candidate.sites),
         "introduced": _introduced(candidate.sites),
@@ -37,7 +40,10 @@ def noise_by_layer(candidate: Candidate) -> str:
 
 
 def fitted_by_layer(finding: Finding) -> str:
-    """A constant as it was read off the activations of each layer, with its standard error, and the spec's value as a line."""
+    """Return a chart of a constant as fitted to the activations of each layer, on both sides, with the spec's value as a line.
+
+    The text is empty for another kind of finding or without fitted values of the candidate.
+    """
     series = {
         "reference": _fitted(finding.evidence.get("reference")),
         "observed": _fitted(finding.evidence.get("candidate")),
@@ -54,7 +60,10 @@ def fitted_by_layer(finding: Finding) -> str:
 
 
 def rope_spectrum(finding: Finding) -> str:
-    """The angle per position of every pair of a head, as fitted in the first layer that shows it, on both sides."""
+    """Return a chart of the rotation angle per position of each pair of dimensions, on both sides.
+
+    The angles are those fitted in the first layer whose evidence has them. The text is empty if the candidate has none.
+    """
     series: dict[str, Points] = {}
     for kind, side in SIDES.items():
         entries = _entries(finding.evidence.get(side))
@@ -69,7 +78,10 @@ def rope_spectrum(finding: Finding) -> str:
 
 
 def score_curve(finding: Finding) -> str:
-    """Scores against q.k in the first layer of a finding, some of them, with the fitted law of each side."""
+    """Return a chart of attention scores against q.k, with the fitted formula of each side as a line.
+
+    The points are a sample of the candidate's scores in the first layer whose evidence has points.
+    """
     sides = {kind: _points(finding.evidence.get(side)) for kind, side in SIDES.items()}
     if not sides["observed"]:
         return ""
@@ -87,13 +99,13 @@ def score_curve(finding: Finding) -> str:
 
 
 def _points(evidence: Any) -> list[tuple[float, float, float]]:
-    """Those of the first entry that has any."""
+    """Return the points (q.k, score, fitted score) of the first entry of the evidence that has any."""
     found = next((entry["points"] for entry in _entries(evidence) if entry.get("points")), ())
     return [(at, score, law) for at, score, law in found if all(map(_is_number, (at, score, law)))]
 
 
 def legend(entries: Mapping[str, str]) -> str:
-    """Marks and what they stand for, by class."""
+    """Return a legend of the marks and their texts; the keys of `entries` are CSS classes."""
     items = "".join(
         f'<li><svg viewBox="0 0 20 10" aria-hidden="true">{_stroke(kind, "0,5 20,5")}{_mark(kind, 10, 5)}</svg>{escape(text)}</li>'
         for kind, text in entries.items()
@@ -135,7 +147,10 @@ def _padded(layers: Sequence[float]) -> list[float]:
 
 
 def _wider(own: Axis) -> Axis:
-    """A fifth more on both ends, and never less than 5 % of the value: scatter within rounding is not drawn as a trend."""
+    """Extend an axis by a fifth of its length at both ends, and to at least 5 % of its middle value on either side.
+
+    Otherwise scatter within rounding would fill the chart and look like a trend.
+    """
     middle = (own.low + own.high) / 2.0
     half = max(0.7 * (own.high - own.low), LEAST_SHOWN * abs(middle))
     return Axis(middle - half, middle + half, own.start, own.stop)
@@ -160,7 +175,7 @@ def _stroke(kind: str, points: str) -> str:
 
 
 def _mark(kind: str, x: float, y: float) -> str:
-    """A disc, an empty square, a triangle, an empty circle."""
+    """Return the mark of one point: a square (introduced), a triangle (patched), or a circle, larger for the reference."""
     if kind == "introduced":
         return f'<rect x="{x - 2.7:.1f}" y="{y - 2.7:.1f}" width="5.4" height="5.4" class="{kind}"/>'
     if kind == "patched":
