@@ -41,7 +41,7 @@ def signature(report: Report) -> dict[str, Any]:
     }
 
 
-def held_against(report: Report, earlier: Report) -> Report:
+def with_baseline_comparison(report: Report, earlier: Report) -> Report:
     """Return the report with its comparison to an earlier report, and with the exit code that follows.
 
     The exit code becomes 3 if the two audits asked different questions. It becomes 1 if it was 0 and a verdict changed, a

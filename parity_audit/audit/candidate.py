@@ -7,12 +7,12 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 
+from parity_audit.audit.before_diagnosis import before_diagnosis, with_limits
 from parity_audit.audit.centred import centred
-from parity_audit.audit.first_look import first_look, with_limits
 from parity_audit.audit.hooks import AGREE, not_read, only_hooks, read_by_name, with_edits, with_names
 from parity_audit.audit.reference import Reference
 from parity_audit.audit.right_reference import RightReferences, confirmed, judged_for_the_rest, left_to_prove
-from parity_audit.audit.rounds import Audited, State, diagnosed, own_causes, peel, tensors_of_roles, with_repair
+from parity_audit.audit.rounds import RepairCase, State, diagnosed, own_causes, peel, tensors_of_roles, with_repair
 from parity_audit.capture.scratch import DISK_BOUND
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.store import Capture
@@ -23,7 +23,7 @@ from parity_audit.checks.quantised import quantised_as_one
 from parity_audit.checks.repeat import DETERMINISM, STATE, UNREPEATABLE, repeat_finding
 from parity_audit.checks.sharding import KIND as SHARDING
 from parity_audit.checks.sharding import UNREPAIRED
-from parity_audit.checks.weights import grouped, told_once, with_right_tensors
+from parity_audit.checks.weights import grouped, with_right_tensors, without_repeated_tensor_findings
 from parity_audit.compare.deltas import Comparison
 from parity_audit.compare.processing import STREAM, Allowance, allowance
 from parity_audit.compare.variation import Variation
@@ -77,7 +77,7 @@ def audit_candidate(
     result = with_names(result, named, agree=agree)
     roles = tensors_of_roles(session.plan)
     compared = () if allowed is not None and allowed.weights is None else capture.manifest.weights
-    findings = with_right_tensors(told_once(grouped(result.findings), roles), compared, roles)
+    findings = with_right_tensors(without_repeated_tensor_findings(grouped(result.findings), roles), compared, roles)
     findings = quantised_as_one(other_checkpoint_as_one(findings, compared))
     return dataclasses.replace(
         result, findings=tuple(findings), not_tested=tuple(dict.fromkeys(result.not_tested)),
@@ -128,7 +128,7 @@ def _audited(
     verdict, why = judge_comparison(comparison)
     misshapen = {(item.probe, item.site) for item in comparison.misshapen if not item.only_vocabulary}
     result = with_limits(
-        first_look(session, capture, comparison, verdict, why, reference, allowed), comparison, reference
+        before_diagnosis(session, capture, comparison, verdict, why, reference, allowed), comparison, reference
     )
     capture = capture.where(lambda entry: (entry.probe, entry.site) not in misshapen)
     if verdict is not Verdict.MISMATCH or not seek_causes:
@@ -151,7 +151,7 @@ def _audited(
         if changed is not None:
             session.release()  # the model keeps state between runs; the diagnosis loads it afresh, without that state
         with centred(reference, _centred_sites(allowed), out / "centred") as moved:
-            case = Audited(
+            case = RepairCase(
                 session=session, reference=moved, target=target, capture=capture, comparison=comparison, out=out
             )  # fmt: skip
             diagnosis = diagnosed(case, capture, comparison, "diagnosis-0", thorough=not repair)
@@ -177,7 +177,7 @@ def _centred_sites(allowed: Allowance | None) -> frozenset[str]:
     return frozenset() if allowed is None else allowed.centred
 
 
-def _repaired(result: Candidate, case: Audited, state: State) -> Candidate:
+def _repaired(result: Candidate, case: RepairCase, state: State) -> Candidate:
     """Patch a diagnosed candidate, and prove on the reference the findings that no patch has confirmed."""
     session = case.session
     try:

@@ -18,7 +18,7 @@ from parity_audit.audit.right_reference import RightReferences
 from parity_audit.audit.token_text import with_text
 from parity_audit.capture.checkpoint import CHANGED
 from parity_audit.capture.side import Side
-from parity_audit.capture.store import SPENT, Capture
+from parity_audit.capture.store import RESULTS_ONLY, Capture
 from parity_audit.capture.take import plan_key, reusable_capture
 from parity_audit.capture.workspace import Workspace
 from parity_audit.core.errors import explained
@@ -90,7 +90,7 @@ def _judge_one(
 def _without_tensors_of_failed(captures: Sequence[Capture]) -> None:
     """Delete the captures for which no result was stored: with a bound on disk space the next candidate needs their room."""
     for capture in captures:
-        if not (capture.folder / SPENT).exists():
+        if not (capture.folder / RESULTS_ONLY).exists():
             shutil.rmtree(capture.folder, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.reference import Reference
-from parity_audit.capture.store import SPENT, Capture, open_capture
+from parity_audit.capture.store import RESULTS_ONLY, Capture, open_capture
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps, from_plain
 from parity_audit.core.report import Candidate
@@ -35,7 +35,7 @@ def question_of(truth: Reference, context: AuditContext) -> str:
 
 def keep_result(result: Candidate, capture: Capture, question: str) -> None:
     """Write a result into its capture's folder and delete the tensors there."""
-    write_whole(capture.folder / SPENT, dumps({"question": question, "result": result}))
+    write_whole(capture.folder / RESULTS_ONLY, dumps({"question": question, "result": result}))
     for path in capture.folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -46,10 +46,10 @@ def kept_result(folder: Path, question: str) -> tuple[Candidate, Capture] | None
 
     Return None if there is no result, if it was found for another question, or if it cannot be read.
     """
-    if not (folder / SPENT).exists():
+    if not (folder / RESULTS_ONLY).exists():
         return None
     try:
-        held = json.loads((folder / SPENT).read_text())
+        held = json.loads((folder / RESULTS_ONLY).read_text())
         if held["question"] == question:
             return from_plain(Candidate, held["result"]), open_capture(folder)
     except (OSError, ValueError, TypeError, KeyError, CaptureBroken):

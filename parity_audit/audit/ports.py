@@ -12,7 +12,7 @@ from parity_audit.core.errors import UsageError
 from parity_audit.core.types import BackendRef
 
 HARNESS = ("env", "python", "sites", "tf32")
-GIVEN = 3
+N_FIXED_ARGUMENTS = 3
 """The number of arguments that every port is called with: `load(model_path, dtype, device)`."""
 
 
@@ -53,7 +53,9 @@ def _check_interpreter(python: str, ref: BackendRef) -> None:
 def _check_settings(ref: BackendRef, function: ast.FunctionDef) -> None:
     """Refuse settings that the port's function does not take as arguments."""
     taken = function.args
-    names = [item.arg for item in (*taken.posonlyargs, *taken.args)[GIVEN:]] + [item.arg for item in taken.kwonlyargs]
+    names = [item.arg for item in (*taken.posonlyargs, *taken.args)[N_FIXED_ARGUMENTS:]] + [
+        item.arg for item in taken.kwonlyargs
+    ]
     for key in ref.settings:
         if key not in HARNESS and key not in names and taken.kwarg is None:
             raise UsageError(

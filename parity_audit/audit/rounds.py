@@ -24,14 +24,14 @@ from parity_audit.diagnose.diagnosis import Case, Diagnosis, diagnose
 from parity_audit.repair.choose import Proposal, no_patch, propose
 from parity_audit.repair.rewrite import next_value
 from parity_audit.repair.verify import (
-    Bench,
+    PatchJudge,
     Verified,
     changes_nothing,
     merge_fixes,
     moves_outputs,
     needed,
     run_patched,
-    with_places,
+    with_live_setting,
 )
 from parity_audit.specs.view import dims, roles
 
@@ -87,7 +87,7 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audited:
+class RepairCase:
     """One candidate under repair: its session, the reference it is judged against, and its run as shipped."""
 
     session: Session
@@ -98,26 +98,26 @@ class Audited:
     out: Path
 
     @property
-    def bench(self) -> Bench:
+    def bench(self) -> PatchJudge:
         """Return what patched runs are judged against: the reference before it took over the candidate's choice of experts.
 
         A patched candidate may choose other experts than the candidate as shipped, so its own choices are followed anew.
         """
         reference = self.reference.plain or self.reference
-        return Bench(
+        return PatchJudge(
             reference=reference.capture, judge=reference.judge, definition=reference.definition,
             judging=reference.session if reference.can_follow else None,
             probes=reference.probes, dtype=reference.dtype, target=self.target,
         )  # fmt: skip
 
-    def against(self, reference: Reference) -> Audited:
+    def against(self, reference: Reference) -> RepairCase:
         """Return the same run, compared with another reference."""
         if reference is self.reference:
             return self
         return replace(self, reference=reference, comparison=reference.compared(self.capture))
 
 
-def diagnosed(case: Audited, capture: Capture, comparison: Comparison, name: str, *, thorough: bool) -> Diagnosis:
+def diagnosed(case: RepairCase, capture: Capture, comparison: Comparison, name: str, *, thorough: bool) -> Diagnosis:
     """Diagnose one run of the candidate, as shipped or patched."""
     reference = case.reference
     return diagnose(
@@ -130,7 +130,7 @@ def diagnosed(case: Audited, capture: Capture, comparison: Comparison, name: str
     )  # fmt: skip
 
 
-def peel(case: Audited, state: State) -> None:
+def peel(case: RepairCase, state: State) -> None:
     """Patch the known causes and diagnose the rest, until parity or until a thorough diagnosis finds nothing new."""
     # The reference was wrong, and the candidate agrees with its replacement.
     if judge_comparison(case.comparison)[0] in GOOD:
@@ -148,7 +148,7 @@ def peel(case: Audited, state: State) -> None:
         new = _looked_again(case, state, f"diagnosis-{number}", thorough=thorough)
 
 
-def _patched(case: Audited, state: State, new: Sequence[Finding], name: str) -> bool:
+def _patched(case: RepairCase, state: State, new: Sequence[Finding], name: str) -> bool:
     """Propose patches for new findings, and apply and run them together with the earlier ones.
 
     Return False, without a run, if no patch is known for these findings or the model has no place for any of them.
@@ -161,7 +161,7 @@ def _patched(case: Audited, state: State, new: Sequence[Finding], name: str) -> 
     state.gaps += gaps
     if not proposals:
         return False
-    state.proposals, missing = with_places(case.session, _replaced(state.proposals, proposals))
+    state.proposals, missing = with_live_setting(case.session, _replaced(state.proposals, proposals))
     state.gaps += missing
     if not {proposal.knob for proposal in proposals} & {proposal.knob for proposal in state.proposals}:
         return False
@@ -169,7 +169,7 @@ def _patched(case: Audited, state: State, new: Sequence[Finding], name: str) -> 
     return True
 
 
-def _looked_again(case: Audited, state: State, name: str, *, thorough: bool) -> list[Finding]:
+def _looked_again(case: RepairCase, state: State, name: str, *, thorough: bool) -> list[Finding]:
     """Diagnose the latest run, and return the findings to patch next.
 
     These are the findings that were not known, and the known ones whose patch is to write another value.
@@ -208,7 +208,7 @@ def _known(found: Finding, known: Finding) -> bool:
     return found.knob == known.knob and (found.layers == known.layers or says_the_same(found, known))
 
 
-def _rewritten(case: Audited, state: State, again: Sequence[Finding]) -> set[str]:
+def _rewritten(case: RepairCase, state: State, again: Sequence[Finding]) -> set[str]:
     """Give patched knobs that a diagnosis still finds wrong another value, and return the knobs that were given one.
 
     The new value follows from the value that was written and the value that was fitted afterwards (see `repair.rewrite`). A
@@ -229,7 +229,7 @@ def _rewritten(case: Audited, state: State, again: Sequence[Finding]) -> set[str
     return changed
 
 
-def _why_stuck(case: Audited, state: State, knob: str) -> str:
+def _why_stuck(case: RepairCase, state: State, knob: str) -> str:
     """Return why a patch did not work: whether the changed setting moves the outputs at all, or the code does not use it."""
     assert state.verified is not None
     moved = moves_outputs(case.session, state.proposals, knob, state.verified.capture, case.out / f"unused-{knob}")
@@ -247,7 +247,7 @@ def _still_true(findings: list[Finding], left: tuple[Finding, ...]) -> list[Find
     return [finding for finding in findings if finding.kind != "unexplained" or finding.site in remains]
 
 
-def _shrink(case: Audited, state: State) -> None:
+def _shrink(case: RepairCase, state: State) -> None:
     """Drop the patches that parity does not need, their findings, and all unexplained findings."""
     kept = needed(case.session, state.proposals, case.bench, case.out)
     if len(kept) < len(state.proposals):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from parity_audit.audit.baseline import held_against
+from parity_audit.audit.baseline import with_baseline_comparison
 from parity_audit.audit.candidates import judge_all
 from parity_audit.audit.context import AuditContext
 from parity_audit.audit.outcome import exit_code_of
@@ -68,7 +68,7 @@ def run_audit(
     report = report_of(context, truth, notes, results, captures, code, time.perf_counter() - started)
     if code != EXIT_NOT_JUDGED:
         workspace.drop([*captures, *truth.held, *rights.held])
-    return _written(report if baseline is None else held_against(report, baseline), workspace.out)
+    return _written(report if baseline is None else with_baseline_comparison(report, baseline), workspace.out)
 
 
 def captured_alone(context: AuditContext, reference: BackendRef, out: Path) -> list[str]:

@@ -11,7 +11,7 @@ from parity_audit.backends.paths import get
 WEIGHT = "weight"
 
 
-def effective(root: Any, path: str, value: Any) -> Any:
+def weight_with_adapters(root: Any, path: str, value: Any) -> Any:
     """Return a module's weight plus its active adapters, or None if an active adapter does more than add to the weight.
 
     A value that is not a weight is returned unchanged. So is the weight of a module that has no adapters, or whose adapters are

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from parity_audit.backends.attention import SDPA
-from parity_audit.backends.operation_case import Case
+from parity_audit.backends.operation_case import OperationCase
 from parity_audit.backends.row_blocks import MATMUL, SOFTMAX
 from parity_audit.core.operations import BATCH, KEYS, QUERIES, OperationsRequest
 from parity_audit.core.types import NotTested
@@ -68,7 +68,7 @@ class AttentionCalls(TorchFunctionMode):
             yield NotTested(what="attention as an operation of its own", why=why)
 
 
-def attention_cases(calls: dict[str, Call], request: OperationsRequest) -> Iterator[Case]:
+def attention_cases(calls: dict[str, Call], request: OperationsRequest) -> Iterator[OperationCase]:
     """Yield the cases of each recorded call: by number of queries and by number of sequences.
 
     The product of pattern and values is also run by number of parts of the keys.
@@ -77,10 +77,10 @@ def attention_cases(calls: dict[str, Call], request: OperationsRequest) -> Itera
         first: Tensor = call.args[0]
         shape = "x".join(map(str, first.shape[1:]))
         queries = tuple(size for size in request.sizes if size <= first.shape[2])
-        yield Case(name, "torch", shape, QUERIES, queries, _by_queries(call))
-        yield Case(name, "torch", shape, BATCH, request.sizes, _by_batch(call))
+        yield OperationCase(name, "torch", shape, QUERIES, queries, _by_queries(call))
+        yield OperationCase(name, "torch", shape, BATCH, request.sizes, _by_batch(call))
         if name == VALUES:
-            yield Case(name, "torch", shape, KEYS, request.splits, _by_parts(call))
+            yield OperationCase(name, "torch", shape, KEYS, request.splits, _by_parts(call))
 
 
 def _last(value: Tensor) -> Tensor:

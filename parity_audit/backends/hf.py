@@ -21,7 +21,7 @@ from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, use_exact_float32, versions
 from parity_audit.backends.float64 import promoted
 from parity_audit.backends.generation import greedy
-from parity_audit.backends.hf_places import Places, placed
+from parity_audit.backends.hf_places import Placement, parts_per_device
 from parity_audit.backends.hf_ranks import RANKS, HfRanks
 from parity_audit.backends.loading import (
     auto_class,
@@ -34,10 +34,10 @@ from parity_audit.backends.loading import (
 )
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.offload import readable_in_any_mode
-from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.row_blocks import RowBlocks
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.text_model import paths_in_whole, text_model
+from parity_audit.backends.weight_fingerprints import fingerprints
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
 from parity_audit.core.text_names import text_names
@@ -62,7 +62,7 @@ class HfBackend:
     request: LoadRequest
     model: nn.Module
     ranks: HfRanks | None = None
-    places: Places | None = None
+    places: Placement | None = None
 
     def __init__(self) -> None:
         self.edits = LiveEdits()
@@ -81,7 +81,7 @@ class HfBackend:
         name = load_name(request.checkpoint)
         own = ("attn_implementation", "tf32", RANKS, *PLACES)
         overrides = {key: value for key, value in request.settings.items() if key not in own}
-        self.places = Places(request)
+        self.places = Placement(request)
         require_known(name)
         config = transformers.AutoConfig.from_pretrained(name)
         for key, value in overrides.items():
@@ -105,7 +105,7 @@ class HfBackend:
         It is the device of the first parameter if a device map was asked for and the loaded model has none, because the whole model
         is in one place. Otherwise it is the requested device; the hooks of a model that is spread over devices move the tensors on.
         """
-        whole = self.places is not None and self.places.asked and not placed(self.model)
+        whole = self.places is not None and self.places.asked and not parts_per_device(self.model)
         return str(next(self.model.parameters()).device) if whole else self.request.device
 
     def describe(self) -> Description:
@@ -120,7 +120,7 @@ class HfBackend:
             effective=effective(self.model, self.request.reads),
             tokenization=tokenization(self.request, self.model),
             max_positions=getattr(config, "max_position_embeddings", None),
-            numerics=numerics(next(self.model.parameters()).dtype) | placed(self.model),
+            numerics=numerics(next(self.model.parameters()).dtype) | parts_per_device(self.model),
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             text_paths=paths_in_whole(self.model),
         )  # fmt: skip

@@ -15,7 +15,7 @@ PLACED = "placed"
 CPU = "cpu"
 
 
-class Places:
+class Placement:
     """The loader's arguments that place one model.
 
     If a device map is asked for without a folder, `scratch` is a temporary folder for the offloaded weights. It is deleted
@@ -44,7 +44,7 @@ class Places:
         return DEVICE_MAP in self.how
 
 
-def placed(model: Any) -> dict[str, dict[str, int]]:
+def parts_per_device(model: Any) -> dict[str, dict[str, int]]:
     """Return the number of parts of the device map on each device; empty if the model has no device map."""
     chosen: Mapping[str, Any] = getattr(model, "hf_device_map", None) or {}
     return {PLACED: dict(Counter(str(place) for place in chosen.values()))} if chosen else {}

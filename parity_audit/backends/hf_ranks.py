@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from parity_audit.backends.free_port import LOCALHOST, free_port
-from parity_audit.backends.shards import Cut, apart, by_width, joined
+from parity_audit.backends.shards import Shard, by_width, copy_differences, join_shards
 from parity_audit.backends.sink import TENSOR, write_site
 from parity_audit.backends.taps import Recorder
 from parity_audit.core.errors import BackendFailed
@@ -143,18 +143,18 @@ class HfRanks:
                 )
             )
             return None
-        recorder.write(site, joined(parts, [cut] * self.count))
+        recorder.write(site, join_shards(parts, [cut] * self.count))
         return _share(recorder, site, parts, cut)
 
-    def _cut(self, site: str, part: Tensor) -> Cut | None:
+    def _cut(self, site: str, part: Tensor) -> Shard | None:
         if not site.endswith(ATTENTION_SITES):
             return by_width(part.shape, site, self.request.sizes, self.count)
         heads = part.shape[HEADS_AXIS]
         whole = heads == self.request.sizes["n_heads"]
-        return Cut() if whole else Cut(axis=HEADS_AXIS, sizes=(heads,), copies=(1,))
+        return Shard() if whole else Shard(axis=HEADS_AXIS, sizes=(heads,), copies=(1,))
 
 
-def _share(recorder: Recorder, site: str, parts: Sequence[Tensor], cut: Cut) -> RankShare:
+def _share(recorder: Recorder, site: str, parts: Sequence[Tensor], cut: Shard) -> RankShare:
     """Return how a site was joined from the ranks' parts.
 
     If every rank should hold the whole site but their values differ, each rank's values are written to files too.
@@ -164,7 +164,7 @@ def _share(recorder: Recorder, site: str, parts: Sequence[Tensor], cut: Cut) -> 
     share = RankShare(
         probe=recorder.request.probe.name, site=site, how=SPLIT if cut.sizes else WHOLE, ranks=tuple(ranks),
         spans=tuple((rank, n * each, (n + 1) * each) for n, rank in enumerate(ranks[::copies])) if cut.sizes else (),
-        apart=(0.0,) * len(parts) if site.endswith(ATTENTION_SITES) else tuple(apart(parts, cut)),
+        apart=(0.0,) * len(parts) if site.endswith(ATTENTION_SITES) else tuple(copy_differences(parts, cut)),
     )  # fmt: skip
     if not share.differs or cut.sizes:
         return share

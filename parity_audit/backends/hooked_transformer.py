@@ -25,10 +25,10 @@ from parity_audit.backends.generation import greedy
 from parity_audit.backends.hook_points import named_hooks
 from parity_audit.backends.loading import auto_class, chat_tokens, load_name, own_tokenizer, text_config
 from parity_audit.backends.modes import not_run
-from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_hooked_transformer
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.weight_fingerprints import fingerprints
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint

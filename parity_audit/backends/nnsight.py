@@ -31,9 +31,9 @@ from parity_audit.backends.loading import load_name, makes_cache, require_known,
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.nnsight_sites import shown
 from parity_audit.backends.paths import NoSuchPath, get
-from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.taps import Recorder
 from parity_audit.backends.text_model import paths_in_whole, text_model
+from parity_audit.backends.weight_fingerprints import fingerprints
 from parity_audit.core.errors import BackendFailed, CannotRun
 from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.text_names import in_whole

@@ -50,7 +50,7 @@ def keeps(module: nn.Module) -> bool:
     return any(True for _ in _hooks(module))
 
 
-def is_away(value: Any) -> bool:
+def is_offloaded(value: Any) -> bool:
     """Whether a value is a tensor on the meta device, which has no numbers."""
     return isinstance(value, Tensor) and value.is_meta
 
@@ -67,7 +67,7 @@ def brought(holder: Any, name: str, value: Any) -> Any:
         BackendFailed: it is on the meta device, and no hook of the module has its numbers, or they cannot be read or have
             another shape.
     """
-    if not is_away(value):
+    if not is_offloaded(value):
         return value
     hook = _hook_with(holder, name)
     try:
@@ -76,8 +76,8 @@ def brought(holder: Any, name: str, value: Any) -> Any:
         raise BackendFailed(
             f"the offloaded {_said(holder, name)} cannot be read ({error})", code="offloaded-weights"
         ) from error
-    if is_away(kept) or kept.shape != value.shape:
-        what = "no numbers" if is_away(kept) else f"the shape {list(kept.shape)} and not {list(value.shape)}"
+    if is_offloaded(kept) or kept.shape != value.shape:
+        what = "no numbers" if is_offloaded(kept) else f"the shape {list(kept.shape)} and not {list(value.shape)}"
         raise BackendFailed(f"the offloaded {_said(holder, name)} has {what}", code="offloaded-weights")
     return nn.Parameter(kept, requires_grad=False) if isinstance(value, nn.Parameter) else kept
 
@@ -88,7 +88,7 @@ def put(holder: Any, name: str, value: Any) -> bool:
     Raises:
         BackendFailed: it is on the meta device, and no hook of the module has its numbers.
     """
-    if not is_away(getattr(holder, name, None)):
+    if not is_offloaded(getattr(holder, name, None)):
         return False
     hook = _hook_with(holder, name)
     if not isinstance(hook.weights_map, _Kept):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Case:
+class OperationCase:
     """An operation of a model and the sizes at which it is run.
 
     `at(size)` runs it at one size and returns one row of the result, which is the same row at every size. `varied` names what the

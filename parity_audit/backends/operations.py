@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from parity_audit.backends.attention_calls import AttentionCalls, attention_cases
 from parity_audit.backends.base import Tell
-from parity_audit.backends.operation_case import Case, HeadCall
+from parity_audit.backends.operation_case import HeadCall, OperationCase
 from parity_audit.backends.taps import returned_logits
 from parity_audit.backends.wrappers import BRIDGE_PART
 from parity_audit.core.operations import ROWS, Operation, OperationsReply, OperationsRequest
@@ -104,9 +104,9 @@ def _returner(recorded: _Recorded) -> Callable[..., None]:
     return keep
 
 
-def _modules(recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
+def _modules(recorded: _Recorded, request: OperationsRequest) -> Iterator[OperationCase]:
     """Yield one case per module class and parameter shapes; other modules with the same class and shapes use the same kernels."""
-    groups: dict[tuple[Any, ...], Case] = {}
+    groups: dict[tuple[Any, ...], OperationCase] = {}
     for name, (module, args, kwargs) in recorded.calls.items():
         shapes = tuple(tuple(one.shape) for one in module.parameters(recurse=False))
         key = (type(module).__name__, shapes)
@@ -116,7 +116,7 @@ def _modules(recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
             words = " ".join("x".join(map(str, shape)) for shape in shapes)
             at = _at(module, args, kwargs, recorded.tokens)
             path = name.replace(BRIDGE_PART, "")
-            groups[key] = Case(path, type(module).__name__, words, ROWS, request.sizes, at)
+            groups[key] = OperationCase(path, type(module).__name__, words, ROWS, request.sizes, at)
     yield from groups.values()
 
 
@@ -151,17 +151,19 @@ def _head_call(backend: Any, model: Any, recorded: _Recorded) -> HeadCall | Tens
     return value if value is None or head is None else HeadCall("compute_logits", head, value)
 
 
-def _outputs(returned: HeadCall | Tensor | None, recorded: _Recorded, request: OperationsRequest) -> Iterator[Case]:
+def _outputs(
+    returned: HeadCall | Tensor | None, recorded: _Recorded, request: OperationsRequest
+) -> Iterator[OperationCase]:
     """Yield the cases of the outputs: the head, if the engine applies it outside the model, and log-softmax of the logits."""
     value = returned.hidden if isinstance(returned, HeadCall) else returned
     if value is None or rows_axis(value, recorded.tokens) is None:
         return
     if isinstance(returned, HeadCall):
         shape, at = f"{value.shape[-1]} in", _at(returned.head, (value,), {}, recorded.tokens)
-        yield Case(returned.name, "head", shape, ROWS, request.sizes, at)
+        yield OperationCase(returned.name, "head", shape, ROWS, request.sizes, at)
         with torch.no_grad():
             value = returned.head(value)
-    yield Case(
+    yield OperationCase(
         "log_softmax", "torch", f"{value.shape[-1]}", ROWS, request.sizes,
         _at(lambda logits: F.log_softmax(logits, dim=-1), (value.detach(),), {}, recorded.tokens),
     )  # fmt: skip
@@ -185,7 +187,7 @@ def resized(value: Tensor, size: int, tokens: int) -> Tensor:
     return value.index_select(axis, (torch.arange(size, device=value.device) - 1) % tokens)
 
 
-def _measured(case: Case) -> Operation:
+def _measured(case: OperationCase) -> Operation:
     hashes, relative = [], 0.0
     first: Tensor | None = None
     for size in case.sizes:

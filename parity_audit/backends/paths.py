@@ -48,7 +48,7 @@ def assign(root: Any, path: str, value: Any) -> None:
     holder = root
     for step in head:
         holder = _step(holder, step, path)
-    if offload.is_away(holder):
+    if offload.is_offloaded(holder):
         raise ValueError(f"`{path}` is a part of a tensor that is offloaded; it can be changed as a whole only")
     if isinstance(last, int):
         holder[last] = value

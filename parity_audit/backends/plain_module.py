@@ -17,8 +17,8 @@ from parity_audit.backends.decoding import not_decoded
 from parity_audit.backends.edits import LiveEdits
 from parity_audit.backends.facts import effective, numerics, versions
 from parity_audit.backends.modes import not_run
-from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.weight_fingerprints import fingerprints
 from parity_audit.core.types import Description, NotTested, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from parity_audit.backends.prints import canonical
-from parity_audit.backends.shards import Cut, apart, joined
+from parity_audit.backends.shards import Shard, copy_differences, join_shards
+from parity_audit.backends.weight_fingerprints import canonical
 from parity_audit.core.shards import OTHER_PLACES, OTHER_VALUES, OWN, PART_OF_RANK, RankTensor
 from parity_audit.core.types import WeightTap
 
@@ -22,7 +22,7 @@ SAME_COARSE = 1e-2
 
 
 def rank_tensor(
-    tap: WeightTap, ranks: Sequence[int], parts: Sequence[Tensor], cuts: Sequence[Cut], stored: Mapping[str, Tensor]
+    tap: WeightTap, ranks: Sequence[int], parts: Sequence[Tensor], cuts: Sequence[Shard], stored: Mapping[str, Tensor]
 ) -> RankTensor | None:
     """Return what each rank holds in place of its part of a checkpoint tensor.
 
@@ -37,18 +37,18 @@ def rank_tensor(
         stored: the checkpoint's tensors that are fused into the same parameter, by name.
     """
     expected = stored.get(tap.name)
-    whole = canonical(joined(parts, cuts), tap)
+    whole = canonical(join_shards(parts, cuts), tap)
     if expected is None or expected.shape != whole.shape:
         return None
     close = SAME if parts[0].dtype == torch.float32 else SAME_COARSE
-    copies = apart(parts, cuts[0])
+    copies = copy_differences(parts, cuts[0])
     if _same(whole, expected, close) and not any(copies):
         return None
     if not cuts[0].sizes:
         alone = [_same(canonical(part, tap), expected, close) for part in parts]
         return RankTensor(name=tap.name, ranks=tuple(ranks), holds=tuple(OWN if one else OTHER_VALUES for one in alone))
     numbers = [torch.full(part.shape, float(rank)) for rank, part in zip(ranks, parts, strict=True)]
-    owner = canonical(joined(numbers, cuts), WeightTap(
+    owner = canonical(join_shards(numbers, cuts), WeightTap(
         name=tap.name, path=tap.path, slice=tap.slice, layout=tap.layout, part=tap.part, relayout=tap.relayout, sizes=tap.sizes,
     ))  # fmt: skip
     held = tuple(_holds(rank, owner, whole, expected, stored, close) for rank in ranks)

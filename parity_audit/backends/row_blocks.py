@@ -1,7 +1,7 @@
 """The judge's attention in blocks of query rows, so that long probes fit in memory and hidden keys are skipped.
 
 The rows of attention do not depend on each other. While the mode `RowBlocks` is active, a large product `query @ key^T`
-is not computed. It becomes a `Promise`, which records the operations that are applied to it (scale, soft-cap, mask,
+is not computed. It becomes a `DeferredScores`, which records the operations that are applied to it (scale, soft-cap, mask,
 softmax, casts). The final product `pattern @ value` then evaluates these operations on one block of rows at a time. It
 leaves out the keys before the first and after the last key that the mask shows to any row of the block. This computes
 the same function whichever release wrote the attention code. Any other operation on a promise first computes the whole
@@ -40,7 +40,7 @@ ROWWISE = ADD | CASTS | FACTORS | _methods("sub", "__sub__", "tanh", "masked_fil
 LOOKS = {Tensor.shape.__get__, Tensor.ndim.__get__, *_methods("size", "dim")}  # type: ignore[attr-defined]
 
 
-class Promise(Tensor):
+class DeferredScores(Tensor):
     """Attention scores `[batch, head, query_pos, key_pos]` that are not computed yet: a tensor without memory."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -87,10 +87,10 @@ class _State:
         return slice(int(shown[0]), int(shown[-1]) + 1) if len(shown) else slice(0, self.key.shape[-1])
 
 
-def promise(query: Tensor, key: Tensor, **more: Any) -> Promise:
+def deferred_product(query: Tensor, key: Tensor, **more: Any) -> DeferredScores:
     """Return the product of `query [b h q d]` and `key [b h d k]` as a promise that is not computed yet."""
     empty = torch.empty((*query.shape[:-1], key.shape[-1]), dtype=query.dtype, device="meta")
-    made = empty.as_subclass(Promise)
+    made = empty.as_subclass(DeferredScores)
     made.state = _State(query, key, **more)
     return made
 
@@ -99,7 +99,7 @@ def whole(value: Any) -> Any:
     """Return the computed tensor of a promise, also inside a list or tuple, and any other value unchanged."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(whole, value)) if _promised(value) else value
-    if not isinstance(value, Promise):
+    if not isinstance(value, DeferredScores):
         return value
     state = value.state
     if state.whole is None:
@@ -115,12 +115,12 @@ class RowBlocks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not _promised((*args, *kwargs.values())):
-            return promise(*args[:2]) if func in MATMUL and _large(*args[:2]) else func(*args, **kwargs)
+            return deferred_product(*args[:2]) if func in MATMUL and _large(*args[:2]) else func(*args, **kwargs)
         if func in LOOKS:
             return func(*args, **kwargs)
         first = args[0] if args else None
-        if isinstance(first, Promise) and first.state.whole is None:
-            if func in MATMUL and not isinstance(args[1], Promise):
+        if isinstance(first, DeferredScores) and first.state.whole is None:
+            if func in MATMUL and not isinstance(args[1], DeferredScores):
                 return _product(first.state, args[1])
             if _rowwise(func, first, args[1:], kwargs):
                 return _then(first.state, func, args[1:], kwargs)
@@ -130,7 +130,7 @@ class RowBlocks(TorchFunctionMode):
 def _promised(values: Any) -> bool:
     """Whether one of the values, or an element of a list or tuple among them, is a promise."""
     return any(
-        isinstance(value, Promise) or (isinstance(value, (list, tuple)) and _promised(value)) for value in values
+        isinstance(value, DeferredScores) or (isinstance(value, (list, tuple)) and _promised(value)) for value in values
     )
 
 
@@ -145,7 +145,7 @@ def _large(query: Any, key: Any) -> bool:
     return bool(query.shape[:2] == key.shape[:2] and key.shape[3] > key.shape[2] and scores > DEFER_ABOVE_BYTES)
 
 
-def _rowwise(func: Any, scores: Promise, rest: Any, kwargs: dict[str, Any]) -> bool:
+def _rowwise(func: Any, scores: DeferredScores, rest: Any, kwargs: dict[str, Any]) -> bool:
     """Whether each row of the result depends only on the same row of `scores`, so that the operation can be recorded."""
     if func in SOFTMAX:
         return (rest[0] if rest else kwargs.get("dim")) in (-1, 3)
@@ -153,10 +153,10 @@ def _rowwise(func: Any, scores: Promise, rest: Any, kwargs: dict[str, Any]) -> b
         return not kwargs.get("training", True)
     others = [value for value in (*rest, *kwargs.values()) if isinstance(value, Tensor)]
     fits = all(torch.broadcast_shapes(other.shape, scores.shape) == scores.shape for other in others)
-    return func in ROWWISE and fits and not any(isinstance(other, Promise) for other in others)
+    return func in ROWWISE and fits and not any(isinstance(other, DeferredScores) for other in others)
 
 
-def _then(state: _State, func: Any, rest: Any, kwargs: dict[str, Any]) -> Promise:
+def _then(state: _State, func: Any, rest: Any, kwargs: dict[str, Any]) -> DeferredScores:
     """Return the promise with one more operation recorded."""
 
     def step(value: Tensor, rows: slice, keys: slice) -> Tensor:
@@ -167,7 +167,7 @@ def _then(state: _State, func: Any, rest: Any, kwargs: dict[str, Any]) -> Promis
 
     softmax = state.softmax or func in SOFTMAX
     mask = _mask_after(state, func, rest)
-    return promise(state.query, state.key, steps=(*state.steps, step), mask=mask, softmax=softmax)
+    return deferred_product(state.query, state.key, steps=(*state.steps, step), mask=mask, softmax=softmax)
 
 
 def _mask_after(state: _State, func: Any, rest: Any) -> Tensor | None:

@@ -22,12 +22,12 @@ from parity_audit.backends.facts import effective, numerics, use_exact_float32, 
 from parity_audit.backends.loading import tokenization
 from parity_audit.backends.modes import not_run
 from parity_audit.backends.operation_case import HeadCall
-from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.text_model import paths_of_part, text_part
-from parity_audit.backends.vllm_gather import Gatherer, hooks_of_the_whole, prompts_of
+from parity_audit.backends.vllm_gather import StepGatherer, hooks_of_the_whole, prompts_of
 from parity_audit.backends.vllm_weights import parameter_count
+from parity_audit.backends.weight_fingerprints import fingerprints
 from parity_audit.core.rollouts import SampleReply, SampleRequest
 from parity_audit.core.types import Description, ReadBack, WeightPrint
 from parity_audit.core.wire import FLOAT64, ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
@@ -97,7 +97,7 @@ class SglangBackend:
         if request.precision == FLOAT64:
             raise NotImplementedError("SGLang cannot be the judge: it has no float64 kernels")
         recorder = Recorder(request)
-        gatherer = Gatherer(request, recorder)
+        gatherer = StepGatherer(request, recorder)
         self.head = head = sglang_engine.Head(self.model.logits_processor, gatherer.sampler(forced=request.cached))
         with ExitStack() as stack:
             stack.enter_context(hooks_of_the_whole(self.engine.model))

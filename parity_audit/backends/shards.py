@@ -16,7 +16,7 @@ NEURONS = ("mlp.pre", "mlp.pre_linear", "mlp.post")
 
 
 @dataclass(frozen=True)
-class Cut:
+class Shard:
     """How the tensor of one rank is a part of the whole tensor.
 
     The rank's tensor consists of pieces of these `sizes` along `axis`, one piece of each fused part; without `sizes` it
@@ -32,10 +32,10 @@ class Cut:
     summand: bool = False
 
 
-WHOLE = Cut()
+WHOLE = Shard()
 
 
-def joined(parts: Sequence[Tensor], cuts: Sequence[Cut]) -> Tensor:
+def join_shards(parts: Sequence[Tensor], cuts: Sequence[Shard]) -> Tensor:
     """Return the whole tensor that the ranks' `parts`, in order of rank, make together."""
     cut = cuts[0]
     if cut.summand:
@@ -51,7 +51,7 @@ def joined(parts: Sequence[Tensor], cuts: Sequence[Cut]) -> Tensor:
     return torch.cat(whole, cut.axis)
 
 
-def by_width(shape: Sequence[int], site: str, sizes: dict[str, int], ranks: int) -> Cut | None:
+def by_width(shape: Sequence[int], site: str, sizes: dict[str, int], ranks: int) -> Shard | None:
     """Return how an activation of this shape `[b, p, ...]` is a part of its site, None if the shape fits no part of it.
 
     The width of the whole site comes from the model's `sizes`. A site of unknown width counts as whole on each rank.
@@ -64,7 +64,7 @@ def by_width(shape: Sequence[int], site: str, sizes: dict[str, int], ranks: int)
     copies = max(1, ranks // sizes["n_kv_heads"]) if local(site) in KV_HEADS else 1
     if held * ranks != whole * copies:
         return None
-    return Cut(sizes=(shape[ACTIVATION_AXIS],), copies=(copies,))
+    return Shard(sizes=(shape[ACTIVATION_AXIS],), copies=(copies,))
 
 
 def width_of(site: str, sizes: dict[str, int]) -> int | None:
@@ -82,7 +82,7 @@ def local(site: str) -> str:
     return site.split(".", 2)[2] if site.startswith("blocks.") else site
 
 
-def apart(parts: Sequence[Tensor], cut: Cut) -> list[float]:
+def copy_differences(parts: Sequence[Tensor], cut: Shard) -> list[float]:
     """Return, for each rank, the RMS difference between its tensor and that of the first rank that should hold the same.
 
     It is 0 for the first of such ranks, and for ranks whose values no other rank should hold.
@@ -104,7 +104,7 @@ def apart(parts: Sequence[Tensor], cut: Cut) -> list[float]:
     return out
 
 
-def held_by(owners: Tensor) -> tuple[tuple[int, int, int], ...]:
+def rank_spans(owners: Tensor) -> tuple[tuple[int, int, int], ...]:
     """Return `(rank, start, stop)` for each run of consecutive entries of one rank; `owners` has one rank per entry."""
     spans: list[tuple[int, int, int]] = []
     for place, rank in enumerate(map(int, owners.tolist())):

@@ -20,8 +20,8 @@ from parity_audit.backends.base import Tell
 from parity_audit.backends.decoding import not_decoded
 from parity_audit.backends.facts import numerics, use_exact_float32, versions
 from parity_audit.backends.modes import not_run
-from parity_audit.backends.prints import canonical
 from parity_audit.backends.taps import Recorder
+from parity_audit.backends.weight_fingerprints import canonical
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.sites import layer_of, site_order
 from parity_audit.core.types import Description, Edit, ReadBack, SiteTap, WeightPrint

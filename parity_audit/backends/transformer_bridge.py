@@ -23,9 +23,9 @@ from parity_audit.backends.hooked_transformer import (
 )
 from parity_audit.backends.loading import load_name, own_tokenizer, text_config
 from parity_audit.backends.modes import not_run
-from parity_audit.backends.prints import fingerprints
 from parity_audit.backends.processing import of_bridge
 from parity_audit.backends.taps import Recorder, hooked
+from parity_audit.backends.weight_fingerprints import fingerprints
 from parity_audit.backends.wrappers import BRIDGE_PART
 from parity_audit.core.text_names import text_names
 from parity_audit.core.types import Description, WeightPrint

@@ -24,7 +24,7 @@ from parity_audit.backends.modes import not_run
 from parity_audit.backends.reach import run_as_far_as_it_goes
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.text_model import paths_of_part, text_part
-from parity_audit.backends.vllm_gather import Gatherer, prompts_of, real_rows
+from parity_audit.backends.vllm_gather import StepGatherer, prompts_of, real_rows
 from parity_audit.backends.vllm_rank import attention_kernel
 from parity_audit.backends.vllm_ranks import Ranks
 from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, ScoreRequest
@@ -139,7 +139,7 @@ class VllmBackend:
         recorder = Recorder(request)
         if self.ranks is not None:
             return self._on(self.ranks, self._hookable(request, recorder), recorder)
-        gatherer = Gatherer(self._hookable(request, recorder), recorder)
+        gatherer = StepGatherer(self._hookable(request, recorder), recorder)
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(gatherer.steps_seen(self.whole))

@@ -10,29 +10,29 @@ from typing import Any
 from torch import Tensor, nn
 
 from parity_audit.backends.paths import get
-from parity_audit.backends.shards import WHOLE, Cut
+from parity_audit.backends.shards import WHOLE, Shard
 
 OUT, IN = 0, 1
 """Axes of a linear layer's weight."""
 
 
-def of_activation(module: nn.Module, *, given: bool) -> Cut | None:
+def of_activation(module: nn.Module, *, given: bool) -> Shard | None:
     """Return how the output of a linear layer, or its input if `given` is true, is divided among ranks.
 
     Returns None for a module that is no parallel linear layer.
     """
     if hasattr(module, "input_is_parallel"):
-        return _row_input(module) if given else Cut(summand=not module.reduce_results)
+        return _row_input(module) if given else Shard(summand=not module.reduce_results)
     if hasattr(module, "gather_output"):
         return WHOLE if given or module.gather_output else _column(module)
     return None
 
 
-def _row_input(module: Any) -> Cut:
-    return Cut(sizes=(module.input_size_per_partition,)) if module.input_is_parallel else WHOLE
+def _row_input(module: Any) -> Shard:
+    return Shard(sizes=(module.input_size_per_partition,)) if module.input_is_parallel else WHOLE
 
 
-def _column(module: Any) -> Cut:
+def _column(module: Any) -> Shard:
     """Return the cut of a layer whose output columns are divided, one piece for each fused part.
 
     In a fused query-key-value layer each rank has its own queries, but neighbouring ranks may hold copies of keys and
@@ -40,24 +40,24 @@ def _column(module: Any) -> Cut:
     """
     sizes = tuple(module.output_partition_sizes)
     copies = getattr(module, "num_kv_head_replicas", 1)
-    return Cut(sizes=sizes, copies=(1, *(copies,) * (len(sizes) - 1)))
+    return Shard(sizes=sizes, copies=(1, *(copies,) * (len(sizes) - 1)))
 
 
-def of_weight(model: nn.Module, path: str, value: Tensor) -> Cut:
+def of_weight(model: nn.Module, path: str, value: Tensor) -> Shard:
     """Return how the parameter at `path` is divided among ranks; `value` is what this rank holds of it."""
     owner_path, _, leaf = path.rpartition(".")
     owner: Any = get(model, owner_path) if owner_path else model
     kind = leaf.partition("[")[0]
     if hasattr(owner, "shard_indices"):
         start, stop = _ids(owner)
-        return Cut(axis=OUT, sizes=(len(value),), real=stop - start)
+        return Shard(axis=OUT, sizes=(len(value),), real=stop - start)
     if getattr(owner, "tp_size", 1) == 1 and not hasattr(owner, "w13_weight"):
         return WHOLE
     if hasattr(owner, "input_is_parallel"):
-        return Cut(axis=IN, sizes=(value.shape[IN],)) if value.ndim > 1 else WHOLE
+        return Shard(axis=IN, sizes=(value.shape[IN],)) if value.ndim > 1 else WHOLE
     if hasattr(owner, "gather_output"):
         column = _column(owner)
-        return Cut(axis=OUT, sizes=column.sizes, copies=column.copies)
+        return Shard(axis=OUT, sizes=column.sizes, copies=column.copies)
     if hasattr(owner, "w13_weight"):
         return _experts(owner, kind, value)
     return WHOLE
@@ -94,16 +94,16 @@ def local_path(model: nn.Module, path: str) -> str:
     return "" if own < 0 else f"{owner_path}.{kind}[{own}]"
 
 
-def _experts(owner: Any, kind: str, value: Tensor) -> Cut:
+def _experts(owner: Any, kind: str, value: Tensor) -> Shard:
     """Return how a fused parameter of all experts is divided among ranks.
 
     With expert parallelism each rank holds some experts entirely. Otherwise each rank holds some neurons of every
     expert: rows of the gate and up projections (`w13`, fused), and columns of the down projection (`w2`).
     """
     if getattr(owner, "expert_map", None) is not None:
-        return Cut(axis=0, sizes=(len(value),)) if value.ndim == owner.w13_weight.ndim else WHOLE
+        return Shard(axis=0, sizes=(len(value),)) if value.ndim == owner.w13_weight.ndim else WHOLE
     if kind.startswith("w13"):
         axis = value.ndim - 2 if kind.endswith("weight") else value.ndim - 1
         half = value.shape[axis] // 2
-        return Cut(axis=axis, sizes=(half, half), copies=(1, 1))
-    return Cut(axis=value.ndim - 1, sizes=(value.shape[-1],)) if kind == "w2_weight" else WHOLE
+        return Shard(axis=axis, sizes=(half, half), copies=(1, 1))
+    return Shard(axis=value.ndim - 1, sizes=(value.shape[-1],)) if kind == "w2_weight" else WHOLE

@@ -56,7 +56,7 @@ def hooks_of_the_whole(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TokenSpan:
     """The tokens `[start, stop)` of a step, which are the tokens `[first, first + stop - start)` of the row `row`."""
 
     row: int
@@ -65,7 +65,9 @@ class Piece:
     stop: int
 
 
-def place(ids: Sequence[int], positions: Sequence[int], rows: Sequence[Sequence[int]], done: list[int]) -> list[Piece]:
+def place(
+    ids: Sequence[int], positions: Sequence[int], rows: Sequence[Sequence[int]], done: list[int]
+) -> list[TokenSpan]:
     """Return which tokens of a step belong to which rows, and add them to the computed tokens of each row in `done`.
 
     A row can only continue at its first token that was not computed yet. If several rows match the next tokens, the row
@@ -73,7 +75,7 @@ def place(ids: Sequence[int], positions: Sequence[int], rows: Sequence[Sequence[
     which they come, and equal rows are interchangeable. Tokens that match no row (padding of a step) are skipped.
     `Gatherer.finish` raises if tokens of a row are missing in the end.
     """
-    pieces: list[Piece] = []
+    pieces: list[TokenSpan] = []
     start = 0
     while start < len(ids):
         matched = [_matched(ids, positions, start, row, done[number]) for number, row in enumerate(rows)]
@@ -82,7 +84,7 @@ def place(ids: Sequence[int], positions: Sequence[int], rows: Sequence[Sequence[
             start += 1
             continue
         number = matched.index(longest)
-        pieces.append(Piece(row=number, first=done[number], start=start, stop=start + longest))
+        pieces.append(TokenSpan(row=number, first=done[number], start=start, stop=start + longest))
         done[number] += longest
         start += longest
     return pieces
@@ -130,7 +132,7 @@ def _as_in_layout(value: Tensor, axis: int) -> Tensor:
 
 
 @dataclass
-class Gatherer:
+class StepGatherer:
     """Collects the tokens of each site over the steps of an engine, and records a site when it is complete.
 
     `taps.hooked` uses it in place of a `Recorder`. `pieces` and `tokens` describe the current step, `done` counts the
@@ -141,7 +143,7 @@ class Gatherer:
 
     request: RunRequest
     inner: Recorder
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TokenSpan] = field(default_factory=list)
     tokens: int = 0
     parts: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -298,7 +300,7 @@ class Gatherer:
         if out is not None and len(out) == len(self.pieces):
             self.sampled |= {self._end(piece): row for piece, row in zip(self.pieces, out.detach().cpu(), strict=True)}
 
-    def _end(self, piece: Piece) -> tuple[int, int]:
+    def _end(self, piece: TokenSpan) -> tuple[int, int]:
         """Return the row and column of the last token of a piece."""
         return piece.row, self.columns[piece.row][piece.first + piece.stop - piece.start - 1]
 

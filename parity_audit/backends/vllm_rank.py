@@ -20,11 +20,11 @@ from parity_audit.backends import vllm_cuts, vllm_weights
 from parity_audit.backends.edits import OPS, LiveEdits, preview
 from parity_audit.backends.facts import numerics
 from parity_audit.backends.paths import NoSuchPath, get, matches
-from parity_audit.backends.shards import WHOLE, Cut, by_width
+from parity_audit.backends.shards import WHOLE, Shard, by_width
 from parity_audit.backends.sink import TENSOR
 from parity_audit.backends.taps import Recorder, hooked
 from parity_audit.backends.text_model import paths_of_part, text_part
-from parity_audit.backends.vllm_gather import Gatherer
+from parity_audit.backends.vllm_gather import StepGatherer
 from parity_audit.backends.vllm_plants import PLANTS
 from parity_audit.core.shards import of_rank
 from parity_audit.core.sites import RETURNED
@@ -43,7 +43,7 @@ class Part:
     """The file with this rank's part of a tensor, and how the part belongs to the whole tensor."""
 
     file: str
-    cut: Cut
+    cut: Shard
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class PartRecorder(Recorder):
             self._leave(tap.site, native, cut)
         return None
 
-    def _cut(self, tap: SiteTap, native: Tensor) -> Cut | None:
+    def _cut(self, tap: SiteTap, native: Tensor) -> Shard | None:
         """Return how this rank's tensor is a part of the site, from the module or else from the width of the tensor."""
         module = get(self.model, tap.module) if tap.module else self.model
         own = vllm_cuts.of_activation(module, given=tap.take.startswith("input"))
@@ -129,12 +129,12 @@ class PartRecorder(Recorder):
         if isinstance(value, Tensor):
             self._leave(RETURNED, value, WHOLE)
 
-    def _leave(self, site: str, value: Tensor, cut: Cut) -> None:
+    def _leave(self, site: str, value: Tensor, cut: Shard) -> None:
         if site not in self.parts:
             self.parts[site] = Part(_saved(self.folder / f"{site}.safetensors", value), cut)
 
 
-class RankGatherer(Gatherer):
+class RankGatherer(StepGatherer):
     """A gatherer that accepts None as logits, since some ranks get no logits."""
 
     def forced(self, out: Tensor | None) -> Any:

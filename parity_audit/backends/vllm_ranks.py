@@ -19,12 +19,12 @@ from torch import Tensor
 
 from parity_audit.backends import vllm_rank
 from parity_audit.backends.paths import NoSuchPath
-from parity_audit.backends.prints import canonical
 from parity_audit.backends.rank_tensors import rank_tensor
-from parity_audit.backends.shards import apart, held_by, joined
+from parity_audit.backends.shards import copy_differences, join_shards, rank_spans
 from parity_audit.backends.sink import TENSOR, write_site
 from parity_audit.backends.taps import Recorder, to_canonical
 from parity_audit.backends.vllm_rank import Part, Shown
+from parity_audit.backends.weight_fingerprints import canonical
 from parity_audit.core.shards import SPLIT, SUM, WHOLE, RankShare, RankValue, of_rank
 from parity_audit.core.sites import LOGITS, RETURNED
 from parity_audit.core.types import Edit, ReadBack, SiteTap, WeightPrint, WeightTap
@@ -120,12 +120,12 @@ class Ranks:
             return None
         ranks, parts, tensors = zip(*held, strict=True)
         cuts = [part.cut for part in parts]
-        recorder.see(tap, joined(tensors, cuts))
+        recorder.see(tap, join_shards(tensors, cuts))
         if tap.site not in recorder.entries:
             return None
         share = RankShare(
             probe=recorder.request.probe.name, site=tap.site, how=_how(parts[0]), ranks=ranks,
-            apart=tuple(min(value, LARGEST) if value == value else LARGEST for value in apart(tensors, cuts[0])),
+            apart=tuple(min(value, LARGEST) if value == value else LARGEST for value in copy_differences(tensors, cuts[0])),
         )  # fmt: skip
         if tap.site in VOCABULARY:
             share = replace(share, spans=self.vocabulary)
@@ -173,7 +173,7 @@ class Ranks:
                         name: value.float() for name in beside[_fused(path)] if (value := stored(name)) is not None
                     }
                     for tap in taps:
-                        print_ = fingerprint(tap.name, canonical(joined(parts, cuts), tap))
+                        print_ = fingerprint(tap.name, canonical(join_shards(parts, cuts), tap))
                         yield replace(print_, ranks=rank_tensor(tap, ranks, parts, cuts, known))
 
     def _first_stage(self, path: str, held: Sequence[dict[str, Part]]) -> list[int]:
@@ -234,9 +234,9 @@ def _spans(
     """
     numbers = [torch.full((1, 1, *value.shape[2:]), float(rank)) for rank, value in zip(ranks, tensors, strict=True)]
     sized = replace(tap, sizes={**tap.sizes, "b": 1, "p": 1}, scale=None)
-    owner = to_canonical(joined(numbers, cuts), sized)
+    owner = to_canonical(join_shards(numbers, cuts), sized)
     along = owner.reshape(owner.shape[2], -1)[:, 0] if owner.ndim > 3 else owner.flatten()
-    return held_by(along)
+    return rank_spans(along)
 
 
 def _kept(recorder: Recorder, share: RankShare, tap: SiteTap, tensors: Sequence[Tensor]) -> RankShare:

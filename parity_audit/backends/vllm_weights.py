@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from parity_audit.backends.paths import get
-from parity_audit.backends.prints import canonical
+from parity_audit.backends.weight_fingerprints import canonical
 from parity_audit.core.types import WeightPrint
 from parity_audit.core.wire import WeightsRequest
 from parity_audit.formulas.fingerprint import fingerprint

@@ -20,14 +20,17 @@ HUGE, SMALL = 2.0**10, 2.0**-12
 
 With such terms, sums in different orders give different results.
 """
-Way = Callable[..., Tensor]
+Implementation = Callable[..., Tensor]
 """One way to compute a result, such as a single call of the library."""
-_CHOSEN: dict[Hashable, Way] = {}
+_CHOSEN: dict[Hashable, Implementation] = {}
 
 
 def chosen(
-    key: tuple[Hashable, ...], ways: Sequence[Way], definition: Way, compare: Callable[[Way], bool | None]
-) -> Way:
+    key: tuple[Hashable, ...],
+    ways: Sequence[Implementation],
+    definition: Implementation,
+    compare: Callable[[Implementation], bool | None],
+) -> Implementation:
     """Return the first way that gives the same bits as the definition according to `compare`, else the definition.
 
     The choice is remembered for this key, number of threads and precision setting. If a comparison is inconclusive

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch import constant_pad_nd as pad
 
-from parity_audit.batch_invariant.agreement import Way, chosen, same_bits
+from parity_audit.batch_invariant.agreement import Implementation, chosen, same_bits
 
 ROWS = 4
 COLUMNS = 16
@@ -133,7 +133,9 @@ def _tile(left: Tensor, right: Tensor, batch: int, row: int, column: int) -> Ten
     return out
 
 
-def _compare(way: Way, left_shape: Any, right_shape: Any, transposed: bool, dtype: torch.dtype) -> bool | None:
+def _compare(
+    way: Implementation, left_shape: Any, right_shape: Any, transposed: bool, dtype: torch.dtype
+) -> bool | None:
     """Compare a way with the definition on a batch of equal random products; see `same_bits` for the result.
 
     Compared are the tiles in the corners of the first and the last product of the batch.

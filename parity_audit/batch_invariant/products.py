@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import constant_pad_nd as pad
 
-from parity_audit.batch_invariant.agreement import SAMPLED_ROWS, SMALL, Way, cancelling, chosen, same_bits
+from parity_audit.batch_invariant.agreement import SAMPLED_ROWS, SMALL, Implementation, cancelling, chosen, same_bits
 
 ROWS = 4
 """Rows in a block. Matrix libraries use other kernels for one to three rows, and four rows cost little more than one."""
@@ -107,7 +107,7 @@ def _all_filled_up(bias: Tensor | None, rows: Tensor, weight: Tensor, beta: floa
     return _rows_filled_up(bias, rows, wide, beta, alpha)[: rows.shape[0], :columns].contiguous()
 
 
-def _in_one_thread(way: Way) -> Way:
+def _in_one_thread(way: Implementation) -> Implementation:
     """Return `way` as a function that runs with one thread and restores the number of threads afterwards."""
 
     @wraps(way)
@@ -153,7 +153,7 @@ def _of_equal_columns(weight: Tensor) -> Tensor:
 
 
 def _compare(
-    way: Way, count: int, bias: Tensor | None, weight: Tensor, beta: float, alpha: float
+    way: Implementation, count: int, bias: Tensor | None, weight: Tensor, beta: float, alpha: float
 ) -> bool | None:  # fmt: skip
     """Compare a way with the definition on cancelling rows; see `same_bits` for the result.
 
@@ -165,7 +165,7 @@ def _compare(
     # The bias is as small as what remains of the sums: beside a larger one, bfloat16 would hide the order of the sum.
     drawn = None if bias is None else bias[0].clone().normal_(std=SMALL, generator=torch.Generator().manual_seed(0))
 
-    def by(way: Way, rows: Tensor) -> Tensor:
+    def by(way: Implementation, rows: Tensor) -> Tensor:
         added = None if drawn is None else drawn.expand(len(rows), -1)
         return way(added, rows.clone(), weight, beta, alpha)[: len(rows)]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity_audit.batch_invariant.agreement import SAMPLED_ROWS, Way, cancelling, chosen, same_bits
+from parity_audit.batch_invariant.agreement import SAMPLED_ROWS, Implementation, cancelling, chosen, same_bits
 from parity_audit.batch_invariant.batched import LOW
 from parity_audit.batch_invariant.elementwise import GRAIN, pointwise
 
@@ -113,7 +113,7 @@ def _doubled(native: Native, values: Tensor, keepdim: bool) -> Tensor:
     return out[: math.prod(shape)].view(shape)
 
 
-def _compare(way: Way, native: Native, values: Tensor) -> bool | None:
+def _compare(way: Implementation, native: Native, values: Tensor) -> bool | None:
     """Compare a way with `_doubled` on cancelling rows of this width, each row alone; see `same_bits` for the result."""
     rows = cancelling(SAMPLED_ROWS, values.new_ones(values.shape[-1], 1))
     shape = values.shape

@@ -1,14 +1,14 @@
-"""What is kept of each probe, and which probes fit into `--disk`: the most that can be had, chosen before anything is run.
+"""Choose, before anything is run, which probes run and what is kept of each, so that the audit's files fit into `--disk`.
 
-In this order, until what an audit writes fits, into `--disk` or where none is given into `ROOM`:
+The probes are reduced in this order until the files fit into `--disk`, or into `ROOM` if no `--disk` is given:
 
-1. of long probes only the positions that tell: both ends, the tokens around every window and length that the architecture
-   knows, and a spread between them;
-2. of all probes but the first only the residual stream and the outputs;
-3. under `--disk` alone, whole probes are left out, the dearest first, never the first one or a text of the user's own.
+1. of long probes only informative positions are kept: both ends, the tokens around every window and length that the
+   architecture knows, and evenly spread ones;
+2. of all probes but the first only the residual stream and the outputs are kept;
+3. only if `--disk` is given, whole probes are left out, the largest first, but never the first one or the user's own texts.
 
-Where a candidate departs on a probe that was cut down and nothing else explains it, the stream and the attention's inputs and
-outputs are captured there in every position (see `diagnose.diagnosis`).
+If a candidate departs on a reduced probe and nothing else explains it, the residual stream and attention's inputs and outputs
+are captured there at every position (see `diagnose.diagnosis`).
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from parity_audit.core.sites import LOGITS
 from parity_audit.core.types import NotTested, Probe, SiteTap
 
 LONG = 512
-"""Tokens from which on positions are chosen: shorter probes are cheap beside a model that asks for a bound."""
+"""Positions are selected only in probes of at least this many tokens: shorter ones cost little for a model that needs a bound."""
 ENDS, EDGE, SPREAD = 16, 8, 32
-"""Positions kept at either end, on either side of a window's edge, and evenly between: errors of a window begin at its edge and
-stay, errors of RoPE grow with the distance, so a hundred of thousands of positions show both."""
+"""Positions kept at each end, on each side of a window's edge, and evenly spread: errors of a window begin at its edge and
+remain, errors of RoPE grow with the distance, so a hundred out of thousands of positions show both."""
 ROOM = 3 << 29
-"""Bytes for everything that one candidate's audit may write where the user gives no bound: every site and position of a model up to
-a few million parameters takes less, those of one of 2.6 billion up to 97 GB. A port at parity writes about half of it, as nobody
-looks for causes: below 1 GB."""
+"""Bytes that one candidate's audit may write if the user gives no bound. All sites and positions of a model with up to a few
+million parameters take less; those of a model with 2.6 billion take up to 97 GB. A port at parity writes about half of the
+bound, below 1 GB, because no causes are searched."""
 WHOLE = sys.maxsize
-"""A bound for those who need every position and site, whatever that takes."""
+"""The bound for callers that need every position and site, however many bytes that takes."""
 REPLAYS = 4
-"""Runs of the judge on the inputs of the reference and of the candidate, of probes with every site, where a candidate departs:
-each whole, and once more without the tensors that rest on an assumption."""
+"""Replays of the judge per probe with every site, if a candidate departs: on the reference's and on the candidate's inputs,
+each once with all tensors and once without the tensors that rest on an assumption."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """The probes as they will be run, what is left out of them, and the most bytes that they take."""
+class ProbeSelection:
+    """The probes as they will be run, what is left out of them, and the upper bound of the bytes that they take."""
 
     probes: tuple[Probe, ...]
     left_out: tuple[NotTested, ...]
@@ -55,9 +55,9 @@ class Fitted:
 
 @dataclass(frozen=True, kw_only=True)
 class Writes:
-    """What an audit of one candidate writes at most, by probe: reference, judge, candidate, and what looks for causes.
+    """The most bytes that an audit of one candidate writes: captures of reference, judge and candidate, replays, patched runs.
 
-    `definition`: a reference that cannot run in float64 is measured against the definition's own run, one capture more.
+    `definition`: whether there is one more capture, the definition's own run, because the reference cannot run in float64.
     """
 
     taps: Sequence[SiteTap]
@@ -66,8 +66,10 @@ class Writes:
     definition: bool = False
 
     def of(self, probe: Probe) -> int:
-        """Bytes of all captures of one probe. What a candidate returns is counted beside the logits that its hook shows: they
-        are one file only where no bit differs."""
+        """Return the bytes of all captures of one probe.
+
+        A candidate's returned logits are counted in addition to those of its hook: they share one file only if bit-identical.
+        """
         chosen = [tap for tap in self.taps if wanted(tap, probe) and whole_in_steps(tap, probe)]
         returned = [tap for tap in chosen if tap.site == LOGITS]
         shown, again = (numbers_of(probe, part, self.sizes) for part in ([*chosen, *returned], chosen))
@@ -79,19 +81,19 @@ class Writes:
         return taken + STORED_BYTES * shown + (FLOAT64_BYTES * again if probe.sites == "all" else 0)
 
     def total(self, probes: Sequence[Probe]) -> int:
-        """Bytes of all of them."""
+        """Return the bytes of all captures of these probes."""
         return sum(map(self.of, probes))
 
 
-def fitted(
+def reduce_to_fit(
     probes: Sequence[Probe], own: Sequence[Probe], writes: Writes, config: Mapping[str, Any], bound: int | None
-) -> Fitted:
-    """What of `probes` is run and kept within `bound` bytes; `own` are the user's texts, of which nothing is left out.
+) -> ProbeSelection:
+    """Reduce `probes` until the audit's files fit into `bound` bytes; `own` are the user's texts, which are never reduced.
 
-    Where `bound` is None every probe is run, and what is kept of it is cut down only where all of it exceeds `ROOM`.
+    If `bound` is None, every probe runs, and what is kept of the probes is reduced only if all of it exceeds `ROOM`.
 
     Raises:
-        UsageError: not even the first probe fits into a bound of the user's.
+        UsageError: not even the first probe fits into the user's bound.
     """
     gaps: dict[str, NotTested] = {}
     kept = list(probes)
@@ -121,11 +123,11 @@ def fitted(
             f"nothing fits into {by}: probe {kept[0].name} alone writes up to {decimal(need())}", code=DISK_BOUND,
             hint="`parity-audit plan MODEL` shows what each probe takes; --no-repair needs less",
         )  # fmt: skip
-    return Fitted(probes=tuple(kept), left_out=tuple(gaps.values()), needed=need())
+    return ProbeSelection(probes=tuple(kept), left_out=tuple(gaps.values()), needed=need())
 
 
-def told_positions(length: int, edges: Sequence[int]) -> tuple[int, ...]:
-    """The positions of a text of this length that are kept: ends, the edges of windows, and a spread."""
+def kept_positions(length: int, edges: Sequence[int]) -> tuple[int, ...]:
+    """Return the positions of a text of this length that are kept: the ends, around window edges, and evenly spread ones."""
     near = [at + step for at in edges for step in range(-EDGE, EDGE)]
     spread = [number * (length - 1) // (SPREAD - 1) for number in range(SPREAD)]
     places = {*range(ENDS), *range(length - ENDS, length), *near, *spread}
@@ -137,7 +139,7 @@ def _chosen_positions(config: Mapping[str, Any]) -> Callable[[Probe], tuple[Prob
         length = probe.shape[1]
         if probe.sites == "all" or length < LONG:
             return probe, ""
-        places = told_positions(length, thresholds(config))
+        places = kept_positions(length, thresholds(config))
         return replace(
             probe, kept=places
         ), f"{len(places)} of {length} are kept: both ends, the edges of windows, a spread"

@@ -1,4 +1,4 @@
-"""Sites whose mean over the last axis is taken from them: the coordinates of a port with centred weights.
+"""Subtract the mean over the last axis from some sites, which gives the values that a port with centred weights computes.
 
 x - mean(x)        over d_model in the residual stream, over the vocabulary in logits
 """
@@ -20,12 +20,12 @@ from parity_audit.core.sites import local_name
 
 
 def centred_entries(entries: Iterable[Entry], sites: Collection[str], folder: Path) -> list[Entry]:
-    """The entries, those of these sites (named without their blocks) with files of their own in float64, beside the first ones."""
+    """Return the entries; those of `sites` (names without blocks) point to new centred float64 files beside the original ones."""
     return [_centred(entry, folder) if local_name(entry.site) in sites else entry for entry in entries]
 
 
 def centred_copy(capture: Capture, sites: Collection[str], folder: Path) -> Capture:
-    """A capture in `folder` with the mean taken from these sites; its other files are linked."""
+    """Return a copy of a capture in `folder` with the mean subtracted from these sites; its other files are linked."""
     copy = with_newer(capture, capture, folder)
     entries = tuple(centred_entries(copy.manifest.entries, sites, folder))
     write_manifest(folder, dataclasses.replace(copy.manifest, entries=entries))
@@ -33,7 +33,7 @@ def centred_copy(capture: Capture, sites: Collection[str], folder: Path) -> Capt
 
 
 def bytes_of_copy(capture: Capture, sites: Collection[str]) -> int:
-    """What `centred_copy` writes at most."""
+    """Return the most bytes that `centred_copy` writes."""
     return sum(
         FLOAT64_BYTES * math.prod(entry.shape) for entry in capture.manifest.entries if local_name(entry.site) in sites
     )
@@ -42,7 +42,7 @@ def bytes_of_copy(capture: Capture, sites: Collection[str]) -> int:
 def _centred(entry: Entry, folder: Path) -> Entry:
     file = Path(entry.file)
     name = str(file.with_name(f"centred-{file.name}"))
-    if not (folder / name).exists():  # two sites that are the same to the bit share one file
+    if not (folder / name).exists():  # two bit-identical sites share one file
         value = load_file(folder / file)[TENSOR].double()
         save_file({TENSOR: value - value.mean(-1, keepdim=True)}, folder / name)
     return dataclasses.replace(entry, file=name, dtype="float64", sha256=sha256_of(folder / name))

@@ -1,7 +1,7 @@
-"""The checkpoint that the backends of one audit are given: who writes to it is named, and the next one reads the right one.
+"""Guard the checkpoint that an audit's backends read: a backend that changes it is named, and a synthetic one is restored.
 
-Backends are foreign code and get a path. A synthetic checkpoint that is small is copied for the audit, so that no other
-audit sees what is done to it; every checkpoint is looked at again after each backend ran on it.
+Backends are foreign code and are given a path. A small synthetic checkpoint is copied for the audit, so that no other
+audit is affected by a change; every checkpoint is checked again after each backend ran on it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from parity_audit.specs.sealed import loaded_files
 
 CHANGED = "checkpoint-changed"
 SMALL_BYTES = 64 << 20
-"""What is copied or hashed whole without a thought, in well under a second; a miniature has 2 to 20 MiB."""
+"""Up to this size files are copied or hashed whole, which takes well under a second; a miniature has 2 to 20 MiB."""
 
 HEADER_BYTES = 1 << 20
-"""Of a large file: names, shapes and places of all its tensors, and the first numbers."""
+"""Bytes hashed at the start of a large file: the names, shapes and offsets of all its tensors, and the first numbers."""
 
 
 @dataclass
 class GuardedCheckpoint:
-    """`checkpoint` is what backends are given, `expected` what its files have to be, by name.
+    """The `checkpoint` that backends are given, and the `expected` hash (or size, time and header) of its files, by name.
 
-    `restore` brings it back where that is possible; weights of the user's own cannot be, and are `spoiled` by the first
-    backend that changes them. `use` is held for as long as this lives, so that the cache keeps what is not copied.
+    `restore` writes the files again; None for the user's own weights, which cannot be restored. `spoiled` then names the first
+    backend that changed them. The lock `use` is held as long as this object lives, so that the cache keeps a checkpoint that
+    was not copied.
     """
 
     checkpoint: Checkpoint
@@ -44,10 +45,10 @@ class GuardedCheckpoint:
 
     @contextmanager
     def watched(self, who: str) -> Iterator[None]:
-        """Look at the files when the block, in which backend `who` runs, is done.
+        """Check the files after the `with` block in which backend `who` runs.
 
         Raises:
-            NotJudged: `who` changed them, or somebody did before and they cannot be restored.
+            NotJudged: `who` changed them, or an earlier backend did and they cannot be restored.
         """
         if self.spoiled:
             raise _changed(self.spoiled, "", restored=False)
@@ -75,10 +76,10 @@ class GuardedCheckpoint:
 def guarded(
     checkpoint: Checkpoint, *, remake: Callable[[], Checkpoint] | None, copies: Path | None
 ) -> GuardedCheckpoint:
-    """Watch a checkpoint, or a copy of it below `copies` where it is synthetic and small.
+    """Guard a checkpoint, or a copy of it below `copies` if it is synthetic and small.
 
     Args:
-        remake: verifies and if need be writes a synthetic checkpoint again; None for weights of the user's own.
+        remake: verifies a synthetic checkpoint and writes it again if necessary; None for the user's own weights.
     """
     if remake is None or checkpoint.hf_home is None:
         return GuardedCheckpoint(checkpoint, _state(checkpoint))
@@ -100,9 +101,10 @@ def guarded(
 
 
 def _state(checkpoint: Checkpoint) -> dict[str, str]:
-    """Every file that loading reads: hashed whole, or where weights are large or the user's by size, time and header.
+    """Return a token of every file that loading reads: its hash, or for large files its size, time and header's hash.
 
-    Large synthetic weights were hashed whole when they were asked for; once more after every backend would take longer than it.
+    Large synthetic weights were hashed whole when they were requested; to do so again after each backend would take longer than
+    the backend's run.
     """
     folder = Path(checkpoint.path)
     try:

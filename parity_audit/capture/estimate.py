@@ -1,8 +1,8 @@
-"""What an audit will need, worked out of config and probes before anything is downloaded, loaded or run.
+"""Estimate what an audit will need, from config and probes, before anything is downloaded, loaded or run.
 
     capture   sum over probes and sites of  tokens x width of the site x 4 bytes, 8 for the judge
-    run       2 x tokens x parameters       multiplications and additions: each weight meets each token once, of a mixture's
-                                            experts those that the router chooses
+    run       2 x tokens x parameters       multiplications and additions: each weight is applied to each token once; of a
+                                            mixture's experts only those that the router chooses
 
 Attention's own products are left out: at the lengths of the probes they are a few percent of a model of real size.
 """
@@ -37,19 +37,19 @@ from parity_audit.specs.view import dims, spec_values, taps
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 EXPERTS, TOP_K = ".experts.", "moe.top_k"
 TIMED, REPEATS = 1024, 3
-"""Rows and columns of the product that is timed, and how often: long enough to keep every core at work, under a second."""
+"""Rows and columns of the matrix product that is timed, and its repeats: enough to use every core, in under a second."""
 
 
 def planned_cost(
     model: str, *, weights: Path | None, probes: Sequence[str] | None, dtype: str, quick: bool = False, disk: int | None = None,
     repair: bool = True,
 ) -> AuditCost:  # fmt: skip
-    """What an audit of a model by its name needs, with the captures in the cache directory; its config is all that is read.
+    """Estimate what the audit of a model needs, with the captures in the cache directory; only the model's config is read.
 
     Args:
-        model: hub id, alias or local directory; `weights` a directory with config.json in its place.
-        probes: names of probes, all of them where None.
-        quick, disk, repair: as of an audit.
+        model: hub id, alias or local directory; `weights` a directory whose config.json is used instead.
+        probes: names of probes; None for all of them.
+        quick, disk, repair: as for an audit.
 
     Raises:
         UsageError: unknown model, probe or dtype, or nothing fits into `disk`.
@@ -70,12 +70,12 @@ def planned_cost(
 def audit_cost(
     model: ResolvedModel, config: Mapping[str, Any], probes: Sequence[Probe], *, dtype: str, place: Path
 ) -> AuditCost:
-    """What the audit of one candidate needs.
+    """Return the estimated cost of the audit of one candidate.
 
     Args:
-        config: of the checkpoint, in the canonical form.
-        dtype: in which the models run.
-        place: a directory on the disk that takes the captures.
+        config: the checkpoint's config in the canonical form.
+        dtype: the dtype in which the models run.
+        place: a directory on the disk that stores the captures.
 
     Raises:
         UsageError: transformers cannot build the model of this config.
@@ -98,7 +98,7 @@ def audit_cost(
 
 
 def _parameters(model: ResolvedModel, config: Mapping[str, Any]) -> tuple[int, int]:
-    """All parameters of a model, and those that one token meets."""
+    """Return the number of all parameters of a model, and of those that are applied to one token."""
     sizes = [(name, one.numel()) for name, one in skeleton(model.config).named_parameters()]
     total, experts = sum(size for _, size in sizes), sum(size for name, size in sizes if EXPERTS in name)
     if not experts:
@@ -109,7 +109,7 @@ def _parameters(model: ResolvedModel, config: Mapping[str, Any]) -> tuple[int, i
 
 
 def _probe(probe: Probe, every: Sequence[SiteTap], sizes: Mapping[str, int]) -> ProbeCost:
-    """What every site of the reference takes for one probe; `returned` is written beside the logits."""
+    """Return the bytes that all sites of the reference take for one probe."""
     chosen = [tap for tap in every if wanted(tap, probe) and whole_in_steps(tap, probe)]
     numbers = numbers_of(probe, chosen, sizes)
     return ProbeCost(
@@ -119,11 +119,12 @@ def _probe(probe: Probe, every: Sequence[SiteTap], sizes: Mapping[str, int]) -> 
 
 
 def _speed(dtype: torch.dtype) -> float:
-    """Multiplications and additions a second of a product of two matrices, the best of a few."""
+    """Return the multiplications and additions per second of a product of two matrices, the best of `REPEATS`."""
     left = torch.ones(TIMED, TIMED, dtype=dtype)
     taken = []
     for _ in range(REPEATS):
         started = time.perf_counter()
-        torch.nn.functional.linear(left, left)  # as models multiply: some types have no fast kernel for any other order
+        # The product that models use: some dtypes have a fast kernel only for this order.
+        torch.nn.functional.linear(left, left)
         taken.append(time.perf_counter() - started)
     return 2.0 * TIMED**3 / min(taken)

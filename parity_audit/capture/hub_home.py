@@ -1,7 +1,8 @@
 """Hub caches that the forked workers of this process share: directories of links to the repositories of checkpoints.
 
-A copy of a process that has imported an engine (`workers.forks`) keeps the HF_HOME of that import, because libraries read it then.
-With an HF_HOME for each checkpoint every audit of a process would import its engines anew; through these one import serves all.
+A forked copy of a process that has imported an engine (`workers.forks`) keeps the HF_HOME of that import, because libraries read
+HF_HOME when they are imported. With a separate HF_HOME per checkpoint, every audit of a process would have to import its engines
+again; with these shared directories one import serves all audits.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ class _Home:
 
 PREFIX = "hub-"
 _HOMES: dict[Path, list[_Home]] = {}
-"""Those of this process, by the root of the cache that they are in."""
+"""The hub caches of this process, by the root of the cache that contains them."""
 _ONE_AT_A_TIME = threading.Lock()
 
 
 def shared_home(hf_home: Path) -> Path:
-    """A directory for HF_HOME in which the repositories of `hf_home` are found under their names: the first of this process
-    that has no other checkpoint under one of these names, or a new one. `hf_home` itself on a disk without symbolic links.
+    """Return a directory for HF_HOME that contains the repositories of `hf_home` under their names.
+
+    It is the first directory of this process that has no other checkpoint under one of these names, or a new one. On a disk
+    without symbolic links it is `hf_home` itself.
 
     Raises:
         NotJudged: the disk is full or read-only.
@@ -56,7 +59,7 @@ def shared_home(hf_home: Path) -> Path:
 
 
 def _is_free(home: Path, repositories: list[Path]) -> bool:
-    """Whether none of these names stands for another checkpoint. One that has been deleted, with its audit, stands for nothing."""
+    """Whether no repository name is linked to another existing checkpoint; a link to a deleted checkpoint does not count."""
     links = ((_link(home, repository), repository) for repository in repositories)
     return not any(link.exists() and not link.samefile(repository) for link, repository in links)
 

@@ -1,4 +1,4 @@
-"""Put finished captures where the user wants them: the directory is replaced whole, or not at all."""
+"""Move finished captures to the user's directory, which is replaced completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from parity_audit.core.manifest import MANIFEST_NAME
 JUDGE_FOLDER = "judge"
 LOGS = "logs"
 ALIVE = "parity_audit_alive.lock"
-"""Marks a directory as ours, and is locked for as long as the process that made it lives."""
+"""A file that marks a staging directory of this tool; it is locked as long as the process that made the directory lives."""
 SUFFIXES = (".safetensors", ".part")
 SITE_FILE = re.compile(r"(embed|logits|blocks\.\d+\.\w+)[.\w]*\.(safetensors|part)$")
 
 
 def require_replaceable(out: Path) -> None:
-    """Refuse a directory that holds anything but a capture, before a model is run for it.
+    """Refuse an output directory that holds anything but a capture, before a model is run.
 
     Raises:
         UsageError: a file that no capture wrote would be lost.
@@ -36,13 +36,13 @@ def require_replaceable(out: Path) -> None:
 
 
 def place(taken: Mapping[str, Capture], out: Path) -> None:
-    """Replace `out` by these captures, each in the subfolder it is named by ("" is `out` itself), logs kept.
+    """Replace `out` by these captures, each in the subfolder given by its key ("" is `out` itself); logs are kept.
 
-    Everything is copied beside `out` first. What stood there before goes only when the new one is complete, a `judge`
-    of the old capture with it.
+    Everything is copied to a directory beside `out` first. The earlier capture, with its `judge` subfolder, is deleted only
+    when the new one is complete.
 
     Raises:
-        NotJudged: the disk is full or read-only; `out` is as it was.
+        NotJudged: the disk is full or read-only; `out` is unchanged.
     """
     out = out.resolve()
     try:
@@ -68,7 +68,7 @@ def place(taken: Mapping[str, Capture], out: Path) -> None:
 
 
 def _reclaim(out: Path) -> None:
-    """Finish what a killed process left beside `out`: an earlier capture that it had moved away goes back, the rest goes."""
+    """Clean up what a killed process left beside `out`: put back an earlier capture that it had moved away, delete the rest."""
     for staging in (folder for folder in out.parent.iterdir() if folder.name.startswith(f".{out.name}-")):
         lock = hold_if_free(staging / ALIVE) if (staging / ALIVE).is_file() else None
         if lock is not None:
@@ -79,7 +79,7 @@ def _reclaim(out: Path) -> None:
 
 
 def _swap(new: Path, out: Path, old: Path) -> None:
-    """Two renames; when the second fails the first is undone."""
+    """Move `out` to `old` and `new` to `out`; if the second rename fails, the first is undone."""
     there = out.is_dir()
     if there:
         os.rename(out, old)
@@ -92,9 +92,10 @@ def _swap(new: Path, out: Path, old: Path) -> None:
 
 
 def _of_a_capture(path: Path) -> bool:
-    """Whether a capture, finished or broken off, has this entry: manifest, logs, or the folder of a probe's tensors.
+    """Whether a path belongs to a complete or incomplete capture: manifest, logs, judge, or the folder of a probe's tensors.
 
-    The embedding is the first site that a run writes, and no file of weights is named like it.
+    A folder of tensors is recognised by a file named after a site: the embedding is the first site that a run writes, and no
+    file of weights is named like it.
     """
     if path.name in (MANIFEST_NAME, MANIFEST_HASH, JUDGE_FOLDER, LOGS):
         return True

@@ -1,4 +1,4 @@
-"""What an audit will run: the model, its weights, its probes, and one plan per backend."""
+"""Plan what an audit will run: the model, its weights, its probes, and one plan per backend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from parity_audit.capture.bounded import Fitted, Writes, fitted
+from parity_audit.capture.bounded import ProbeSelection, Writes, reduce_to_fit
 from parity_audit.capture.checkpoint import GuardedCheckpoint, guarded
 from parity_audit.capture.probes import FIRST, plan_probes
 from parity_audit.capture.prompts import Prompt, own_prompts, prompt_probes
@@ -26,20 +26,20 @@ from parity_audit.specs.load import with_site_map
 from parity_audit.specs.resolve import ResolvedModel, read_config, resolve_model
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.special_tokens import special_ids
-from parity_audit.specs.view import cannot, dims, taps
+from parity_audit.specs.view import dims, reason_not_supported, taps
 
 QUICK_PROBES = (FIRST,)
-"""What `--quick` runs where no probe is named: the one that shows every component."""
+"""The probes that `--quick` runs if none is named: the one that shows every component."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditPlan:
-    """The question, resolved. `left_out` are the probes that are usually run and are not in this audit, and why."""
+    """A resolved audit. `left_out` are the usual probes, or parts of them, that this audit does not run, and why."""
 
     model: ResolvedModel
     guard: GuardedCheckpoint
     config: dict[str, Any]
-    """The checkpoint's, in the canonical form."""
+    """The checkpoint's config, in the canonical form."""
     probes: tuple[Probe, ...]
     dtype: str
     device: str
@@ -75,12 +75,13 @@ def plan_audit(
     """Resolve the model, find or make its weights, and choose the probes.
 
     Args:
-        texts: prompts of the user's own, and `prompts` a file of them; each becomes a row of a probe of its own.
+        texts: the user's own prompts, and `prompts` a file with more; each becomes a row of an extra probe.
         chat: put prompts that are text through the checkpoint's chat template.
         quick: run probe `short` alone, unless `probes` names others.
-        disk: bytes that the captures may take; probes are cut down or left out until they do (see `bounded`).
-        repair: patched runs need room as well, and so does the `definition` beside a reference that cannot run in float64.
-        copies: where a small synthetic checkpoint is copied to, so that backends never get the one in the cache.
+        disk: bytes that the captures may take; probes are reduced or left out until they fit (see `bounded`).
+        repair: whether patched runs are made, which need disk space as well; so does the `definition`, a further run that is
+            made if the reference cannot run in float64.
+        copies: the directory to which a small synthetic checkpoint is copied, so that backends never use the one in the cache.
 
     Raises:
         UsageError: unknown model or probe.
@@ -113,8 +114,8 @@ def plan_audit(
 def affordable(
     planned: Sequence[Probe], spec: Spec, config: Mapping[str, Any], *, wanted: Sequence[str] | None, quick: bool,
     disk: int | None, repair: bool, own: Sequence[Probe] = (), definition: bool = False,
-) -> Fitted:  # fmt: skip
-    """The probes that an audit runs besides the user's `own` texts, by name, with `quick`, and within `disk` bytes.
+) -> ProbeSelection:  # fmt: skip
+    """Return the probes that an audit runs besides the user's `own` texts: chosen by name or `quick`, within `disk` bytes.
 
     Raises:
         UsageError: an unknown name, or nothing fits.
@@ -123,12 +124,12 @@ def affordable(
     left_out = _left_out(planned, chosen) if quick else ()
     sites, sizes = taps(spec, "hf", config, ""), dims(spec, config)
     writes = Writes(taps=sites, sizes=sizes, repair=repair and not quick, definition=definition)
-    fit = fitted(chosen, own, writes, config, disk)
+    fit = reduce_to_fit(chosen, own, writes, config, disk)
     return replace(fit, left_out=(*left_out, *fit.left_out))
 
 
 def _left_out(planned: Sequence[Probe], chosen: Sequence[Probe]) -> tuple[NotTested, ...]:
-    """One entry per probe that `--quick` does not run."""
+    """Return one entry per probe that `--quick` does not run."""
     return tuple(
         NotTested(what=f"probe {probe.name}", why=f"left out by --quick: {probe.purpose}")
         for probe in planned
@@ -137,9 +138,9 @@ def _left_out(planned: Sequence[Probe], chosen: Sequence[Probe]) -> tuple[NotTes
 
 
 def opened(out: Path | None, model: str, **question: Any) -> tuple[Workspace, AuditPlan]:
-    """A place to work and what will be run there, as `plan_audit`; a malformed question leaves nothing behind.
+    """Open the audit's workspace and plan the audit (see `plan_audit`); if planning fails, the new folders are removed.
 
-    `given`: a folder of captures that may take the place of runs, as `Workspace.open`.
+    `given`: a folder of captures that may replace runs (see `Workspace.open`).
     """
     workspace = Workspace.open(out, model, question.pop("given", None))
     try:
@@ -152,7 +153,7 @@ def opened(out: Path | None, model: str, **question: Any) -> tuple[Workspace, Au
 
 
 def choose_probes(planned: Sequence[Probe], wanted: Sequence[str] | None) -> tuple[Probe, ...]:
-    """The probes of these names, all of them where None. Raises UsageError for a name that is none."""
+    """Return the probes with these names, or all of them for None. Raises UsageError for an unknown name."""
     if not wanted:
         return tuple(planned)
     known = {probe.name: probe for probe in planned}
@@ -166,12 +167,12 @@ def side_plan(plan: AuditPlan, ref: BackendRef, *, install: bool, progress: Prog
     """Find or make the environment of one backend.
 
     Raises:
-        EnvFailed: no environment, and none may be or could be made.
+        EnvFailed: there is no environment, and none may be made or making it failed.
         CannotRun: the spec says that this release does not run the architecture.
     """
     environment = python_for(ref, device=plan.device, allow_install=install, progress=progress)
     key, version, dtype = environment.backend_key, environment.version, str(ref.settings.get("dtype", plan.dtype))
-    why = cannot(plan.model.spec, key, version, plan.config, device=plan.device, dtype=dtype)
+    why = reason_not_supported(plan.model.spec, key, version, plan.config, device=plan.device, dtype=dtype)
     if why:
         raise CannotRun(f"{ref} does not run {plan.model.spec.architecture}: {why}")
     sites = ref.settings.get("sites")
@@ -184,6 +185,6 @@ def side_plan(plan: AuditPlan, ref: BackendRef, *, install: bool, progress: Prog
 
 
 def require_judgeable(plan: AuditPlan) -> None:
-    """Stop before any engine starts when there is nothing to run."""
+    """Raise NotJudged, before any engine starts, if there is no probe to run."""
     if not plan.probes:
         raise NotJudged("no probe to run", hint="drop `--probe` to run them all")

@@ -1,4 +1,4 @@
-"""Probes: token ids built to expose something, seeded, and the same for every backend."""
+"""Build the probes: seeded token ids, the same for every backend, each built to expose one kind of error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from parity_audit.core.types import Probe
 
 PAST_THRESHOLD = 64
 EXACT_IN_BFLOAT16 = 256
-"""bfloat16 holds every whole number up to here and every second one beyond: positions, or distances, kept in it are right in a
-shorter text, whatever the architecture."""
+"""bfloat16 represents every whole number up to here and every second one beyond. Positions or distances stored in bfloat16 are
+therefore right in any shorter text, whatever the architecture."""
 FIRST_ORDINARY_ID = 8
 SHORT, REPEATED = 48, 32
 PROMPT, DECODED = 20, 8
@@ -19,25 +19,26 @@ RAGGED = (40, 23, 9)
 SHORTER = (0, 9)
 """By how many tokens the rows of a decoded batch are shorter than the longest."""
 BEGUN, CONTINUED = 12, 8
-"""Tokens of a prompt, and of the one step that goes on with it."""
+"""Tokens of the prompt of probe `continued`, and of the single step that continues it."""
 EDGE_IDS = 8
-"""Ids at either end of the vocabulary: where special tokens are, and where tables end."""
+"""Ids taken from each end of the vocabulary, where special tokens are and where tables end."""
 MOST_SPECIAL = 96
-"""Special ids beyond the ends; some vocabularies reserve thousands."""
+"""The most special ids taken besides the ends; some vocabularies reserve thousands."""
 ROWS, ROW_LENGTH = 8, 10
-"""Programs choose other kernels from some batch size on; 8 is past the thresholds in use, and still cheap."""
+"""Rows of probe `batch` and tokens per row. Programs use other kernels from some batch size on; 8 rows exceed the thresholds in
+use and are still cheap."""
 TWIN = 3
-"""The row of `batch` that says what `short` says alone."""
+"""The row of probe `batch` that consists of the first tokens of probe `short`."""
 FIRST, AGAIN, BATCH = "short", "again", "batch"
 
 
 def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[int] = ()) -> tuple[Probe, ...]:
-    """The probes for one config; `special` are token ids with a meaning of their own.
+    """Return the probes for one config; `special` are the ids of special tokens.
 
-    The long one goes past every length that the architecture knows (window, original context), and past the positions that
-    bfloat16 holds exactly, as far as its positions reach. It and the small ones after it capture the residual stream and
-    the outputs only: attention matrices would not fit, or would say nothing that `short` does not. `again` comes last: a model
-    must not remember.
+    Probe `long` exceeds every length threshold of the architecture (window, original context) and the positions that bfloat16
+    represents exactly, as far as the model's positions allow. It and most of the small probes after it capture the residual
+    stream and the outputs only: attention matrices would not fit, or would show nothing that `short` does not. `again` comes
+    last, because it tests that a model keeps no state between runs.
     """
     draw = random.Random(seed)
     rows: dict[str, Any] = {"vocab": int(config["vocab_size"]), "bos": config.get("bos_token_id")}
@@ -72,7 +73,7 @@ def plan_probes(config: Mapping[str, Any], *, seed: int = 0, special: Sequence[i
 
 
 def edge_ids(special: Sequence[int], *, vocab: int, bos: int | None) -> list[int]:
-    """BOS, the lowest ids, special ones (of very many the first and the last), and the last of the vocabulary, each once."""
+    """Return BOS, the lowest ids, the special ids (if very many, the first and the last) and the highest ids, each once."""
     own = sorted({token for token in special if 0 <= token < vocab})
     if len(own) > MOST_SPECIAL:
         own = own[: MOST_SPECIAL // 2] + own[-MOST_SPECIAL // 2 :]
@@ -81,14 +82,15 @@ def edge_ids(special: Sequence[int], *, vocab: int, bos: int | None) -> list[int
 
 
 def long_length(config: Mapping[str, Any]) -> int:
-    """Tokens needed to cross every length threshold, 0 when there is none within the model's positions."""
+    """Return the number of tokens needed to cross every length threshold; 0 if the model's positions contain none."""
     return max((edge + PAST_THRESHOLD for edge in thresholds(config)), default=0)
 
 
 def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The windows, chunks, original contexts and ends of exact numbers that a text within the model's positions can cross.
+    """Return the length thresholds that a text within the model's positions can cross.
 
-    A config that gives no limit to its positions (ALiBi) has none.
+    They are windows, chunks, original context lengths, and the last position that bfloat16 represents exactly. If a config gives
+    no limit to its positions (ALiBi), the positions count as unlimited.
     """
     scaling = config.get("rope_scaling") or {}
     key = "original_max_position_embeddings"
@@ -119,7 +121,7 @@ def padded(
     name: str, purpose: str, rows: Sequence[list[int]], *, left: bool = False, sites: str = "all", decode_from: int | None = None,
     at_once: int = 1,
 ) -> Probe:  # fmt: skip
-    """Rows padded to one length. Padding repeats the row's last id: its value must not matter to anybody."""
+    """Return a probe with its rows padded to one length. Padding repeats a row's last id, because its value must not matter."""
     width = max(len(row) for row in rows)
     ids, mask = [], []
     for row in rows:

@@ -1,4 +1,4 @@
-"""A user's own prompts: texts, chat messages or token ids, tokenised by the checkpoint's own tokenizer."""
+"""Read a user's own prompts: texts and chat messages, tokenised by the checkpoint's own tokenizer, or token ids."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from parity_audit.core.errors import UsageError
 from parity_audit.core.types import Checkpoint, Probe
 
 ROWS = 8
-"""Prompts that run side by side."""
+"""The most prompts in one probe."""
 LONGEST_WHOLE = 128
-"""Tokens up to which attention matrices of a prompt are captured; beyond, the residual stream and the outputs."""
+"""Up to this many tokens all sites of a prompt are captured, attention matrices included; beyond it only the residual stream
+and the outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """Token ids, and what they were made of: a text, chat messages as JSON, or neither."""
+    """Token ids and their source: a text, chat messages as JSON, or neither if the ids themselves were given."""
 
     ids: tuple[int, ...]
     text: str | None = None
@@ -30,7 +31,7 @@ class Prompt:
 def own_prompts(
     texts: Sequence[str], file: Path | None, checkpoint: Checkpoint, *, vocab: int, chat: bool = False
 ) -> tuple[Prompt, ...]:
-    """The prompts of the command line, then those of a file.
+    """Return the prompts of the command line, followed by those of a file.
 
     Raises:
         UsageError: no such file, an empty prompt, one that cannot be tokenised, or an id outside the vocabulary.
@@ -50,7 +51,7 @@ def own_prompts(
 
 
 def prompt_probes(prompts: Sequence[Prompt]) -> tuple[Probe, ...]:
-    """Prompts as probes `prompts`, `prompts-2` ..., some rows each, padded on the right."""
+    """Return the prompts as probes `prompts`, `prompts-2` ..., of up to `ROWS` rows each, padded on the right."""
     parts = [prompts[start : start + ROWS] for start in range(0, len(prompts), ROWS)]
     return tuple(
         padded(
@@ -62,18 +63,18 @@ def prompt_probes(prompts: Sequence[Prompt]) -> tuple[Probe, ...]:
 
 
 def read_prompts(path: Path, checkpoint: Checkpoint, *, chat: bool = False) -> tuple[tuple[int, ...], ...]:
-    """The token ids of the prompts of a file; see `prompts_of`."""
+    """Return the token ids of the prompts in a file; see `prompts_of`."""
     return tuple(prompt.ids for prompt in prompts_of(path, checkpoint, chat=chat))
 
 
 def prompts_of(path: Path, checkpoint: Checkpoint, *, chat: bool = False) -> tuple[Prompt, ...]:
-    """Prompts of a file: .txt (one text per line) or .jsonl with `token_ids`, `prompt_ids`, `text` or `messages`.
+    """Return the prompts of a file: .txt (one text per line) or .jsonl with `token_ids`, `prompt_ids`, `text` or `messages`.
 
-    Texts are tokenised by the checkpoint's own tokenizer; chat messages go through its template, which writes its
-    special tokens itself. With `chat` a text is the message of a user.
+    Texts are tokenised by the checkpoint's own tokenizer; chat messages go through its template, which writes the special
+    tokens itself. With `chat`, a text is treated as the message of a user.
 
     Raises:
-        UsageError: no such file, no prompt in it, or a row of another kind.
+        UsageError: no such file, no prompt in it, or a row of any other form.
     """
     if not path.is_file():
         raise UsageError(f"there is no file {path}", code="prompts", hint="a .txt or .jsonl file of prompts")
@@ -119,7 +120,7 @@ def _prompt(row: dict[str, Any], where: str, checkpoint: Checkpoint, *, chat: bo
 
 
 def _chat(tokenizer: Any, messages: Any, where: str) -> Prompt:
-    """Messages through the checkpoint's chat template, up to where the model answers."""
+    """Tokenise messages with the checkpoint's chat template, up to the start of the model's answer."""
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
             "the checkpoint's tokenizer has no chat template", code="prompts", where=where,
@@ -127,7 +128,7 @@ def _chat(tokenizer: Any, messages: Any, where: str) -> Prompt:
         )  # fmt: skip
     try:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    except Exception as error:  # a template raises what it likes for messages that it does not take
+    except Exception as error:  # a template may raise any exception for messages that it rejects
         raise UsageError(
             f"the chat template does not take these messages: {error}", code="prompts", where=where
         ) from None
@@ -135,7 +136,7 @@ def _chat(tokenizer: Any, messages: Any, where: str) -> Prompt:
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's own tokenizer.
+    """Load the checkpoint's own tokenizer.
 
     Raises:
         UsageError: it has none.

@@ -1,4 +1,4 @@
-"""A bound on what an audit writes beside its report, looked at before each run of a backend."""
+"""A bound on the bytes that an audit writes besides its report, checked before each run of a backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DISK_BOUND = "disk-bound"
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
-    """At most `bound` bytes below `folder`, beside what was there when this was made (captures of an earlier audit)."""
+    """A bound of `bound` bytes on new files below `folder`; bytes already there at the start (`before`) do not count."""
 
     folder: Path
     bound: int
@@ -24,14 +24,14 @@ class Scratch:
 
     @staticmethod
     def of(folder: Path, bound: int | None) -> Scratch | None:
-        """A bound on what is written below `folder` from now on; None where there is none."""
+        """Return a bound on what is written below `folder` from now on; None if `bound` is None."""
         return None if bound is None else Scratch(folder=folder, bound=bound, before=bytes_below(folder))
 
     def require(self, needed: int, what: str) -> None:
-        """Refuse a run that would write more than is left.
+        """Refuse a run that would write more bytes than the bound still allows.
 
         Raises:
-            NotJudged: its numbers do not fit.
+            NotJudged: the `needed` bytes do not fit.
         """
         used = max(0, bytes_below(self.folder) - self.before)
         if used + needed > self.bound:
@@ -43,9 +43,9 @@ class Scratch:
 
 
 def bytes_below(folder: Path) -> int:
-    """Bytes of all files in a folder, which workers may write to and delete from meanwhile."""
+    """Return the bytes of all files below a folder; workers may write and delete files there at the same time."""
     total = 0
-    for place, _, files in os.walk(folder):  # what vanishes meanwhile is passed over
+    for place, _, files in os.walk(folder):  # files that vanish meanwhile are skipped
         for name in files:
             with contextlib.suppress(OSError):
                 total += os.stat(os.path.join(place, name)).st_size

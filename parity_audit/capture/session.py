@@ -1,7 +1,7 @@
-"""One backend of an audit: its plan, and a worker that is started when needed and let go when memory is.
+"""One backend of an audit: its plan, and a worker process that is started on demand and ended when memory is needed.
 
-A session may be prepared ahead, loads on first use, keeps its model for replays and patched runs, and after `release()` loads
-again by itself. Edits are part of its state: they survive a reload.
+A session may be prepared ahead, loads the model on first use, keeps it for replays and patched runs, and after `release()`
+loads it again on the next use. Edits are part of the session's state: they are made again after a reload.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from parity_audit.core.rollouts import SampleReply, SampleRequest, ScoreReply, S
 from parity_audit.core.types import BackendRef, Checkpoint, Description, Edit, ReadBack, WeightPrint
 from parity_audit.core.wire import ApplyRequest, LoadRequest, RunReply, RunRequest, WeightsRequest
 from parity_audit.envs.build import Environment
-from parity_audit.envs.heal import healed, use
+from parity_audit.envs.heal import rebuild_if_damaged, use
 from parity_audit.specs.as_program import SPEC
 from parity_audit.specs.checkpoints import stored_names
 from parity_audit.specs.facts import decoder_facts
 from parity_audit.specs.schema import Spec
 from parity_audit.specs.view import dims, reads, unread_tensors, weight_taps
-from parity_audit.workers.asking import Asking
+from parity_audit.workers.asking import BackendClient
 from parity_audit.workers.client import TIMEOUT, Worker
 from parity_audit.workers.forks import imported_before
 from parity_audit.workers.live import LiveWorker
 
 T = TypeVar("T")
 HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE")
-"""Variables that some release puts before HF_HOME: where the user has set one, a miniature needs it too."""
+"""Variables that take precedence over HF_HOME in some release: one that the user has set must be redirected for a miniature."""
 LONGEST = {"vllm": "max_model_len", "sglang": "context_length", "sglang_server": "context_length"}
-"""The setting of an engine that says how many positions it has to make room for."""
+"""The setting by which an engine is told for how many positions it must reserve memory."""
 TOKENIZE = ("The quick brown fox jumps over 13 lazy dogs.",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SidePlan:
-    """What one side of an audit is: which program, in which environment, on which weights.
+    """One side of an audit: which program runs, in which environment, on which weights.
 
-    Of sites, named without their blocks: `left_out` are those that no run captures, each with the reason, and from what is
-    captured of those that are `centred` the mean over the last axis is taken.
+    `left_out` and `centred` name sites without their blocks: `left_out` are the sites that no run captures, each with the
+    reason; from the captured values of the `centred` sites the mean over the last axis is subtracted.
     """
 
     ref: BackendRef
@@ -70,22 +70,22 @@ class SidePlan:
 
     @property
     def backend_key(self) -> str:
-        """The spec's section: hf, hooked_transformer, transformer_bridge, vllm, or what a loaded port turned out to be."""
+        """The spec's section for this backend (hf, hooked_transformer, transformer_bridge, vllm), or the one a port reported."""
         return self.section or self.environment.backend_key
 
 
 def _texts(plan: SidePlan) -> tuple[str, ...]:
-    """What every side tokenises for itself: the user's own texts, or one of ours."""
+    """Return the texts that every side tokenises itself: the user's own texts, or else a built-in sentence."""
     return tuple(prompt.text for prompt in plan.prompts if prompt.text is not None) or TOKENIZE
 
 
 @dataclass
 class Session:
-    """A backend that answers; see the module docstring for when it is loaded.
+    """A backend that answers requests; see the module docstring for when it is loaded.
 
-    `decodes`: probes that say so are run through its cache (a candidate), and not whole (a reference). `timeout`: seconds
-    that one request may take. `home`: the directory that its process runs in, the parent's where it is None. `scratch`: the
-    bound on what its captures may write, if there is one.
+    `decodes`: whether probes with decode steps run through its KV cache (a candidate) or as one prefill (a reference).
+    `timeout`: seconds that one request may take. `home`: the directory in which its process runs; None for the parent's.
+    `scratch`: the bound on what its captures may write, if there is one.
     """
 
     plan: SidePlan
@@ -99,8 +99,8 @@ class Session:
     edits: tuple[Edit, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     read_back: tuple[ReadBack, ...] = ()
-    _worker: Asking | None = None
-    _ready: Asking | None = None
+    _worker: BackendClient | None = None
+    _ready: BackendClient | None = None
     _description: Description | None = None
     _unedited: Description | None = None
     _use: Lock | None = None
@@ -112,17 +112,17 @@ class Session:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether its model is in memory now."""
+        """Whether the model is in memory now."""
         return self._worker is not None
 
     def prepare(self) -> None:
-        """Start the process and let it import its engine while others work; costs no memory for a model yet."""
+        """Start the process and let it import its engine while other backends work; no model is loaded yet."""
         if self._worker is None and self._ready is None:
             self._ready = self._started()
             self._ready.prepare(self._request())
 
     def description(self) -> Description:
-        """What the backend says about itself; loads it if it never was."""
+        """Return the backend's description of itself; the model is loaded first if it never was."""
         if self._description is None:
             self._loaded()
         assert self._description is not None
@@ -138,7 +138,7 @@ class Session:
         return self._asked(lambda worker: worker.replay(request, on_progress=relay))
 
     def sample(self, request: SampleRequest) -> SampleReply:
-        """Draw completions, where the backend generates text."""
+        """Sample completions, if the backend generates text."""
         return self._loaded().sample(request, on_progress=self._relay("sample"))
 
     def operations(self, request: OperationsRequest) -> OperationsReply:
@@ -146,11 +146,11 @@ class Session:
         return self._asked(lambda worker: worker.operations(request, on_progress=self._relay("operations")))
 
     def score(self, request: ScoreRequest) -> ScoreReply:
-        """Log-probabilities of the tokens of given completions."""
+        """Return the log-probabilities of the tokens of given completions."""
         return self._loaded().score(request, on_progress=self._relay("score"))
 
     def weights(self) -> tuple[WeightPrint, ...]:
-        """Fingerprints of every checkpoint tensor in the live model."""
+        """Return the fingerprints of the checkpoint's tensors in the loaded model."""
         version = self.description().release
         plan = self.plan
         stored = stored_names(Path(plan.checkpoint.path))
@@ -158,7 +158,7 @@ class Session:
         return tuple(self._asked(lambda worker: worker.weights(WeightsRequest(taps=taps))))
 
     def apply(self, edits: tuple[Edit, ...]) -> tuple[ReadBack, ...]:
-        """Bring the live model to exactly these edits; `load` edits start the backend afresh."""
+        """Make exactly these edits in the loaded model and undo all others; changed `load` edits start the backend again."""
         settings: dict[str, Any] = {}
         for edit in edits:
             if edit.op == "load":
@@ -171,26 +171,26 @@ class Session:
             self._loaded()
             return self.read_back
         self._loaded()
-        self.edits = ()  # a worker that cannot make an edit undoes them all
+        self.edits = ()  # a worker that fails to make an edit undoes all edits
         self.read_back = tuple(self._asked(lambda worker: worker.apply(ApplyRequest(edits=live))))
         self.edits = live
         return self.read_back
 
     def restore(self) -> None:
-        """Take every edit back. A model that was loaded with other settings is let go; the next question loads it as it was."""
+        """Undo every edit. A model that was loaded with changed settings is unloaded; the next request loads it unchanged."""
         if self.load_settings or not self.is_loaded:
             self.discard()
         else:
             self.apply(())
 
     def discard(self) -> None:
-        """Let the process go, and every edit with it: the next question loads the model as it was first."""
+        """End the process and drop every edit: the next request loads the unchanged model."""
         self.release()
         self.load_settings, self.edits, self.read_back = {}, (), ()
         self._description = self._unedited
 
     def release(self) -> None:
-        """Let the process and its memory go; the next call loads again."""
+        """End the process and free its memory; the next request loads the model again, with the edits."""
         for worker in (self._worker, self._ready):
             if worker is not None:
                 worker.kill()
@@ -198,8 +198,8 @@ class Session:
             self._use.release()
         self._worker = self._ready = self._use = None
 
-    def _asked(self, question: Callable[[Asking], T]) -> T:
-        """The answer of the loaded model. A process that died is let go, so that the next question starts another."""
+    def _asked(self, question: Callable[[BackendClient], T]) -> T:
+        """Return the loaded model's answer. If its process died, it is dropped, so that the next request starts a new one."""
         worker = self._loaded()
         try:
             return question(worker)
@@ -207,8 +207,8 @@ class Session:
             self.release()
             raise
 
-    def _loaded(self) -> Asking:
-        """The loaded model. Where that fails in a damaged environment, the environment is made again, once."""
+    def _loaded(self) -> BackendClient:
+        """Return the loaded model. If loading fails because the environment is damaged, the environment is rebuilt once."""
         if self._worker is not None:
             return self._worker
         try:
@@ -216,13 +216,13 @@ class Session:
         except NotJudged as failure:
             plan = self.plan
             self.release()
-            if not healed(
+            if not rebuild_if_damaged(
                 failure, plan.ref, plan.environment, device=plan.device, install=plan.install, progress=self.progress
             ):
                 raise
             return self._load()
 
-    def _load(self) -> Asking:
+    def _load(self) -> BackendClient:
         plan, started = self.plan, time.perf_counter()
         self.progress.update("load", self.label)
         worker, self._ready = self._ready or self._started(), None
@@ -240,7 +240,7 @@ class Session:
         self.seconds["load"] = self.seconds.get("load", 0.0) + time.perf_counter() - started
         return worker
 
-    def _started(self) -> Asking:
+    def _started(self) -> BackendClient:
         if self.plan.ref.name == LIVE:
             return LiveWorker(self.label, self.log)
         environment = self.plan.environment
@@ -287,7 +287,7 @@ class Session:
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `over` on top, dictionaries inside merged the same way."""
+    """Return `base` updated with `over`; nested dictionaries are merged in the same way."""
     out = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(out.get(key), dict)

@@ -1,4 +1,4 @@
-"""A candidate of an audit, made ready ahead of its turn: engines import while others compute."""
+"""A candidate of an audit that is prepared ahead of its turn: its engine is imported while other backends compute."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ ENV_MISSING = "env-missing"
 
 @dataclass
 class Side:
-    """`make(ref, role)` finds or creates the environment; nothing is loaded before the session is asked.
+    """One backend of an audit, with its session or its failure.
 
-    What fails, in whatever way, is this side's own failure: it is kept for its turn.
+    `make(ref, role)` finds or creates the environment; no model is loaded before the session is used. Any failure of the
+    preparation is kept in `failure` and raised at this side's turn, so that it does not end the audit of the others.
     """
 
     ref: BackendRef
@@ -29,8 +30,8 @@ class Side:
         """Find or make the environment.
 
         Raises:
-            UsageError: the BACKEND string asks for what cannot be; nothing has been run yet.
-            EnvFailed: its environment is not there, and may not be made.
+            UsageError: the BACKEND string asks for something impossible; nothing has been run yet.
+            EnvFailed: its environment does not exist and may not be made.
         """
         if self.session is not None or self.failure is not None:
             return
@@ -42,7 +43,7 @@ class Side:
             self.failure = error
 
     def prepare(self) -> None:
-        """Start the process, so that its engine is imported while others compute."""
+        """Start the process, so that its engine is imported while other backends compute; a failure is kept, not raised."""
         if self.failure is None:
             try:
                 self.settle()
@@ -52,7 +53,7 @@ class Side:
                 self.failure = error
 
     def ready(self) -> Session:
-        """The session. Raises what `settle` or `prepare` met."""
+        """Return the prepared session, or raise the failure that `settle` or `prepare` kept."""
         if self.session is None:
             self.prepare()
         if self.failure is not None:
@@ -61,6 +62,6 @@ class Side:
         return self.session
 
     def release(self) -> None:
-        """Let the process go, if there is one."""
+        """End the process, if there is one."""
         if self.session is not None:
             self.session.release()

@@ -1,4 +1,4 @@
-"""How many numbers a capture of a probe writes, from config and spec alone."""
+"""Compute how many numbers a capture of a probe contains, from config and spec alone."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from parity_audit.core.sites import ATTENTION_SITES, LOGITS, RETURNED, local_nam
 from parity_audit.core.types import Probe, SiteTap
 
 STORED_BYTES, FLOAT64_BYTES = 4, 8
-"""Of a number in a capture: what models in 16 bits show is kept in float32 too."""
+"""Bytes per number in a native and in a float64 capture; values of 16-bit models are stored in float32 too."""
 HEADS, KV_HEADS = ("q", "rot_q", "q_norm.out", "z", "attn_gate"), ("k", "v", "rot_k", "k_norm.out")
 KEYS, VALUES, PER_HEAD = ("delta.q", "delta.k"), ("delta.v", "delta.z", "delta.out"), ("delta.b", "delta.a")
-"""Of linear attentions."""
+"""Sites of linear attention, by width."""
 INNER = ("mlp.pre", "mlp.pre_linear", "mlp.post")
 ROUTER = ("mlp.router_logits", "mlp.router_weights")
 STREAMS = ("altup.pre", "altup.predicted", "altup.corrected", "altup.post")
-"""Of blocks with several streams."""
+"""Sites of blocks with several residual streams."""
 
 
 def numbers_of(probe: Probe, chosen: Sequence[SiteTap], sizes: Mapping[str, int]) -> int:
-    """The numbers at these sites of one probe, in the positions that are kept of it."""
+    """Return how many numbers these sites of one probe hold, in the positions that are kept of it."""
     rows, positions = probe.shape
     kept = len(probe.kept) or positions
     heads, values = sizes["n_heads"] * sizes["d_head"], sizes.get("n_value_heads", 0) * sizes.get("d_value", 0)

@@ -1,4 +1,4 @@
-"""Captures on disk, read back: manifest first, every file checked against its hash, tensors a few rows at a time."""
+"""Read captures from disk: the manifest first, every file checked against its hash, tensors a few rows at a time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from parity_audit.core.whole_file import write_whole
 
 TENSOR = "x"
 MANIFEST_HASH = "manifest.sha256"
-SPENT = "judged.json"
-"""In a capture's directory: what was found with its tensors, which are gone since."""
+RESULTS_ONLY = "judged.json"
+"""The file in a capture's directory that keeps the results found with its tensors after the tensors were deleted."""
 RETAKE = "take the capture again; this one cannot be trusted"
 
 
@@ -59,7 +59,7 @@ class Capture:
         return found
 
     def only(self, probes: Sequence[Probe]) -> Capture:
-        """The same capture, restricted to some probes."""
+        """Return the same capture, restricted to some probes."""
         names = {probe.name for probe in probes}
         same = Capture(self.folder, dataclasses.replace(
             self.manifest, probes=tuple(probe for probe in self.manifest.probes if probe.name in names)
@@ -68,7 +68,7 @@ class Capture:
         return same
 
     def where(self, keep: Callable[[Entry], bool]) -> Capture:
-        """The same capture, restricted to some tensors."""
+        """Return the same capture, restricted to the tensors whose entry satisfies `keep`."""
         entries = tuple(entry for entry in self.manifest.entries if keep(entry))
         same = Capture(self.folder, dataclasses.replace(self.manifest, entries=entries))
         same._verified = self._verified
@@ -79,7 +79,7 @@ class Capture:
         return self.where(lambda entry: entry.site not in sites)
 
     def sites(self, probe: str) -> set[str]:
-        """The sites held for one probe."""
+        """Return the sites captured for one probe."""
         return self._sites.get(probe, set())
 
     def shape(self, probe: str, site: str) -> tuple[int, ...]:
@@ -87,11 +87,11 @@ class Capture:
         return self._entry(probe, site).shape
 
     def assumes(self, probe: str, site: str) -> str:
-        """What has to hold of the program's code for a tensor to be this site; empty where a module of it shows the site."""
+        """Return the assumption about the program's code under which a tensor is this site; empty if a module shows the site."""
         return self._entry(probe, site).assumes
 
     def raised(self, probe: str) -> str:
-        """What of a probe the program broke off in, and its error; empty where it ran it or has no such thing."""
+        """Return where in a probe the program failed, with its error; empty if it ran the probe."""
         return self.manifest.raised.get(probe, "")
 
     def digest(self, probe: str, site: str) -> str:
@@ -107,7 +107,7 @@ class Capture:
         return self.rows(probe, site, 0, self.shape(probe, site)[1])
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
-        """`[start, stop)` on axis 1, every other axis whole.
+        """Return the rows `[start, stop)` on axis 1 of one tensor, every other axis whole.
 
         Raises:
             CaptureBroken: missing, truncated or altered file.
@@ -160,14 +160,14 @@ class Capture:
 
 
 def with_newer(capture: Capture, newer: Capture, folder: Path) -> Capture:
-    """A capture in `folder` that has the newer tensors of the probes that were run again, and of the others its own.
+    """Write a capture to `folder` that has `newer`'s tensors for the probes that were run again, and `capture`'s for the others.
 
-    Files are linked, or copied where the disk has no links; both captures stay as they are.
+    Files are linked, or copied if the disk has no links; both given captures stay as they are.
     """
     again = {probe.name: probe for probe in newer.probes}
     kept = [entry for entry in capture.manifest.entries if entry.probe not in again]
     for source, entries in ((capture, kept), (newer, newer.manifest.entries)):
-        for file in {entry.file for entry in entries}:  # two sites that are the same to the bit share one
+        for file in {entry.file for entry in entries}:  # two bit-identical sites share one file
             target = folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -184,7 +184,7 @@ def open_capture(folder: Path, *, just_written: bool = False) -> Capture:
     """Open a capture directory.
 
     Args:
-        just_written: this audit made it, so its files need not be read once more to be believed.
+        just_written: this audit wrote it, so its files need not be checked against their hashes.
 
     Raises:
         CaptureBroken: no manifest, not JSON, unknown format, or fields missing.
@@ -211,14 +211,14 @@ def open_capture(folder: Path, *, just_written: bool = False) -> Capture:
 
 
 def _check_manifest(folder: Path, text: bytes) -> None:
-    """Compare the manifest with its hash, where its writer left one."""
+    """Compare the manifest with its hash, if its writer stored one."""
     known = folder / MANIFEST_HASH
     if known.is_file() and known.read_text().strip() != hashlib.sha256(text).hexdigest():
         raise CaptureBroken(f"{MANIFEST_NAME} was altered", where=str(folder / MANIFEST_NAME), hint=RETAKE)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest last and whole, after its hash: a directory with a manifest is a finished capture."""
+    """Write the manifest's hash, then the manifest in one step and last: a directory with a manifest is a finished capture."""
     folder.mkdir(parents=True, exist_ok=True)
     text = dumps(manifest, indent=1).encode()
     (folder / MANIFEST_HASH).write_text(hashlib.sha256(text).hexdigest())

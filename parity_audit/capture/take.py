@@ -1,4 +1,4 @@
-"""Captures: run every probe through a session and keep what it showed, with its provenance, on disk."""
+"""Take captures: run every probe through a session and store the captured tensors, with their provenance, on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parity_audit.cache.aside import set_aside
 from parity_audit.capture.centred import centred_entries
 from parity_audit.capture.session import Session, SidePlan
 from parity_audit.capture.sizes import FLOAT64_BYTES, STORED_BYTES, numbers_of
-from parity_audit.capture.store import SPENT, Capture, open_capture, write_manifest
+from parity_audit.capture.store import RESULTS_ONLY, Capture, open_capture, write_manifest
 from parity_audit.core.errors import CaptureBroken
 from parity_audit.core.jsonio import dumps
 from parity_audit.core.manifest import Entry, Manifest
@@ -29,20 +29,21 @@ RESIDUAL_SITES = (
     *ENTERS_BLOCK, "altup.active", "resid_mid", *LEAVES_BLOCK, "attn_out", "laurel.out", "mlp_out", "per_layer.out",
     "mlp.router_logits", "mlp.router_weights",
 )  # fmt: skip
-"""The residual stream, what is added to it, and what chooses experts: where that is undecided, the rest follows from the choice."""
+"""The residual stream, what is added to it, and the router that chooses experts: if the choice is nearly tied, rounding decides
+it, and all later values follow from it."""
 OF_A_PROBE = re.compile(r"(.*) \(probe ([\w-]+)\)")
-"""What a gap says that one probe alone has."""
+"""The text of a gap that concerns a single probe: what was not tested, and the probe's name."""
 Files = Mapping[str, Mapping[str, str]]
 """Tensor files by probe and site."""
 
 
 def wanted(tap: SiteTap, probe: Probe) -> bool:
-    """Whether a probe captures a site: all of them, or the residual stream where the rest would not fit."""
+    """Whether a probe captures a site: some probes capture all sites, the others only the residual stream and the outputs."""
     return probe.sites == "all" or not tap.site.startswith("blocks.") or tap.site.endswith(RESIDUAL_SITES)
 
 
 def whole_in_steps(tap: SiteTap, probe: Probe) -> bool:
-    """Whether a site of a decoded probe is the joined parts of its steps: attention matrices grow with every step."""
+    """Whether a site of a decoded probe can be joined from its decode steps: attention matrices cannot, as they grow per step."""
     return probe.decode_from is None or not tap.site.endswith(ATTENTION_SITES)
 
 
@@ -60,11 +61,12 @@ def take_capture(
 ) -> Capture:
     """Run the probes and return the capture.
 
-    `forced_by`: replay that capture's tensors (the introduced error of every component) instead of running; only those of
-    which `force(probe, site)` says so. `imposed`: files of what counts as computed at sites, NaN where that is the model's own.
+    `forced_by`: replay instead of run, and give the model that capture's tensors at the sites for which `force(probe, site)` is
+    true; this shows the error that each component introduces. `imposed`: tensor files that replace what the model computes at
+    sites; entries that are NaN keep the model's own value.
 
     Raises:
-        NotJudged: the backend failed; probes finished before stay on disk.
+        NotJudged: the backend failed; probes that finished before stay on disk.
     """
     description = session.description()
     plan = session.plan
@@ -117,7 +119,7 @@ def take_capture(
 
 
 def of_several_probes(gaps: Sequence[NotTested]) -> list[NotTested]:
-    """The gaps, of which those that differ in nothing but the probe are one."""
+    """Merge the gaps that differ only in the probe."""
     found: dict[tuple[str, str], list[str]] = {}
     for gap in gaps:
         own = OF_A_PROBE.fullmatch(gap.what)
@@ -133,13 +135,13 @@ def _of_probes(names: Sequence[str]) -> str:
 
 
 def hidden_there(probe: str, items: Sequence[NotVisible]) -> NotTested:
-    """Sites that a probe does not show and others do, as one gap."""
+    """Return one gap for the sites that this probe does not show although other probes do."""
     sites = f"{items[0].site}" if len(items) == 1 else f"{len(items)} sites, {items[0].site} the first"
     return NotTested(what=f"probe {probe}: {sites}", why=items[0].why)
 
 
 def _bytes(request: RunRequest, plan: SidePlan) -> int:
-    """What a run may write; what the call returned beside the logits that a hook shows."""
+    """Return the most bytes that a run writes; returned logits are counted in addition to those that a hook shows."""
     returned = tuple(tap for tap in request.taps if request.returned and tap.site == LOGITS)
     each, taps = STORED_BYTES if request.precision == NATIVE else FLOAT64_BYTES, (*request.taps, *returned)
     sizes, twice = dims(plan.spec, plan.config), [tap for tap in taps if local_name(tap.site) in plan.centred]
@@ -147,7 +149,10 @@ def _bytes(request: RunRequest, plan: SidePlan) -> int:
 
 
 def _lasting(checkpoint: Checkpoint) -> Checkpoint:
-    """What a manifest says of the weights: a synthetic checkpoint is told by its fingerprint, not by this audit's copy."""
+    """Return the checkpoint as a manifest names it: a synthetic one without the paths of this audit's copy.
+
+    A synthetic checkpoint is identified by its fingerprint.
+    """
     return checkpoint if checkpoint.synthetic is None else dataclasses.replace(checkpoint, path="", hf_home=None)
 
 
@@ -167,14 +172,14 @@ def _inputs(
 def reusable_capture(
     session: Session, probes: Sequence[Probe], root: Path, *, precision: str = NATIVE, with_weights: bool = False
 ) -> Capture:
-    """Take a capture below `root`, or open the one that an audit which did not finish left there.
+    """Open the capture that an unfinished audit left below `root`, or take a new one there.
 
-    Its files are read once and compared with their hashes. One whose tensors were deleted is taken again; so is one that is
-    damaged, which is set aside with a message.
+    An existing capture's files are read once and compared with their hashes. A capture whose tensors were deleted is taken
+    again; so is a damaged one, which is moved aside with a message.
     """
     session.description()
     folder = root / plan_key(session, probes, precision)
-    if (folder / SPENT).exists():
+    if (folder / RESULTS_ONLY).exists():
         shutil.rmtree(folder)
     if folder.exists():
         try:
@@ -190,7 +195,7 @@ def reusable_capture(
 
 
 def plan_key(session: Session, probes: Sequence[Probe], precision: str = NATIVE) -> str:
-    """A name for everything that decides a capture's numbers: equal keys, equal captures."""
+    """Return a hash of everything that determines a capture's numbers: equal keys mean equal captures."""
     plan = session.plan
     parts = {
         "checkpoint": plan.checkpoint.fingerprint,

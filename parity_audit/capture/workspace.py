@@ -1,4 +1,4 @@
-"""Where an audit keeps its files: captures in the cache until the audit has succeeded, the report in the out directory."""
+"""The directories of an audit: captures stay in the cache until the audit has succeeded, the report is in the out directory."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ WORKING, CAPTURES, ALIVE = "working", "captures", "alive.lock"
 class Workspace:
     """`out` holds the report and the workers' logs, `captures` the tensors, `working` replays and patched runs.
 
-    `captures` is this audit's alone, so that audits may run side by side. What an audit that did not finish left in
-    `kept` is claimed when the next one begins, and what is left over goes back there. `alive` is locked for as long as this
-    process uses `working`: what a killed one left is known by its lock being free.
+    `captures` belongs to this audit alone, so that audits may run in parallel. Captures that an unfinished audit left in `kept`
+    are moved here when the next audit begins; captures that remain at its end are moved back. `alive` is locked as long as this
+    process uses `working`: a free lock shows that the process was killed.
     """
 
     out: Path
@@ -42,7 +42,7 @@ class Workspace:
 
     @staticmethod
     def open(out: Path | None, model: str, given: Path | None = None) -> Workspace:
-        """Make the directories. Finished captures in `given` are copied, to take the place of runs with the same key.
+        """Create the directories. Finished captures in `given` are copied, so that they replace runs with the same key.
 
         Raises:
             NotJudged: the disk is read-only or full.
@@ -61,54 +61,56 @@ class Workspace:
         return Workspace(out=out.resolve(), cache=cache, captures=captures, working=working, kept=kept, alive=alive)
 
     def log(self, name: str) -> Path:
-        """Log file of one worker."""
+        """Return the log file of one worker."""
         return self.out / "logs" / f"{slug(name)}.log"
 
     def scratch(self, name: str) -> Path:
-        """Directory for replays and patched runs of one candidate; empty at the start of an audit."""
+        """Return the directory for one candidate's replays and patched runs; files of an earlier call are deleted."""
         folder = self.working / name
         shutil.rmtree(folder, ignore_errors=True)
         return folder
 
     def home(self) -> Path:
-        """A new empty directory for an engine to run in: a folder named like a model would be loaded in its place."""
+        """Make an empty directory in which an engine runs.
+
+        In any other working directory a folder named like the model could be loaded instead of the model.
+        """
         return Path(tempfile.mkdtemp(dir=self.working, prefix="home-"))
 
     def keeps_loaded(self, checkpoint: Checkpoint) -> bool:
-        """Whether the reference stays in memory beside a candidate: only where it costs next to nothing."""
+        """Whether the reference may stay in memory beside a candidate: only if its weights are at most `SMALL_BYTES`."""
         size = sum(file.stat().st_size for file in Path(checkpoint.path).glob("*.safetensors"))
         return size <= SMALL_BYTES
 
     def drop_working(self) -> None:
-        """Put captures where the next audit finds them, and delete replays and patched runs, good for this one only."""
-        with contextlib.suppress(
-            OSError
-        ):  # whatever happened to these folders: the results of the audit are not in them
+        """Move captures to where the next audit finds them; delete replays and patched runs, which only this audit can use."""
+        # Whatever happened to these folders: the results of the audit are not in them.
+        with contextlib.suppress(OSError):
             _move_finished(self.captures, self.kept)
         shutil.rmtree(self.working, ignore_errors=True)
         self.alive.release()
 
     def abandon(self) -> None:
-        """Leave things as they were before; a report folder that holds something stays."""
+        """Remove the directories of this audit; a report folder that is not empty stays."""
         self.drop_working()
         with contextlib.suppress(OSError):
             (self.out / "logs").rmdir()
             self.out.rmdir()
 
     def drop(self, captures: Sequence[Capture]) -> None:
-        """Delete captures of an audit that judged everything; those of one that did not are kept for the next try."""
+        """Delete these captures once they are no longer needed; an audit that did not judge everything keeps its own."""
         for capture in captures:
             shutil.rmtree(self.kept / capture.folder.name, ignore_errors=True)
 
 
 def kept_captures(cache: Path) -> tuple[int, int]:
-    """How many finished captures wait for an audit that asks for them, and their bytes."""
+    """Return the number of finished captures that a later audit may reuse, and their bytes."""
     folders = [file.parent for file in (cache / CAPTURES).glob(f"*/{MANIFEST_NAME}")]
     return len(folders), sum(map(bytes_below, folders))
 
 
 def working_folder(cache: Path, prefix: str = "audit-") -> tuple[Path, Lock]:
-    """A new directory in the cache that is this process's own for as long as the lock is held; what killed ones left is deleted.
+    """Make a directory in the cache that belongs to this process while the lock is held; those of killed processes are deleted.
 
     Raises:
         NotJudged: the disk is read-only or full.
@@ -122,7 +124,7 @@ def working_folder(cache: Path, prefix: str = "audit-") -> tuple[Path, Lock]:
 
 @contextlib.contextmanager
 def own_folder(prefix: str) -> Iterator[Path]:
-    """A directory in the cache that is deleted behind the block; what a killed process left of its own, the next one deletes.
+    """Yield a directory in the cache that is deleted after the `with` block; if this process is killed, a later one deletes it.
 
     Raises:
         NotJudged: the disk is read-only or full.
@@ -136,9 +138,9 @@ def own_folder(prefix: str) -> Iterator[Path]:
 
 
 def reclaim(cache: Path) -> list[Path]:
-    """Delete what killed audits left, after keeping the captures that they had finished; returns their directories.
+    """Delete what killed audits left, except the captures that they had finished; return their directories.
 
-    Call it with the lock of the working directories, so that one that is being made does not look abandoned.
+    Call it while holding the lock of the working directories, so that a directory being made does not look abandoned.
     """
     found = []
     for folder in sorted((cache / WORKING).glob("*/")):
@@ -152,7 +154,7 @@ def reclaim(cache: Path) -> list[Path]:
 
 
 def _move_finished(source: Path, target: Path) -> None:
-    """Move every finished capture; one that another audit took first, or that is there already, is left."""
+    """Move every finished capture; skip one that another audit moved first or that the target already has."""
     for folder in source.glob("*/"):
         if (folder / MANIFEST_NAME).is_file():
             with contextlib.suppress(OSError):
@@ -160,14 +162,14 @@ def _move_finished(source: Path, target: Path) -> None:
 
 
 def _copy_finished(source: Path | None, target: Path) -> None:
-    """Copy every finished capture that is not there yet."""
+    """Copy every finished capture that the target does not have yet."""
     for folder in () if source is None else source.glob("*/"):
         if (folder / MANIFEST_NAME).is_file() and not (target / folder.name).exists():
             shutil.copytree(folder, target / folder.name)
 
 
 def make_folder(folder: Path) -> None:
-    """Create a directory, or say what to do when the disk does not let us."""
+    """Create a directory; if the disk refuses, raise an error that says what to do."""
     with refusals_of_the_disk(f"write to {folder}", folder, f"{ELSEWHERE}, or set PARITY_AUDIT_CACHE"):
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -175,9 +177,9 @@ def make_folder(folder: Path) -> None:
 
 
 LONGEST_SLUG = 150
-"""Of the 255 bytes that file systems allow; a time or an ending is put behind it."""
+"""The longest name: file systems allow 255 bytes, and a time or a suffix is appended."""
 
 
 def slug(text: str) -> str:
-    """A file name made of `text`."""
+    """Return a file name made of `text`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")[:LONGEST_SLUG] or "model"

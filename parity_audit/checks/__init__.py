@@ -1,2 +1,2 @@
-"""What is asked besides which cause: is the question sound, does the reference agree with itself, what could have been seen,
-do hooks show and take what their names say?"""
+"""Checks beside the search for a cause: inputs and weights match, the reference agrees with itself, the smallest detectable
+errors, and whether hooks show and accept the tensors that their names promise."""

@@ -1,10 +1,10 @@
-"""Does every hook of TransformerLens show what its name says?
+"""Check whether every hook of TransformerLens shows the tensor that its name promises.
 
-A hook is right where it is within its limit of the judge, as every site is. Where it is not, and it shows what the port itself
-computes at that site, the port's error is inherited there and says nothing of the hook. A hook that shows anything else is
-wrong, whatever the port computes. Where the outputs agree there is no error to inherit: then a hook is wrong that is far off,
-although the spec knows no other place that shows the site. Scores are right up to a constant per query, which softmax drops:
-ALiBi can be counted from the query or from the first key.
+A hook is right if its distance to the judge is within the limit that applies to every site. If it is not, but the hook shows
+what the port itself computes at that site, the hook only inherits the port's error and is not accused. A hook that shows any
+other tensor is wrong, whatever the port computes. If the port's outputs agree with the judge, there is no error to inherit:
+then a hook is also wrong if it is far from the judge and the spec knows no other place that shows the site. Attention scores
+may differ by a constant per query, because softmax removes it: ALiBi can be counted from the query or from the first key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from parity_audit.capture.session import Session
 from parity_audit.capture.store import Capture
 from parity_audit.checks.limits import chosen_probe
-from parity_audit.checks.promised import Promises
+from parity_audit.checks.promised import ExpectedTensors
 from parity_audit.checks.reading import Reading, Values, read_hooks
 from parity_audit.compare.deltas import compare
 from parity_audit.compare.floor import dtype_eps
@@ -37,7 +37,7 @@ KIND = "hook"
 WHAT = "hooks by name"
 SCORES = "attn_scores"
 WRONG_RELATIVE = 0.01
-"""Relative RMS. An error of this size that reached the outputs would stand thousands of floors above rounding there."""
+"""Relative RMS above which a hook is far off: such an error, if it reached the outputs, would be thousands of noise floors."""
 MEANS = {
     "attn_out": "what attention adds to the residual stream",
     "mlp_out": "what the MLP adds to the residual stream",
@@ -50,9 +50,10 @@ MEANS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """Whose hooks are read, and the captures that say what they should show.
+    """The candidate whose hooks are read, and the captures from which the promised values are computed.
 
-    `definition` is the judge's native run where the reference departs from it (see `compare.deltas.compare`).
+    `shown` is the candidate's own capture. `definition` is the judge's native run, given if the reference departs from it
+    (see `compare.deltas.compare`).
     """
 
     candidate: Session
@@ -66,9 +67,9 @@ class Sides:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHook:
-    """One hook against what its name promises; `delta` has the hook's name as its site.
+    """One hook compared with what its name promises; `delta` has the hook's name as its site.
 
-    `own`: whether it shows what this port computes at that site, None where the port shows the site nowhere else.
+    `own`: whether the hook shows what this port itself computes at that site; None if the port's capture cannot tell.
     """
 
     hook: Hook
@@ -77,23 +78,23 @@ class NamedHook:
 
     @property
     def right(self) -> bool:
-        """Within the limit of the judge."""
+        """Whether the hook's value is within the limit around the judge's value."""
         return share_of_limit(self.delta) <= 1.0
 
     @property
     def wrong(self) -> bool:
-        """Whether it shows another tensor than this port computes at the site whose value it promises."""
+        """Whether the hook promises a site's value but shows neither the judge's value nor the one this port computes there."""
         return not self.right and self.hook.promises == VALUE and self.own is False
 
     @property
     def far(self) -> bool:
-        """Whether it is too far off for rounding."""
+        """Whether the hook's distance to the judge is too large to be rounding."""
         return not self.right and self.delta.rel > WRONG_RELATIVE
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedHooks:
-    """Every hook that could be read; `says`, by name, what those that are not right do show."""
+    """Every hook that could be read; `says` describes, by hook name, what each hook that is not right shows instead."""
 
     hooks: tuple[NamedHook, ...]
     says: dict[str, str]
@@ -102,7 +103,7 @@ class NamedHooks:
 
 @one_thread()
 def named_hooks(sides: Sides) -> NamedHooks:
-    """Read every hook of the candidate under its own name and hold it against what the name promises.
+    """Read every hook of the candidate under its own name and compare it with what the name promises.
 
     Raises:
         NotJudged: the backend failed.
@@ -113,7 +114,7 @@ def named_hooks(sides: Sides) -> NamedHooks:
         return NamedHooks(hooks=(), says={}, not_tested=())
     probe = chosen_probe(sides.judge.probes)
     reading = read_hooks(sides.candidate, every, probe, sides.out)
-    bench = _Bench(sides, probe, reading)
+    bench = _HookComparer(sides, probe, reading)
     found: list[NamedHook] = []
     gaps: list[NotTested] = []
     for name in dict.fromkeys(hook.name for hook in every):
@@ -127,19 +128,22 @@ def named_hooks(sides: Sides) -> NamedHooks:
     return NamedHooks(hooks=tuple(found), says=says, not_tested=tuple(gaps))
 
 
-class _Bench:
-    """What the hooks show beside what they should, one hook at a time."""
+class _HookComparer:
+    """Compares what each hook shows with what it should show, one hook at a time."""
 
     def __init__(self, sides: Sides, probe: Probe, reading: Reading) -> None:
         plan = sides.candidate.plan
         self.sides, self.probe, self.reading = sides, probe, reading
         self.own, self.reference, self.judge, self.definition = (
-            None if capture is None else Promises(capture, probe, plan)
+            None if capture is None else ExpectedTensors(capture, probe, plan)
             for capture in (sides.shown, sides.reference, sides.judge, sides.definition)
         )
 
     def best(self, options: Sequence[Hook]) -> NamedHook | str:
-        """The promise that the hook keeps best; or why nothing can be said, empty where nothing need be."""
+        """Return the comparison with the promise that fits the hook best, else the reason why it could not be compared.
+
+        The reason is empty if nobody could expect the hook to be readable.
+        """
         name = options[0].name
         if name not in self.reading.values.made:
             return self.reading.hidden.get(name, "") if any(self._expected(hook) for hook in options) else ""
@@ -176,11 +180,11 @@ class _Bench:
         return found.by_probe[0] if found.by_probe else None
 
     def _expected(self, hook: Hook) -> bool:
-        """Whether this port shows the site, so that it should have the hook, and the judge what the hook should hold."""
+        """Whether this port's capture has the site (so the hook should exist) and the judge can compute the promised value."""
         shown = hook.site in self.sides.shown.sites(self.probe.name)
         return shown and self._promise(self.judge, hook) is not None
 
-    def _promise(self, side: Promises | None, hook: Hook) -> Values | None:
+    def _promise(self, side: ExpectedTensors | None, hook: Hook) -> Values | None:
         make = None if side is None else side.of(hook)
         return None if make is None else Values(self.probe, {hook.name: make})
 
@@ -191,12 +195,12 @@ class _Bench:
         return relative_rms(ours - theirs, theirs) <= rounding(self.sides.dtype)
 
     def _real(self, value: Tensor) -> Tensor:
-        """Entries of real tokens, flat; masked scores count as 0."""
+        """Return the entries of real (unpadded) tokens as a flat float64 tensor; masked scores (-inf) count as 0."""
         kept = value if value.shape[:2] != self.probe.shape else value[real(self.probe)]
         return f64(kept).nan_to_num(neginf=0.0).flatten()
 
     def says(self, item: NamedHook) -> str:
-        """What a wrong hook shows instead: the nearest other site of this port, a multiple of one, or neither."""
+        """Describe what a wrong hook shows: the nearest other site of this port, a multiple of that site, or "something else"."""
         value = self.reading.values.tensor(item.hook.name)
         sites = self._nearby(item, value)
         others = ((site, self._real(self.sides.shown.tensor(self.probe.name, site))) for site in sites)
@@ -204,7 +208,10 @@ class _Bench:
         return found or f"something else ({item.delta.rel:.2g} of its size away)"
 
     def _nearby(self, item: NamedHook, value: Tensor) -> Iterable[str]:
-        """Other sites of the same block and the same shape, the hook's own first where that is shown elsewhere."""
+        """Return the sites of the same block and shape to compare the hook with, the hook's own site first.
+
+        The own site is left out if the hook shows exactly what the port computes there.
+        """
         layer = layer_of(item.hook.name)
         own = item.hook.site if item.own else None
         near = [site for site in self.sides.shown.sites(self.probe.name) if layer_of(site) == layer and site != own]
@@ -213,12 +220,18 @@ class _Bench:
 
 
 def rounding(dtype: str) -> float:
-    """How far apart, relative, rounding alone leaves two ways to one tensor; 64 roundings of bfloat16 would be half of it."""
+    """Return the largest relative RMS that rounding alone may leave between two computations of one tensor.
+
+    It is capped at `WRONG_RELATIVE`, because 64 roundings of bfloat16 would be half of the tensor's size.
+    """
     return min(MANY_ROUNDINGS * dtype_eps(dtype), WRONG_RELATIVE)
 
 
 def nearest(shown: Tensor, sites: Iterable[tuple[str, Tensor]], *, within: float) -> str:
-    """The site, or the multiple of one, that a hook's entries `[n]` are nearest to; empty where none is `within` of them."""
+    """Return the site, or multiple of a site, nearest to a hook's entries `[n]`; empty if none is closer than `within`.
+
+    `within` is the relative RMS of the difference.
+    """
     words = ""
     for site, value in sites:
         times = float(shown @ value / (value @ value).clamp_min(TINY))
@@ -230,7 +243,7 @@ def nearest(shown: Tensor, sites: Iterable[tuple[str, Tensor]], *, within: float
 
 
 def from_own_key(scores: Values) -> Values:
-    """Scores `[batch head query key]` counted from that of each query with its own key, which every causal mask allows."""
+    """Return scores `[batch head query key]` minus each query's score with its own key, which every causal mask allows."""
     return Values(scores.probe, {name: partial(_from_own_key, make) for name, make in scores.made.items()})
 
 
@@ -240,15 +253,17 @@ def _from_own_key(make: Callable[[], Tensor]) -> Tensor:
 
 
 def sites_of_wrong_hooks(named: NamedHooks) -> set[str]:
-    """Sites that this port shows at a hook alone, and where that is far off: wrong in the capture for the hook's sake,
-    provided that the outputs agree."""
+    """Return the sites whose hook shows what the port's capture has there, although that value is far from the judge's.
+
+    If the outputs agree, the captured value is wrong because the hook is, and the computation is right.
+    """
     return {item.hook.site for item in named.hooks if item.own and item.far and item.hook.promises == VALUE}
 
 
 def findings(named: NamedHooks, *, outputs_agree: bool) -> tuple[Finding, ...]:
-    """One finding per hook that shows something else, over the blocks where it shows the same instead.
+    """Return one finding per wrong hook, which covers all blocks where that hook shows the same other tensor.
 
-    Beside wrong outputs only a hook accuses that shows something else than this port computes.
+    If the outputs are wrong, a hook is reported only if it shows something other than what this port computes.
     """
     groups: dict[tuple[str, str], list[NamedHook]] = {}
     for item in named.hooks:

@@ -1,12 +1,12 @@
-"""One edit as every side makes it: the candidate at its hook or site, the judging side at the sites that this amounts to.
+"""The same edit for both sides: at the hook or site of the candidate, and at the equivalent sites of the judging side.
 
     a site            x' = x with its last axis reversed at every second position (scores and pattern: times 1.5)
     ln.hook_scale     s' = c s       =>  the norm's output  y' = (y - bias) / c + bias     c = 1.5 at every second position, else 1
     ln.hook_normalized  n' = c n     =>  y' = (y - bias) c + bias
     attn.hook_result  r' = c r       =>  attn_proj' = attn_proj + sum over heads of (r' - r) for every second head
 
-`resid_mid` is what attention leaves for the norm *and* for the next sum. transformers has no place that is both: there the
-edit is made on attn_out, attn_out + (x' - resid_mid); the direct edit reaches the norm only.
+`resid_mid` is read by the norm *and* by the next residual sum. transformers has no single tensor that feeds both: there the
+edit is made on attn_out, as attn_out + (x' - resid_mid), because an edit of the norm's input reaches the norm only.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from torch import Tensor
 
 from parity_audit.capture.session import SidePlan
 from parity_audit.capture.store import Capture
-from parity_audit.checks.promised import Promises
+from parity_audit.checks.promised import ExpectedTensors
 from parity_audit.core.sites import ATTENTION_SITES, NORM_ROLES, layer_of, local_name
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64
 from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCALE, Hook
 
 EDIT_FACTOR = 1.5
-"""What an edit multiplies a tensor by: enough to move the logits by much, too little to saturate a softmax or a cap."""
+"""The factor of an edit: large enough to move the logits clearly, too small to saturate a softmax or a soft-cap."""
 MID = "resid_mid"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The same edit on both sides, by hook or site; `norm_only` is what would reach no more than the norm after it."""
+    """The same edit on both sides: the replacement tensors by hook or site.
+
+    `norm_only` is the judging-side edit that would reach only the norm after the site and not the residual stream.
+    """
 
     name: str
     candidate: Mapping[str, Tensor]
@@ -41,18 +44,18 @@ class Change:
 
 
 class Changes:
-    """Edits of the judge's own tensors."""
+    """Builds edits from the tensors that the judge captured."""
 
     def __init__(self, judge: Capture, probe: Probe, plan: SidePlan) -> None:
         self.judge, self.probe = judge, probe
-        self.promises = Promises(judge, probe, plan)
+        self.promises = ExpectedTensors(judge, probe, plan)
 
     def at_site(self, site: str) -> Change:
-        """An edit by the name of the site."""
+        """Return the edit of a site, addressed by the site's name."""
         return self._value(site, site)
 
     def at_hook(self, hook: Hook) -> Change | str:
-        """An edit by the name of the hook; or why the judging side has no place for it."""
+        """Return the edit of a hook, addressed by the hook's name, or the reason why the judging side cannot make it."""
         if hook.promises in (SCALE, NORMALIZED):
             return self._norm(hook)
         if hook.promises in (RESULT, ADDED_RESULT):
@@ -97,7 +100,7 @@ class Changes:
 
 
 def edited(value: Tensor, site: str) -> Tensor:
-    """The tensor that is put in place of a site's own."""
+    """Return the edited copy of a site's tensor that replaces it."""
     value = value.clone()
     if site.endswith(ATTENTION_SITES):
         value[:, :, 1::2] *= EDIT_FACTOR  # axis 2 is the query; what is masked stays masked
@@ -107,7 +110,7 @@ def edited(value: Tensor, site: str) -> Tensor:
 
 
 def _alternating(value: Tensor) -> Tensor:
-    """1 and `EDIT_FACTOR` by turns along the positions of `[batch pos ...]`, ready to multiply."""
+    """Return factors `[1 pos 1]` for a tensor `[batch pos ...]`: 1 at even positions and `EDIT_FACTOR` at odd ones."""
     times = torch.ones(value.shape[1], dtype=torch.float64)
     times[1::2] = EDIT_FACTOR
     return times[None, :, None]

@@ -1,12 +1,13 @@
-"""Does editing a hook do what the same edit does in the reference?
+"""Check whether editing a hook has the effect that the same edit has in the reference.
 
-A forward pass can be bit-identical and an edit still be lost: a hook may show a copy, or feed one of the two places that use a
-tensor. So one hook at a time, in one middle block, is given the same edited tensor on every side (see `checks.changes`), and
-the logits are compared as always: RMSE(candidate, judge) over the floor RMSE(reference, judge), all of them edited; the floor is
-at least that without an edit. TransformerLens' hooks are edited by name, as their users do; what has no hook of a name is edited
-at its module.
+Even if the forward passes are bit-identical, an edit can be lost: the hook may show a copy, or feed only one of the two places
+that use a tensor. So one hook at a time, in one middle block, is given the same edited tensor on every side (see
+`checks.changes`). The logits of the edited runs are compared as usual: RMSE(candidate, judge) over the noise floor
+RMSE(reference, judge), which is at least the floor without an edit. TransformerLens' hooks are edited by name, as their users
+do; a site without a named hook is edited at its module.
 
-Beside a mismatch that no patch mends the candidate's own error is in every number; there only an edit without any effect is told.
+If the candidate has a mismatch that no patch repairs, its own error is part of every number; then the only defect that is
+reported is an edit without any effect.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from parity_audit.specs.view import taps
 
 NOT_EDITED = (LOGITS, RETURNED, "mlp.router_logits", "mlp.router_weights")
 FLOORS_TO_MOVE = 100.0
-"""Floors that an edit has to move the judge's logits by."""
+"""An edit is judged only if it moves the judge's logits by more than this many noise floors."""
 READ_ONLY = ("vllm",)
 NO_EFFECT = "the edit has no effect: the hook shows a tensor that nothing reads"
 GUESSED = "not as in the reference; but where this tensor is read was guessed, and the port may compute attention in another way"
@@ -46,9 +47,10 @@ DROWNED = "it moves the logits; whether as it should is hidden by this port's ow
 
 @dataclass(frozen=True, kw_only=True)
 class EditedSides:
-    """Who is edited: the candidate, and the judging session twice, natively (the floor) and in float64.
+    """The sessions that are edited: the candidate, and the judging session natively (for the floor) and in float64.
 
-    `agrees`: the candidate, as it is now, computes the reference's function.
+    `judge` and `shown` are the captures of the judge and of the candidate. `agrees`: whether the candidate, as it is now,
+    computes the reference's function.
     """
 
     candidate: Session
@@ -66,7 +68,9 @@ Outcome = HookEdit | NotTested
 
 @one_thread()
 def hook_edits(sides: EditedSides) -> tuple[list[HookEdit], list[NotTested]]:
-    """Every hook and site of one middle block that both sides show, edited; and those where nothing could be learnt.
+    """Edit every hook and site that both sides show, in one middle block and outside the blocks.
+
+    Returns the outcome of each edit, and the edits that could not be judged with the reason.
 
     Raises:
         NotJudged: a backend failed.
@@ -89,7 +93,7 @@ def _edited(sides: EditedSides, probe: Probe) -> Iterator[Outcome]:
 
 
 def _changes(sides: EditedSides, probe: Probe) -> Iterator[Change | NotTested]:
-    """By name where TransformerLens has a name for it, else by site; in one middle block and outside the blocks."""
+    """Yield the edits of one middle block and outside the blocks: by hook name where TransformerLens has one, else by site."""
     shared = sides.judge.sites(probe.name) & sides.shown.sites(probe.name)
     middle = max((layer for site in shared if (layer := layer_of(site)) is not None), default=0) // 2
     make = Changes(sides.judge, probe, sides.candidate.plan)
@@ -101,7 +105,7 @@ def _changes(sides: EditedSides, probe: Probe) -> Iterator[Change | NotTested]:
             yield _by_name(sides, make, hook)
     inputs = {tap.site for tap in _taps(sides.candidate) if tap.take.partition(":")[0] == "input"}
     for site in sorted(shared - named, key=site_order):
-        # The input of the norm is the norm's alone: an edit there is no edit of the residual stream, in no port.
+        # If `resid_mid` is read at the norm's input, an edit there reaches only the norm and never the residual stream.
         nowhere = local_name(site) == MID and site in inputs
         if layer_of(site) in (None, middle) and not nowhere and local_name(site) not in NOT_EDITED:
             yield make.at_site(site)
@@ -118,7 +122,7 @@ def _skipped(name: str, why: str) -> NotTested:
 
 
 class _Runs:
-    """Logits of the real tokens `[token d_vocab]` of the candidate, the reference and the judge, edited and not."""
+    """Runs the candidate, the reference and the judge with and without edits, for the real tokens' logits `[token d_vocab]`."""
 
     def __init__(self, sides: EditedSides, probe: Probe) -> None:
         self.sides, self.probe = sides, probe
@@ -130,12 +134,13 @@ class _Runs:
         self.rounding = _rms(self._run(sides.judging, {}, NATIVE) - self.judge)
 
     def outcome(self, change: Change) -> Outcome:
-        """What one edit does."""
+        """Return whether one edit has the right effect in the candidate, or why that could not be judged."""
         made = self._run(self.sides.candidate, change.candidate, NATIVE)
         reference = self._run(self.sides.judging, change.judging, NATIVE)
         judge = self._run(self.sides.judging, change.judging, FLOAT64)
         effect, own_effect = _rms(judge - self.judge), _rms(made - self.candidate)
-        # The reference's edit may replace what carries its rounding: a norm's output, where the candidate's edits its scale.
+        # The judging side's edit may replace the very tensor that carries its rounding (a norm's output, where the candidate
+        # edits the norm's scale), so the floor is at least that of the runs without an edit.
         floor = max(_rms(reference - judge), self.rounding)
         if effect <= FLOORS_TO_MOVE * floor:
             return _skipped(change.name, "the edit moves nothing in the reference")
@@ -157,12 +162,12 @@ class _Runs:
         )  # fmt: skip
 
     def _guessed(self, site: str) -> bool:
-        """Whether the candidate's tensor stands where attention is written as in the reference, and may be something else."""
+        """Whether the candidate's tensor at this site was located by assuming that attention is computed as in the reference."""
         shown = self.sides.shown
         return site in shown.sites(self.probe.name) and bool(shown.assumes(self.probe.name, site))
 
     def _says(self, change: Change, made: Tensor, judge: Tensor, rounding: float) -> str:
-        """What an edit does instead."""
+        """Describe the effect of an edit that does not move the logits as it should."""
         if change.norm_only:
             lost = self._run(self.sides.judging, change.norm_only, FLOAT64)
             if _rms(lost - made) <= rounding:
@@ -173,7 +178,7 @@ class _Runs:
         return f"the logits move {size:.3g} times as far as they should, in a direction with cosine {cosine:.3g} to the right one"
 
     def _run(self, session: Session, replaced: Mapping[str, Tensor], precision: str) -> Tensor:
-        """The logits, in float64."""
+        """Run the probe with some tensors replaced and return the logits of its real tokens in float64."""
         inputs = {}
         self.sides.out.mkdir(parents=True, exist_ok=True)
         for name, value in replaced.items():
@@ -189,14 +194,14 @@ class _Runs:
         return f64(load_file(self.sides.out / "run" / entry.file)["x"][real(self.probe)])
 
     def _taps(self, session: Session, replaced: Mapping[str, Tensor]) -> Sequence[SiteTap]:
-        """The logits, and what is replaced: a hook by its name, a site where the spec says."""
+        """Return the taps of the logits and of all replaced tensors: hooks by name, sites where the spec locates them."""
         every = _taps(session)
         named = [self.by_name[name] for name in replaced if name in self.by_name]
         return [*(tap for tap in every if tap.site == LOGITS or tap.site in replaced), *named]
 
 
 def _taps(session: Session) -> tuple[SiteTap, ...]:
-    """Where the spec says that the sites of this session's release are."""
+    """Return the taps of all sites, as the spec locates them in the release that this session runs."""
     plan = session.plan
     return taps(plan.spec, plan.backend_key, plan.config, session.description().release)
 

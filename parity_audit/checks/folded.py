@@ -1,9 +1,9 @@
-"""Norm weights that a port has folded into the projections behind them: other tensors, the same function.
+"""Recognise norm weights that a port has folded into the projections after them: different tensors, the same function.
 
     W (g * x / rms + b) = (W diag(g)) (x / rms) + W b
 
-A port that stores W diag(g), the bias with W b added, and a norm with the gain 1 computes what the checkpoint says. Every
-tensor that differs has to be exactly what folding makes of the checkpoint's; one that is not is a wrong tensor as ever.
+A port that stores W diag(g), the bias with W b added, and a norm with the gain 1 computes what the checkpoint defines. Each
+tensor that differs must be exactly what folding makes of the checkpoint's tensor; otherwise it is reported as a wrong tensor.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from parity_audit.formulas.stored import CheckpointTensors, laid_out
 from parity_audit.specs.view import dims, knob_values, roles
 
 FOLD_LN = "fold_ln"
-"""TransformerLens' name for it, under which the comparison knows what it does to the sites."""
+"""TransformerLens' name for this folding, by which the comparison knows how it changes the sites."""
 UNFOLDED, NOT_AS_FOLDED = "the norm before it is not folded in", "the values are not those of a folded norm"
 FINAL = "norm.final"
 GAINS = "norm."
-"""Begins the role of a norm's tensor."""
+"""The prefix of the roles of norm tensors."""
 READERS = {
     "norm.ln1": ("attn.q", "attn.k", "attn.v"), "norm.ln2": ("mlp.gate", "mlp.up", "moe.router"), FINAL: ("unembed",)
 }  # fmt: skip
-"""What reads each norm of a block with two."""
+"""The roles that read the output of each norm, in a block with two norms and behind the blocks."""
 Roles = Mapping[str, WeightTap]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Tensors:
-    """A candidate's tensors beside the reference's, by name, and which of them are not the reference's."""
+    """Fingerprints of both sides' tensors by name, and the names of those that differ (`wrong`)."""
 
     reference: Mapping[str, WeightPrint]
     candidate: Mapping[str, WeightPrint]
@@ -48,11 +48,11 @@ class _Tensors:
     tolerance: float
 
     def are(self, due: WeightPrint) -> bool:
-        """Whether the candidate's tensor of this name is another than the reference's, and this one."""
+        """Whether the candidate's tensor differs from the reference's and equals `due`, the tensor that folding makes."""
         return due.name in self.wrong and same_weight(due, self.candidate[due.name], self.tolerance)
 
     def names(self, here: Roles, role: str) -> list[str]:
-        """What the tensor of a role is listed as: an unembedding that is the embedding's copy has a name of its own."""
+        """Return the names under which a role's tensor is listed; an unembedding tied to the embedding has its own name."""
         path, embedding = here[role].path, here["embed"].path if "embed" in here else ""
         if path in self.reference and path != embedding:
             return [path]
@@ -64,11 +64,12 @@ class _Tensors:
 def as_folded(
     plan: SidePlan, reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint]
 ) -> tuple[WeightPrint, ...] | None:
-    """The fingerprints that a candidate's tensors have to have where it has folded norms; None where it has folded none.
+    """Return the fingerprints that a candidate with folded norms should have; None if it has folded no norm.
 
-    A norm is folded where its tensor is what folding leaves and something that reads it has changed; everything that reads it
-    has to be folded then. A norm whose tensor was never loaded has the gain 1 too, but the checkpoint's tensors behind it. Where
-    nothing at all that reads a norm is what folding makes of it, tensors are wrong and nothing is folded.
+    A norm counts as folded if its tensor is what folding leaves (gain 1) and at least one projection that reads it differs from
+    the checkpoint; then every projection that reads it must be folded. A norm whose tensor was never loaded has the gain 1 too,
+    but the projections after it are the checkpoint's. If no projection in the whole model is what folding makes of it, then the
+    tensors are wrong and nothing is folded.
 
     Args:
         plan: the candidate's side: its spec, config and checkpoint.
@@ -99,14 +100,14 @@ def as_folded(
 def folding_findings(
     due: Sequence[WeightPrint], reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint], dtype: str
 ) -> tuple[list[Finding], list[NotTested]]:
-    """One finding per tensor that is not as folded norms make it, and tensors nobody compared; see `as_folded` for what is due."""
+    """Return one finding per tensor that differs from its folded form (`due`, from `as_folded`), and the tensors not compared."""
     findings, unseen = weight_findings(due, candidate, dtype, NOT_AS_FOLDED)
     changed = {finding.site for finding in weight_findings(reference, candidate, dtype)[0]}
     return [one if one.site in changed else _unfolded(one) for one in findings], unseen
 
 
 def _unfolded(finding: Finding) -> Finding:
-    """A finding of a tensor that is the reference's as it is, where a norm is to be folded into it."""
+    """Reword the finding of a tensor that equals the reference's although a norm should be folded into it."""
     return dataclasses.replace(
         finding, evidence={**finding.evidence, "holds": finding.site, "differs_in": UNFOLDED},
         message=f"tensor {finding.site} of the candidate is not the reference's: {UNFOLDED}",
@@ -116,7 +117,7 @@ def _unfolded(finding: Finding) -> Finding:
 def _folded(
     here: Roles, layer: int | None, tensors: _Tensors, shift: float, stored: CheckpointTensors
 ) -> dict[str, WeightPrint]:
-    """The folded norms of a block, or behind the blocks, and what reads them, as folding makes them."""
+    """Return the due fingerprints of the folded norms of one block (None: behind the blocks) and of what reads them."""
     made: dict[str, Tensor] = {}
     named: dict[str, str] = {}
     for norm in (norm for norm in READERS if norm in here and (norm == FINAL) == (layer is None)):
@@ -136,7 +137,7 @@ def _print(name: str, value: Tensor) -> WeightPrint:
 
 
 def _readers(here: Roles, norm: str) -> list[str]:
-    """The roles that read a norm, their biases among them: a block with one norm reads it in both branches."""
+    """Return the roles that read a norm, with their biases; a block with a single norm reads it in both branches."""
     alone = norm == "norm.ln1" and "norm.ln2" not in here
     names = (*READERS[norm], *(READERS["norm.ln2"] if alone else ()))
     return [role for role in here if _reads(role.removesuffix(".bias"), names)]
@@ -145,7 +146,10 @@ def _readers(here: Roles, norm: str) -> list[str]:
 def _fold(
     here: Roles, norm: str, readers: Sequence[str], shift: float, stored: CheckpointTensors, made: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The tensors of a norm and of what reads it, whole, in float64; `made` are those that another norm has changed."""
+    """Return the tensors of a norm and of its readers after folding, by path, in float64.
+
+    `made` holds the tensors that folding another norm has already changed; they are used instead of the stored ones.
+    """
 
     def whole(role: str) -> Tensor | None:
         path = here[role].path if role in here else ""
@@ -174,13 +178,13 @@ def _fold(
 
 
 def _reads(role: str, readers: Sequence[str]) -> bool:
-    """Whether a role is one of these, of the block or of one of its experts."""
+    """Whether a role is one of `readers`, or that role of a numbered expert."""
     name, _, number = role.rpartition(".")
     return role in readers or (number.isdigit() and name in readers)
 
 
 def _put(whole: Tensor, tap: WeightTap, part: Tensor) -> Tensor:
-    """A stored tensor with the part that a tap names replaced."""
+    """Return a copy of a stored tensor in which the part that `tap` selects is replaced by `part`."""
     flat = whole.flatten().clone()
     flat[laid_out(torch.arange(whole.numel()).view(whole.shape), tap).flatten()] = part.flatten()
     return flat.view(whole.shape)

@@ -1,14 +1,14 @@
-"""Detection limits: the smallest error of each constant that this run could have seen, measured and not guessed.
+"""Detection limits: the smallest error of each constant that this run could have detected, found by measurement.
 
-The judge runs one short probe again with one constant moved a little (see `responses`), and the error would be seen where
-the response reaches the limit of a site:
+The judge runs one short probe again with one constant moved a little (see `responses`). An error is detected if the response
+at some site exceeds the limit of that site:
 
     detection limit = amount * min over sites of  limit(site) * floor(site) / response(site)
 
-with floor(site) = RMSE(reference, judge), in the dtype of the run, and limit(site) the verdict's own. It is given twice: for
-an error in every layer, and for one in the layer where it shows least (see `single_layer`). The first amount gives the
-slope, which holds for all smaller ones. Where it predicts a larger limit the next run is made there, so the number stands
-where it is used even where the response bends.
+with floor(site) = RMSE(reference, judge), in the dtype of the run, and limit(site) the one that the verdict uses. Each limit
+is given twice: for an error in every layer, and for an error in the single layer where it shows least (see `single_layer`).
+The first amount gives the slope, which holds for all smaller amounts. If the slope predicts a limit larger than that amount,
+the next run uses the predicted amount, so that the limit is measured where it applies even if the response is not linear.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from parity_audit.checks.responses import (
     FIRST_AMOUNTS,
     LARGEST_AMOUNT,
     MORE_RUNS,
-    Bench,
-    Moved,
+    MeasurementSetup,
+    PerturbableConstant,
     Response,
-    movable,
     moved_by,
+    perturbable_constants,
     smallest,
 )
 from parity_audit.checks.single_layer import ByLayer, by_layer
@@ -50,7 +50,7 @@ from parity_audit.specs.view import dims, knob_values
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The responses of one constant: moved everywhere, and in one layer alone, by layer."""
+    """The responses to moving one constant in every layer, and in one layer alone (by layer)."""
 
     everywhere: Response
     alone: ByLayer = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """Responses of every constant on one probe, the floor of each site there, and what could not be measured."""
+    """The responses to every constant on one probe, the noise floor of each site, and the constants not measured."""
 
     probe: str
     floors: Mapping[str, float] = field(default_factory=dict)
@@ -70,27 +70,27 @@ class Sensitivity:
 def measure(
     session: Session, judge: Capture, reference: Capture, *, dtype: str, small: bool, own: bool, out: Path
 ) -> Sensitivity:
-    """Move every constant that can be moved live, one at a time, and put it back.
+    """Measure the response to every constant that can be changed in the loaded model, one at a time, and restore it.
 
     Args:
-        session: the judge's; its edits are undone in the end.
-        small: the model is: look at every site and not only at the residual stream, always in float64.
-        own: `reference` was run by `session`.
+        session: the judge's session; its edits are undone at the end.
+        small: whether the model is small; then every site is measured, not only the residual stream, and always in float64.
+        own: whether `reference` was run by `session`.
     """
     started = time.perf_counter()
     probe = chosen_probe(judge.probes)
     floors = _floors(reference, judge, probe, dtype, small)
     native = not small and own and dtype == "float32"
-    bench = Bench(
+    bench = MeasurementSetup(
         session=session, still=reference if native else judge, precision=NATIVE if native else FLOAT64, probe=probe,
         floors=floors, out=out,
     )  # fmt: skip
-    constants = movable(knob_values(session.plan.spec, session.plan.config))
+    constants = perturbable_constants(knob_values(session.plan.spec, session.plan.config))
     try:
         n_layers = dims(session.plan.spec, session.plan.config)["n_layers"]
         found = [_found(bench, moved, n_layers) for moved in constants]
         session.restore()
-    except NotJudged as error:  # what is known of small errors is not worth an audit
+    except NotJudged as error:  # a failure to measure detection limits must not end the audit
         session.discard()
         return Sensitivity(probe=probe.name, gaps=(NotTested(what="detection limits", why=error.message),))
     finally:
@@ -102,7 +102,10 @@ def measure(
 
 
 def chosen_probe(probes: Sequence[Probe]) -> Probe:
-    """The longest of the cheap ones: every site, one row; of long probes the shortest."""
+    """Return the probe that is cheap to run: one that captures every site, with the fewest rows, and of those the longest.
+
+    If no probe captures every site, return the shortest of those with the fewest rows.
+    """
 
     def cost(probe: Probe) -> tuple[bool, int, int]:
         cheap, length = probe.sites == "all", probe.shape[1]
@@ -113,7 +116,7 @@ def chosen_probe(probes: Sequence[Probe]) -> Probe:
 
 @one_thread()
 def _floors(reference: Capture, judge: Capture, probe: Probe, dtype: str, everything: bool) -> dict[str, float]:
-    """The noise floor of every site that is looked at, in the unit of the site."""
+    """Return the noise floor of every site that is measured, in the site's own unit."""
     sites = [site for site in reference.sites(probe.name) & judge.sites(probe.name) if everything or _outer(site)]
     errors = {site: rmse_to_forced(reference, judge, probe, site) for site in sites}
     return {site: max(rmse, guard(rms, dtype)) for site, (rmse, rms) in errors.items() if rmse == rmse}
@@ -123,8 +126,8 @@ def _outer(site: str) -> bool:
     return site.endswith(OUTER)
 
 
-def _found(bench: Bench, moved: Moved, n_layers: int) -> Found | NotTested:
-    """The responses at the detection limits, or why there are none."""
+def _found(bench: MeasurementSetup, moved: PerturbableConstant, n_layers: int) -> Found | NotTested:
+    """Return the responses to one constant at its detection limits, or the reason why there are none."""
     try:
         for first in FIRST_AMOUNTS:
             found = moved_by(bench, moved, first * moved.size)
@@ -140,8 +143,11 @@ def _found(bench: Bench, moved: Moved, n_layers: int) -> Found | NotTested:
     )
 
 
-def _at_the_limit(bench: Bench, first: Response) -> Response:
-    """Run again at a larger limit that the last run predicts, until the prediction stands or is no small error."""
+def _at_the_limit(bench: MeasurementSetup, first: Response) -> Response:
+    """Rerun at the detection limit that the last run predicts, while that limit is larger than the last amount.
+
+    At most `MORE_RUNS` runs are made, and none beyond `LARGEST_AMOUNT`, which is no small error any more.
+    """
     response = first
     for _ in range(MORE_RUNS):
         predicted = smallest(response, bench.floors)[0]
@@ -156,7 +162,10 @@ def _at_the_limit(bench: Bench, first: Response) -> Response:
 
 
 def detection_limits(found: Sensitivity, comparison: Comparison) -> tuple[tuple[DetectionLimit, ...], list[NotTested]]:
-    """The limits of one candidate: of all sites, those that it shows and that decide its verdict."""
+    """Return one candidate's detection limits, over the sites that it shows and that decide its verdict.
+
+    The second value lists the constants without a limit.
+    """
     shown = {delta.site for delta in comparison.deciding_by_probe if delta.probe == found.probe}
     floors = {site: floor for site, floor in found.floors.items() if site in shown}
     limits: list[DetectionLimit] = []
@@ -175,7 +184,7 @@ def detection_limits(found: Sensitivity, comparison: Comparison) -> tuple[tuple[
 
 
 def _limit(response: Response, floors: Mapping[str, float]) -> tuple[float | None, str]:
-    """The limit and the site that shows it first; None where no site moves."""
+    """Return the detection limit and the site that reaches its limit first; None if no site moves."""
     limit, site = smallest(response, floors)
     if not site:
         return None, ""
@@ -183,7 +192,7 @@ def _limit(response: Response, floors: Mapping[str, float]) -> tuple[float | Non
 
 
 def _one_layer(alone: ByLayer, floors: Mapping[str, float]) -> LayerLimit | None:
-    """The limit in the layer where an error shows least; None for a constant that blocks do not have."""
+    """Return the limit in the layer where an error shows least; None for a constant that no block has."""
     found = [(layer, response.moved, *_limit(response, floors)) for layer, response in alone.items()]
     if not found:
         return None
@@ -191,5 +200,5 @@ def _one_layer(alone: ByLayer, floors: Mapping[str, float]) -> LayerLimit | None
     return LayerLimit(layer=layer, limit=limit, relative=None if limit is None else limit / moved.size, site=site)
 
 
-def _gap(moved: Moved, why: str) -> NotTested:
+def _gap(moved: PerturbableConstant, why: str) -> NotTested:
     return NotTested(what=f"detection limit of {moved.name}", why=why)

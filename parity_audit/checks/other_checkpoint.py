@@ -1,4 +1,4 @@
-"""A port that holds another checkpoint is one matter, not a wrong tensor for each name."""
+"""Report a port that was loaded from another checkpoint as one finding, not as one wrong tensor per name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ANOTHER = "another checkpoint's"
 
 
 def other_checkpoint_as_one(findings: Sequence[Finding], compared: Sequence[WeightPrint]) -> list[Finding]:
-    """The findings of one candidate, with tensors that hold other values as one where nearly all of those compared do.
+    """Return one candidate's findings, with all wrong tensors joined into one finding if nearly all compared tensors are wrong.
 
     Args:
-        findings: each tensor told once (see `weights.told_once`).
-        compared: the candidate's tensors that were held against the reference's.
+        findings: findings in which each tensor is reported once (see `weights.told_once`).
+        compared: the candidate's tensors that were compared with the reference's.
     """
     other = [finding for finding in findings if _holds_others(finding)]
     names = sorted({name for finding in other for name in tensors_of(finding)})
@@ -38,7 +38,7 @@ def other_checkpoint_as_one(findings: Sequence[Finding], compared: Sequence[Weig
 
 
 def _holds_others(finding: Finding) -> bool:
-    """Whether a finding says that tensors differ, and nothing of how they do."""
+    """Whether a finding says that tensors differ but gives no rule that turns one into the other."""
     if only_differs(finding):
         return True
     without_law = finding.candidate_value == NOT_STORED or finding.knob.endswith(PER_CHANNEL)

@@ -1,8 +1,8 @@
-"""How far a candidate's own runs of the same tokens are apart when their shape changes: decoded or at once, in a batch or alone.
+"""Measure how much a candidate's results for the same tokens vary with the run's shape: decoded or prefilled, batched or alone.
 
-Kernels are chosen by the number of rows, so a correct engine has other last bits in a decoding step, or among other rows. That
-is no error of its function. It is measured against itself, in multiples of the noise floor (`parity-audit invariance` asks
-the same of many more shapes).
+Kernels are chosen by the number of rows, so a correct engine may round differently in a decode step or beside other rows. That
+is no error in the function it computes. The candidate is compared with itself, in multiples of the noise floor
+(`parity-audit invariance` does the same for many more shapes).
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ WHAT = "how far the candidate's own runs are apart"
 
 @dataclass(frozen=True, kw_only=True)
 class Yardstick:
-    """The run whose distance to the judge is rounding, and the judge."""
+    """The reference and the judge, whose distance is pure rounding: the noise floor."""
 
     reference: Capture
     judge: Capture
     dtype: str
 
     def ratio(self, apart: Tensor, probe: str, site: str, row: int, positions: int) -> float:
-        """A difference `[pos ...]` of two runs as a multiple of the floor at the first positions of a row."""
+        """Return the RMS of `apart`, the difference `[pos ...]` of two runs, as a multiple of the noise floor.
+
+        The floor is taken at the first `positions` positions of a row.
+        """
         own, exact = (_row(side, probe, site, row)[:positions] for side in (self.reference, self.judge))
         return noise_ratio(_rms(apart), _rms(own - exact), _rms(exact), self.dtype)
 
@@ -46,7 +49,10 @@ class Yardstick:
 def own_variation(
     session: Session, capture: Capture, yardstick: Yardstick, out: Path
 ) -> tuple[Variation, OwnVariation | None, tuple[NotTested, ...]]:
-    """Rows of a batch against the row alone, and the decoded probe against one more run of it, all at once."""
+    """Compare a row of a batch with the same row alone, and the decoded probe with one prefill of all its tokens.
+
+    Returns the ratios by site, the summary for the report, and what could not be measured.
+    """
     batched = _batched(capture, yardstick)
     probe = next((own for own in capture.probes if own.decode_from is not None and capture.sites(own.name)), None)
     if probe is None:
@@ -63,7 +69,7 @@ def own_variation(
 
 
 def _batched(capture: Capture, yardstick: Yardstick) -> dict[str, float]:
-    """One row of the batch says what the beginning of the first probe says."""
+    """Return, by site, the ratio between a row of probe `batch` and the same tokens alone, the start of the first probe."""
     found = {}
     for site in _shared(BATCH, capture, yardstick) & capture.sites(FIRST):
         among, alone = _row(capture, BATCH, site, TWIN), _row(capture, FIRST, site, 0)
@@ -85,7 +91,10 @@ def _decoded(
 
 
 def _said(values: Mapping[str, tuple[Tensor, Tensor, Tensor]], ratios: Mapping[str, float]) -> OwnVariation | None:
-    """At what the model returns: how much of the squared distance to the reference goes when both run in the same shape."""
+    """Summarise the variation at the model's output, else at the logits; None if neither was captured.
+
+    `explained` is the share of the squared distance to the reference that disappears when the candidate prefills all tokens.
+    """
     site = next((site for site in (RETURNED, LOGITS) if site in values), None)
     if site is None:
         return None
@@ -99,7 +108,7 @@ def _said(values: Mapping[str, tuple[Tensor, Tensor, Tensor]], ratios: Mapping[s
 
 
 def _shared(probe: str, capture: Capture, yardstick: Yardstick) -> set[str]:
-    """Sites `[batch pos ...]` of one shape that the candidate and both sides of the floor show."""
+    """Return the sites `[batch pos ...]` that the candidate, the reference and the judge all show in the same shape."""
     sides = (yardstick.reference, yardstick.judge)
     both = capture.sites(probe).intersection(*(side.sites(probe) for side in sides))
     return {site for site in both if not site.endswith(ATTENTION_SITES) and _one_shape(probe, site, (capture, *sides))}

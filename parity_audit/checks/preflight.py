@@ -1,4 +1,4 @@
-"""Is the question itself sound? Token ids, weights parameter by parameter, config facts, before anything is judged."""
+"""Check before the verdict that both sides have the same input: token ids, every weight tensor, and settings of the config."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from parity_audit.core.report import Finding
 from parity_audit.core.types import Description, KnobValue, NotTested, WeightPrint
 from parity_audit.diagnose.confidence import BY_COMPARISON
 from parity_audit.formulas.fingerprint import fingerprint
-from parity_audit.specs.view import joined
+from parity_audit.specs.view import collapse_equal
 
 MESSAGES = '[{"'
-"""How chat messages begin as JSON, which is what they are called by here."""
+"""The first characters of chat messages as JSON, by which they are distinguished from plain texts here."""
 KNOB = "weights"
-"""Tensors that are not the reference's."""
+"""The knob of a finding about tensors that differ from the reference's."""
 VALUES_DIFFER = "the values differ"
 SKETCH_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
-"""How far sketches of one tensor may be apart, by the dtype that a side holds it in: a few roundings of that dtype."""
+"""How far two sketches of one tensor may differ, by the dtype in which a side holds it: a few roundings of that dtype."""
 SURE = 0.01
-"""The share of an added number that rounding may be for the number to be told: two digits of it are right then."""
+"""An added number is reported only if rounding is at most this share of it, so that two of its digits are right."""
 
 
 def token_findings(
     reference: Description, candidate: Description, special: SpecialTokens
 ) -> tuple[str, list[str], list[NotTested]]:
-    """How many texts the two sides turn into different ids, empty for none; a warning for each way in which they differ;
-    texts that only one side tokenised.
+    """Compare both sides' token ids of the same texts.
 
-    The probes are token ids, so a difference does not spoil the audit; it would spoil the user's own runs.
+    Returns a sentence with the number of texts whose ids differ (empty for none), one warning per way in which they differ,
+    and the texts that the candidate did not tokenise. The probes are token ids, so a difference does not affect the audit; it
+    would affect the user's own runs.
     """
     shared = [text for text in reference.tokenization if text in candidate.tokenization]
     rows = [
@@ -57,14 +58,14 @@ def _example(row: TwoRows) -> str:
 
 
 def _around(ids: Sequence[int], at: int) -> str:
-    """The token ids about a position, two in front of it and six from it on."""
+    """Return the token ids around a position as text: two before it and six from it on."""
     start, end = max(0, at - 2), at + 6
     middle = ", ".join(map(str, ids[start:end]))
     return f"[{'..., ' if start else ''}{middle}{', ...' if end < len(ids) else ''}]"
 
 
 def _untokenized(candidate: Description, unseen: Sequence[str], shared: Sequence[str]) -> NotTested:
-    """What a side did not turn into token ids: everything, or some texts, chat messages without a template among them."""
+    """Say what the candidate did not tokenise, and why: everything, chat messages (it has no template), or some texts."""
     backend = candidate.backend
     if candidate.tokenizer_error:
         why = f"{backend} cannot load the checkpoint's tokenizer: {candidate.tokenizer_error}"
@@ -83,9 +84,9 @@ def _untokenized(candidate: Description, unseen: Sequence[str], shared: Sequence
 def weight_findings(
     reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint], dtype: str, how: str = VALUES_DIFFER
 ) -> tuple[list[Finding], list[NotTested]]:
-    """One finding per tensor that is not the reference's, after layout transforms; tensors nobody compared.
+    """Return one finding per tensor that differs from the reference's after layout transforms, and the tensors not compared.
 
-    `how`: what is said of a tensor that has the right shape and comes of the right one by no number.
+    `how`: the description of a tensor with the right shape that is neither a multiple of the reference's nor shifted by a number.
     """
     ours = {item.name: item for item in candidate}
     theirs = {item.name: item for item in reference}
@@ -102,7 +103,7 @@ def weight_findings(
 
 
 def same_weight(a: WeightPrint, b: WeightPrint, tolerance: float) -> bool:
-    """Equal bytes, or equal shape, norm and sketch up to the rounding of a layout transform."""
+    """Whether two fingerprints are of the same tensor: equal bytes, or equal shape, RMS and sketch within `tolerance`."""
     if a.sha256 == b.sha256:
         return True
     if a.shape != b.shape or abs(a.rms - b.rms) > tolerance * max(a.rms, b.rms):
@@ -115,8 +116,10 @@ def _alike(a: Sequence[float], b: Sequence[float], tolerance: float) -> bool:
 
 
 def _factor(reference: WeightPrint, candidate: WeightPrint, tolerance: float) -> float | None:
-    """What the reference's tensor has to be multiplied with to be the candidate's, None where no number does that: sketches of
-    multiples differ in their sign at most."""
+    """Return the number by which the reference's tensor must be multiplied to give the candidate's; None if there is none.
+
+    Sketches do not depend on a tensor's size, so the sketches of a tensor and its multiple differ at most in sign.
+    """
     if not reference.rms or not candidate.rms:
         return None
     for sign in (1.0, -1.0):
@@ -126,8 +129,10 @@ def _factor(reference: WeightPrint, candidate: WeightPrint, tolerance: float) ->
 
 
 def _added(reference: WeightPrint, candidate: WeightPrint, tolerance: float) -> float | None:
-    """What has to be added to every number of a vector of the reference's to be the candidate's, None where no number does that: the
-    inner products of a sketch are linear."""
+    """Return the number that must be added to each entry of the reference's vector to give the candidate's; None if none does.
+
+    It can be computed from the sketches, because their inner products are linear in the tensor.
+    """
     if len(reference.shape) != 1:
         return None
     ones = fingerprint("", torch.ones(reference.shape))
@@ -141,7 +146,7 @@ def _added(reference: WeightPrint, candidate: WeightPrint, tolerance: float) -> 
 
 
 def _relation(reference: WeightPrint, candidate: WeightPrint, tolerance: float) -> str:
-    """How a tensor comes of the reference's of that shape, in words; "" where it is told by no number."""
+    """Describe the number that turns the reference's tensor into the candidate's of the same shape; "" if there is none."""
     factor = _factor(reference, candidate, tolerance)
     if factor is not None:
         return f"the values are {factor:.6g} times its"
@@ -165,13 +170,13 @@ def _weight_finding(reference: WeightPrint, candidate: WeightPrint, how: str, to
 
 
 def _layers(tensor: str) -> tuple[int, ...] | None:
-    """The block that a tensor belongs to, by the number in its name."""
+    """Return the block of a tensor, read from the first number in its name; None if the name has no number."""
     number = next((part for part in tensor.split(".") if part.isdigit()), None)
     return None if number is None else (int(number),)
 
 
 def length_gap(capture: TensorSource, about: Description) -> NotTested:
-    """Beyond which length nothing is known, and what the port says of itself."""
+    """State the text length beyond which the audit tested nothing, and the port's own limit if it gives one."""
     longest = max((probe.length for probe in capture.probes if capture.sites(probe.name)), default=0)
     limit = about.max_positions
     says = f"; the port says that it is made for {limit} positions" if limit else ""
@@ -180,21 +185,26 @@ def length_gap(capture: TensorSource, about: Description) -> NotTested:
 
 
 def config_warnings(spec_values: dict[str, KnobValue], effective: dict[str, KnobValue], side: str) -> list[str]:
-    """Live settings that differ from the spec, read from the modules: a hint, never a finding by itself."""
+    """Return one line per setting read from the loaded modules that differs from the spec: a hint, never a finding by itself."""
     return [
         f"{side}: live {knob} is {effective[knob]!r}, the spec says {spec_values[knob]!r}"
         for knob in sorted(spec_values.keys() & effective.keys())
-        if not any(close(said, effective[knob]) for said in (spec_values[knob], where_there(spec_values[knob])))
+        if not any(
+            close(said, effective[knob]) for said in (spec_values[knob], values_where_present(spec_values[knob]))
+        )
     ]
 
 
-def where_there(said: KnobValue) -> KnobValue:
-    """A value by layer in the layers that have one: a live reading of modules that some layers lack has these alone."""
-    return joined([one for one in said if one is not None]) if isinstance(said, list) else said
+def values_where_present(said: KnobValue) -> KnobValue:
+    """Drop the layers without a value (None) from a value per layer.
+
+    Values read from live modules contain no entry for layers that lack the module.
+    """
+    return collapse_equal([one for one in said if one is not None]) if isinstance(said, list) else said
 
 
 def close(a: KnobValue, b: KnobValue) -> bool:
-    """Equal, or numbers within 1e-5 relative (settings are often stored in float32), also where there is one per layer."""
+    """Whether two values are equal, or numbers within 1e-5 relative (settings are often stored in float32), also per layer."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(close, a, b))
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):

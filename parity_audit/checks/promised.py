@@ -1,4 +1,4 @@
-"""What a hook should hold, worked out in float64 from the sites of one capture (see `specs.hook_names`)."""
+"""Compute in float64, from the sites of one capture, the tensor that a hook should hold (see `specs.hook_names`)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from parity_audit.specs.hook_names import ADDED_RESULT, NORMALIZED, RESULT, SCAL
 Make = Callable[[], Tensor]
 
 
-class Promises:
-    """What hooks should hold, by one capture."""
+class ExpectedTensors:
+    """The tensors that hooks should hold, computed from one capture."""
 
     def __init__(self, capture: Capture, probe: Probe, plan: SidePlan) -> None:
         self.capture, self.probe = capture, probe
         self.evidence: Mapping[int | None, Evidence] = evidence_by_layer("judge", [capture], plan)
 
     def of(self, hook: Hook) -> Make | None:
-        """How to work out what the hook should hold; None where the capture does not show what it follows from."""
+        """Return a function that computes the tensor the hook should hold; None if the capture lacks the sites it needs."""
         held = self.capture.sites(self.probe.name)
         layer = self.evidence[layer_of(hook.site)]
         if hook.promises in (SCALE, NORMALIZED):
@@ -39,7 +39,7 @@ class Promises:
         return lambda: self.capture.tensor(self.probe.name, hook.site)
 
     def multiplier(self, hook: Hook) -> float:
-        """What heads' results are multiplied by where they are what is added to the residual stream."""
+        """Return the factor of the heads' results: the residual scale if the hook shows what is added to the residual, else 1."""
         layer = self.evidence[layer_of(hook.site)]
         return layer.spec_number("residual.scale", 1.0) if hook.promises == ADDED_RESULT else 1.0
 
@@ -48,7 +48,7 @@ class Promises:
 
 
 def norm_input(site: str, held: set[str], n_layers: int) -> str | None:
-    """The site that the norm which makes `site` reads, None where it is not shown."""
+    """Return the captured site that is the input of the norm whose output is `site`; None if it was not captured."""
     if site == FINAL_NORM:
         names = list(final_norm_reads(n_layers))
     else:
@@ -58,7 +58,7 @@ def norm_input(site: str, held: set[str], n_layers: int) -> str | None:
 
 
 def normalised(hook: Hook, x: Tensor, layer: Evidence) -> Tensor:
-    """The norm's scale `[batch pos 1]`, or what it makes before weight and bias `[batch pos d_model]`."""
+    """Return the norm's scale `[batch pos 1]`, or its output before weight and bias `[batch pos d_model]`."""
     if layer.spec_value("norm.kind") == "layer":
         x = x - x.mean(-1, keepdim=True)
     scale = (x.square().mean(-1, keepdim=True) + layer.spec_number("norm.eps", 0.0)).sqrt()
@@ -66,6 +66,9 @@ def normalised(hook: Hook, x: Tensor, layer: Evidence) -> Tensor:
 
 
 def results(z: Tensor, weight: Tensor) -> Tensor:
-    """z `[batch pos head d_head]` of each head through its own columns of W_O `[d_model (head d_head)]`."""
+    """Return each head's result `[batch pos head d_model]`: its z `[batch pos head d_head]` times its own columns of W_O.
+
+    `weight` is W_O, `[d_model (head d_head)]`.
+    """
     per_head = rearrange(f64(weight), "d_model (head d_head) -> head d_head d_model", head=z.shape[2])
     return einsum(z, per_head, "b p head d_head, head d_head d_model -> b p head d_model")

@@ -1,4 +1,4 @@
-"""Weights that are rounded to one format are one matter: a quantised model, not a wrong tensor for each of its projections."""
+"""Report weights rounded to one format as one finding, a quantised model, not as one wrong tensor per projection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDED = "the checkpoint's rounded to "
 
 
 def quantised_as_one(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings of one candidate, with several projections of the same layers that are rounded alike as one."""
+    """Return one candidate's findings, with projections of the same layers rounded to the same format joined into one."""
     groups: dict[tuple[object, object], list[Finding]] = {}
     for finding in findings:
         if finding.knob.startswith("weights.") and str(finding.candidate_value).startswith(ROUNDED):

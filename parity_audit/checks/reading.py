@@ -1,4 +1,4 @@
-"""What a port's hooks show, each read under its own name, in one run of a short probe."""
+"""Read the tensors that a port's hooks show, each under its own name, while a short probe runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS = (RESULT, ADDED_RESULT)
 
 @dataclass
 class Values:
-    """Tensors by hook name, made when asked for and the last one kept: a `compare.source.TensorSource`."""
+    """Tensors by hook name, computed on request; only the last one is kept. Implements `compare.source.TensorSource`."""
 
     probe: Probe
     made: Mapping[str, Callable[[], Tensor]]
@@ -28,35 +28,35 @@ class Values:
 
     @property
     def probes(self) -> Sequence[Probe]:
-        """The one probe."""
+        """The single probe that was run."""
         return (self.probe,)
 
     def sites(self, probe: str) -> set[str]:
-        """The hooks."""
+        """Return the names of the hooks."""
         return set(self.made) if probe == self.probe.name else set()
 
     def shape(self, probe: str, site: str) -> tuple[int, ...]:
-        """The shape of one value."""
+        """Return the shape of one hook's tensor."""
         return tuple(self.tensor(site).shape)
 
     def assumes(self, probe: str, site: str) -> str:
-        """Nothing: a hook is what its users see."""
+        """Return "": a hook's value is what its users see, so it rests on no assumption."""
         return ""
 
     def raised(self, probe: str) -> str:
-        """Nothing: what is read here was run."""
+        """Return "": the probe ran without an error."""
         return ""
 
     def digest(self, probe: str, site: str) -> str:
-        """Not known."""
+        """Return "": no digest is known."""
         return ""
 
     def rows(self, probe: str, site: str, start: int, stop: int) -> Tensor:
-        """`[start, stop)` on axis 1."""
+        """Return the positions `[start, stop)` of one hook's tensor, on axis 1."""
         return self.tensor(site)[:, start:stop]
 
     def tensor(self, hook: str) -> Tensor:
-        """One whole value."""
+        """Return one hook's whole tensor."""
         if self.last is None or self.last[0] != hook:
             self.last = hook, self.made[hook]()
         return self.last[1]
@@ -64,15 +64,17 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Values by hook, and why the others showed none."""
+    """The values by hook, and for each hook without a value the reason."""
 
     values: Values
     hidden: Mapping[str, str]
 
 
 def read_hooks(session: Session, hooks: Iterable[Hook], probe: Probe, out: Path) -> Reading:
-    """Run the probe with every hook set. Heads' results have a run of their own, because that switch changes how
-    attention is computed, and are read in the middle block only, because they are large.
+    """Run the probe and read every hook.
+
+    The heads' results are read in a separate run, because the switch that enables them changes how attention is computed, and
+    in the middle block only, because they are large.
 
     Raises:
         NotJudged: the backend failed.

@@ -1,11 +1,11 @@
-"""Does the reference agree with itself? One run of one batch, and one run with its other attention implementation.
+"""Check that the reference agrees with itself, with one run of a batch and one run of its other attention implementation.
 
-- Causality: tokens from the middle on are replaced; logits before them must not move.
-- Padding: the first half again, padded on the left; its logits must not move.
-- Implementation: eager and sdpa of one library must compute the same function. They do not where a kernel drops a term.
+- Causality: tokens from the middle on are replaced; logits before them must not change.
+- Padding: the first half runs again, padded on the left; its logits must not change.
+- Implementation: eager and sdpa of one library must compute the same function. They differ if a kernel drops a term.
 
-"Not move" is measured against the noise floor at the same positions: RMSE(run, capture) / RMSE(capture, judge).
-Another batch may round differently, so only what is far beyond the floor is said.
+A change is measured against the noise floor at the same positions: RMSE(run, capture) / RMSE(capture, judge).
+Another batch may round differently, so a change is reported only if it is far beyond the floor.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LOGITS = "logits"
 OTHER = {"eager": "sdpa", "sdpa": "eager"}
 IMPLEMENTATION = "config._attn_implementation"
 LOOKED_UP = ("_supports_sdpa", "_supports_attention_backend")
-"""Flags of transformers models that have both implementations and look up which one each time they attend."""
+"""Flags of transformers models that have both implementations and look up the current one in every attention call."""
 
 
 def invariance_notes(session: Session, capture: Capture, judge: Capture, out: Path) -> list[str]:
-    """One line per way in which the reference does not agree with itself."""
+    """Return one line per way in which the reference does not agree with itself."""
     probe = chosen_probe(capture.probes)
     if probe.sites != "all" or LOGITS not in capture.sites(probe.name):
         return []
@@ -45,8 +45,11 @@ def invariance_notes(session: Session, capture: Capture, judge: Capture, out: Pa
     return notes
 
 
-def twisted(probe: Probe) -> tuple[Probe, int]:
-    """Two rows made of the probe's first one: its second half replaced, and its first half padded on the left."""
+def causality_and_padding_probe(probe: Probe) -> tuple[Probe, int]:
+    """Return a probe of two rows made from the given probe's first row, and the length of that row's first half.
+
+    One row has its second half replaced; the other is the first half alone, padded on the left.
+    """
     row = probe.token_ids[0]
     half = len(row) // 2
     tail = tuple(reversed(row[: len(row) - half]))
@@ -56,7 +59,7 @@ def twisted(probe: Probe) -> tuple[Probe, int]:
 
 
 def _rows(capture: Capture, judge: Capture) -> list[str]:
-    """Whether a row of a batch gets what it gets alone: one row of `batch` is the beginning of `short`."""
+    """Report it if a row's logits change inside a batch; one row of probe `batch` is the beginning of probe `short`."""
     if not all(LOGITS in side.sites(name) for side in (capture, judge) for name in (FIRST, BATCH)):
         return []
     among = capture.tensor(BATCH, LOGITS)[TWIN].double()
@@ -67,7 +70,7 @@ def _rows(capture: Capture, judge: Capture) -> list[str]:
 
 
 def _positions(session: Session, probe: Probe, own: Tensor, exact: Tensor, out: Path) -> list[str]:
-    changed, half = twisted(probe)
+    changed, half = causality_and_padding_probe(probe)
     seen = take_capture(session, [changed], out, choose=_only_logits).tensor(changed.name, LOGITS).double()
     dtype = session.plan.dtype
     future = apart(seen[0, :half], own[:half], exact[:half], dtype)
@@ -80,8 +83,10 @@ def _positions(session: Session, probe: Probe, own: Tensor, exact: Tensor, out: 
 
 
 def _implementations(session: Session, probe: Probe, own: Tensor, exact: Tensor, out: Path) -> list[str]:
-    """Only transformers models that can change over while loaded. Others were built with one implementation, and would keep it
-    but take the masks of the other.
+    """Report it if the other attention implementation computes another function.
+
+    Only transformers models that can switch while loaded are tested. Others are built with one implementation: after a switch
+    they would keep it but receive the masks of the other.
     """
     about = session.description()
     mine = str(about.settings.get("attn_implementation"))
@@ -96,7 +101,7 @@ def _implementations(session: Session, probe: Probe, own: Tensor, exact: Tensor,
         if not all(read[flag] is True for flag in LOOKED_UP):
             return []
         seen = take_capture(session, [probe], out, choose=_only_logits).tensor(probe.name, LOGITS)[0].double()
-    except BackendFailed:  # a release that cannot change over: nothing is known, so nothing is said
+    except BackendFailed:  # this release cannot switch, so there is nothing to report
         return []
     finally:
         session.restore()
@@ -111,7 +116,7 @@ def _only_logits(tap: SiteTap, probe: Probe) -> bool:
 
 
 def apart(seen: Tensor, own: Tensor, exact: Tensor, dtype: str) -> float:
-    """The distance of two runs `[p d_vocab]` as a multiple of the floor of the first."""
+    """Return RMSE(seen, own) of two runs `[p d_vocab]` as a multiple of the noise floor RMSE(own, exact)."""
 
     def rms(value: Tensor) -> float:
         return float(value.square().mean().sqrt())

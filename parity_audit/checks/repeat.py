@@ -1,7 +1,7 @@
-"""Does a candidate say the same thing twice?
+"""Check whether a candidate returns the same logits when it runs the same tokens again.
 
-Two runs, one right after the other, that differ are dropout or a race, which would pass for any cause at all. Two that agree
-with each other and not with the run that an audit began with are a model that remembers: what it ran in between changed it.
+If two runs in direct succession differ, dropout is on or there is a race, and the noise could be mistaken for any cause. If
+they agree with each other but not with the first run of the audit, the model keeps state: the runs in between changed it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHANGED = "no setting is known for it: load the model afresh, or find the buffer
 
 
 def repeat_finding(session: Session, capture: Capture, dtype: str, out: Path) -> Finding | None:
-    """A finding where two runs in a row differ by more than rounding, or where both differ from the first run of the audit.
+    """Return a finding if two successive runs differ by more than rounding, or if they differ from the audit's first run.
 
     Raises:
         NotJudged: the backend failed.
@@ -56,13 +56,13 @@ def _only_logits(tap: SiteTap, probe: Probe) -> bool:
 
 
 def _outputs(capture: Capture, probe: Probe) -> Tensor:
-    """What the model returned at the real tokens `[token d_vocab]`; what the hook shows where that is not known."""
+    """Return the model's output at the real tokens `[token d_vocab]`, or the captured logits if the output is not known."""
     site = RETURNED if RETURNED in capture.sites(probe.name) else LOGITS
     return f64(capture.tensor(probe.name, site)[real(probe)])
 
 
 def _finding(knob: str, message: str, now: Tensor, before: Tensor, probe: str, dtype: str) -> Finding | None:
-    """A finding where two runs are further apart than rounding."""
+    """Return a finding if two runs differ by more than rounding, else None."""
     apart, size = (float(value.square().mean().sqrt()) for value in (now - before, before))
     ratio = apart / guard(size, dtype)
     if ratio <= MANY_ROUNDINGS:

@@ -1,8 +1,8 @@
-"""What moving one constant of the judge does to every site of one short probe.
+"""Measure how every site of one short probe changes when one constant of the judge is moved.
 
-In float64 the change is free of rounding: RMSE(moved judge, judge). Large models are moved in their own float32, which
-costs a fraction: a move of a thousandth stands so far above the floor that the rounding of two runs can be subtracted.
-A site where it does not is left out.
+In float64 the change is free of rounding: RMSE(moved judge, judge). Large models are moved in their own float32, which takes
+a fraction of the time: a move of a thousandth changes most sites so far beyond the floor that the rounding of the two runs can
+be subtracted. A site that does not change that clearly is left out.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from parity_audit.specs.schema import ResolvedKnob
 from parity_audit.specs.settings import edits
 
 FIRST_AMOUNTS = (1e-3, 0.04)
-"""Relative; the second where the live value is stored too coarsely to hold the first."""
+"""Relative amounts; the second is used if the first shows nothing, as when the live value is stored too coarsely for it."""
 LARGEST_AMOUNT = 0.5
-"""Relative: where no smaller change of a constant shows, it has no detection limit."""
+"""Relative: the largest amount by which a constant is moved; beyond it an error is no small one."""
 FLOAT64_ROUNDING = 1e-13
-"""Relative; a smaller change is the rounding of float64."""
+"""Relative RMS; a smaller change of a site counts as rounding of float64."""
 MORE_RUNS = 2
-"""Short runs that a limit is corrected by: a response that is nearly linear needs one, and few layers are the least sensitive."""
+"""The most runs by which a limit is corrected, or layers followed: a nearly linear response needs one, and few layers can be the
+least sensitive."""
 COUNTS = ("attention.window", "rope.partial", "moe.top_k", "pos_embed.offset")
 DICT_NUMBER = "factor"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
-    """One constant that can be moved: `name` for the report, `value` its number, `given(number)` the knob's new value.
+class PerturbableConstant:
+    """One constant that can be moved: its `name` in the report, its number `value`, and the knob's `whole` value.
 
-    Of a constant with a value per layer the number is that of the first one; all are moved by the same amount. `layers` are
-    those that have it; None for all, and for constants outside the blocks.
+    If a constant has a value per layer, `value` is the first layer's, and all layers are moved by the same amount. `layers` are
+    the layers that have the constant; None for all layers and for constants outside the blocks.
     """
 
     name: str
@@ -55,32 +56,32 @@ class Moved:
 
     @property
     def size(self) -> float:
-        """What a relative amount is relative to: 1 for a constant that is 0."""
+        """The size to which relative amounts refer: the constant's absolute value, or 1 for a constant that is 0."""
         return abs(self.value) or 1.0
 
     def given(self, number: float) -> KnobValue:
-        """The knob's value with this number in its place."""
+        """Return the knob's whole value with the constant moved to `number`."""
         if isinstance(self.whole, list):
             return [one + number - self.value for one in self.whole]
         return {**self.whole, DICT_NUMBER: number} if isinstance(self.whole, dict) else number
 
     def amount(self, wanted: float) -> float:
-        """The amount to move by: of a count a whole number, 1 at least."""
+        """Return the amount to move by: for counts `wanted` rounded to a whole number of at least 1, else `wanted`."""
         return max(1.0, round(wanted)) if self.knob in COUNTS else wanted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """What moving a constant by `amount` (in its own unit) does: RMSE of the judge per site that moves."""
+    """The effect of moving a constant by `amount` (in its own unit): the judge's RMSE at each site that changes."""
 
-    moved: Moved
+    moved: PerturbableConstant
     amount: float
     by_site: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
-    """What every measurement shares. `still` is the run without a move, in the same precision."""
+class MeasurementSetup:
+    """The inputs that all measurements share. `still` is the run with no constant moved, in the same precision."""
 
     session: Session
     still: Capture
@@ -91,27 +92,32 @@ class Bench:
 
     @property
     def native(self) -> bool:
-        """Whether the judge is moved in its own float32."""
+        """Whether the moved judge runs in its native float32 instead of float64."""
         return self.precision != FLOAT64
 
 
-def movable(knobs: Mapping[str, ResolvedKnob]) -> Iterator[Moved]:
-    """The numbers among an architecture's constants; of a scaling its factor."""
+def perturbable_constants(knobs: Mapping[str, ResolvedKnob]) -> Iterator[PerturbableConstant]:
+    """Yield every constant of an architecture that is a number; for a scaling given as a dictionary, its factor."""
     for knob, known in knobs.items():
         value: Any = known.value
         if known.kind == "map":
             continue
         if is_number(value):
-            yield Moved(name=knob, knob=knob, value=float(value), whole=value, layers=known.layers)
+            yield PerturbableConstant(name=knob, knob=knob, value=float(value), whole=value, layers=known.layers)
         elif known.by_layer and is_number(value[0]):
-            yield Moved(name=knob, knob=knob, value=float(value[0]), whole=value)
+            yield PerturbableConstant(name=knob, knob=knob, value=float(value[0]), whole=value)
         elif isinstance(value, dict) and is_number(value.get(DICT_NUMBER)):
             number = float(value[DICT_NUMBER])
-            yield Moved(name=f"{knob}.{DICT_NUMBER}", knob=knob, value=number, whole=value, layers=known.layers)
+            yield PerturbableConstant(
+                name=f"{knob}.{DICT_NUMBER}", knob=knob, value=number, whole=value, layers=known.layers
+            )
 
 
 def smallest(response: Response, floors: Mapping[str, float]) -> tuple[float, str]:
-    """The smallest error that would be seen at one of these sites, and where it would be seen first."""
+    """Return the smallest error that would be detected at one of the sites in `floors`, and that site.
+
+    The result is (inf, "") if none of them changes.
+    """
     reached = [
         (response.amount * limit_of(site) * floors[site] / change, site)
         for site, change in response.by_site.items()
@@ -120,8 +126,8 @@ def smallest(response: Response, floors: Mapping[str, float]) -> tuple[float, st
     return min(reached, default=(math.inf, ""))
 
 
-def moved_by(bench: Bench, moved: Moved, amount: float) -> Response | None:
-    """One run of the judge with a constant moved; None where it has no live setting for it."""
+def moved_by(bench: MeasurementSetup, moved: PerturbableConstant, amount: float) -> Response | None:
+    """Run the judge with a constant moved; None if the judge has no live setting for it."""
     amount = moved.amount(amount)
     if not set_to(bench, moved, amount):
         return None
@@ -131,8 +137,11 @@ def moved_by(bench: Bench, moved: Moved, amount: float) -> Response | None:
     return Response(moved=moved, amount=amount, by_site=found)
 
 
-def set_to(bench: Bench, moved: Moved, amount: float) -> bool:
-    """Move the constant in the live judge. Live edits only: a fresh load per constant would cost more than the audit."""
+def set_to(bench: MeasurementSetup, moved: PerturbableConstant, amount: float) -> bool:
+    """Move the constant in the loaded judge; False if it has no live setting.
+
+    Only live edits are made, because loading the model again for each constant would take longer than the audit.
+    """
     session, number = bench.session, moved.value + amount
     value = moved.given(int(number) if moved.knob in COUNTS else number)
     plan, version = session.plan, session.description().release
@@ -144,16 +153,16 @@ def set_to(bench: Bench, moved: Moved, amount: float) -> bool:
 
 
 def taken(
-    bench: Bench,
+    bench: MeasurementSetup,
     name: str,
     *,
     only: tuple[str, ...] = ("",),
     forced_by: Capture | None = None,
     at: Collection[str] = (),
 ) -> Capture:
-    """The judge as it is now on the probe, at the sites that are looked at and end in one of `only`.
+    """Capture the judge as it is now, at those sites in `bench.floors` whose names end in one of `only`.
 
-    It goes on with the tensors of `forced_by` at the sites `at`.
+    At the sites `at` the run continues with the tensors of `forced_by`.
     """
 
     def choose(tap: SiteTap, probe: Probe) -> bool:
@@ -166,8 +175,8 @@ def taken(
 
 
 @one_thread()
-def changes(moved: Capture, bench: Bench) -> dict[str, float]:
-    """RMSE per site that moved; in native precision freed of the rounding of both runs."""
+def changes(moved: Capture, bench: MeasurementSetup) -> dict[str, float]:
+    """Return the RMSE of each site that changed; in native precision the rounding of both runs is subtracted."""
     name = bench.probe.name
     errors = {site: rmse_to_forced(moved, bench.still, bench.probe, site) for site in moved.sites(name)}
     if bench.precision == FLOAT64:

@@ -1,4 +1,4 @@
-"""Does the reference do what its architecture says? Its own activations are fitted, and its live settings read."""
+"""Check the reference against its architecture's spec: fit constants on its activations and read its live settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ COARSE = "the reference multiplies in TF32: the noise floor of this run is TF32'
 def reference_notes(
     session: Session, capture: Capture, judge: Capture | None, out: Path, departing: Sequence[Finding]
 ) -> list[str]:
-    """One line per departure of the reference from its spec (`departing`), from itself, or from what its hooks should mean."""
+    """Return one line per departure of the reference from its spec, from itself, or from the meaning of its hooks.
+
+    `departing`: the findings of departures from the spec that its activations show.
+    """
     plan, about = session.plan, session.description()
     live = effective_values(plan.spec, plan.backend_key, about, plan.config)
     notes = config_warnings(spec_values(plan.spec, plan.config), live, "reference")
@@ -46,13 +49,13 @@ def reference_notes(
         return notes
     try:
         return [*notes, *invariance_notes(session, capture, judge, out)]
-    except NotJudged as error:  # a reference that was captured is judged by, whatever else it cannot do
+    except NotJudged as error:  # the captured reference is still used, even if the self-check fails
         session.discard()
         return [*notes, f"the self-check broke off: {error.message}"]
 
 
 def _unread(plan: SidePlan) -> list[str]:
-    """One line per key of config.json whose effect no knob of the spec stands for."""
+    """Return one line per key of config.json whose effect no knob of the spec describes."""
     written = config_for(read_config(Path(plan.checkpoint.path)), plan.spec.architecture)
     model = ResolvedModel(repo_id=plan.checkpoint.repo_id, spec=plan.spec, config=written)
     return [
@@ -63,11 +66,11 @@ def _unread(plan: SidePlan) -> list[str]:
 
 
 def departures(capture: Capture, plan: SidePlan) -> list[Finding]:
-    """Constants of the attention core whose value in a reference's first block is not the spec's.
+    """Return a finding per constant of attention whose fitted value in the reference's first block is not the spec's.
 
-    The attention core is fitted because that is where implementations of one library differ from each other:
-    a kernel without soft-cap drops it without an error. The fit sees what was computed, not what was configured.
-    A constant that its probes do not show has no fit, and is not among them.
+    Attention is fitted because implementations of one library differ from each other there: a kernel without soft-cap
+    drops it without an error. The fit sees what was computed, not what was configured. A constant without an effect on these
+    probes cannot be fitted and is not reported.
     """
     layers = run_whole(evidence_by_layer("reference", [capture], plan))
     first: ByLayer = {0: layers[0]}

@@ -1,7 +1,8 @@
-"""Causes that only a sharded engine has: ranks that hold or compute different things, and sums and cuts made wrongly.
+"""Find causes that only a sharded engine has: ranks with wrong tensors, settings or values, and wrong sums, cuts and joins.
 
-What the ranks hold is looked at first. Then the first site, in the order of the data, where they differ or where the
-joined value is not the reference's; what came before agrees, so the reference's value is what should be there.
+The tensors and settings that the ranks hold are checked first. Then the check looks for the first site, in computation order,
+where ranks disagree or where the joined value differs from the reference's. All earlier sites agree with the reference, so
+the reference's value is the right one at that site.
 """
 
 from __future__ import annotations
@@ -39,15 +40,16 @@ BIASES = {
     "mlp_out": "mlp.down.bias",
 }
 ROUNDINGS = 1000.0
-"""Of the dtype, relative: far above what an earlier layer's rounding becomes, far below any of these faults."""
+"""Tolerance in roundings of the dtype, relative: far above the rounding of earlier layers, far below any of these faults."""
 UNREPAIRED = "no setting is known for it: it is made where the engine cuts the model over its ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded:
-    """One side that ran on several ranks, and the reference.
+    """A side that ran on several ranks, and the reference.
 
-    `roles` names the role of a checkpoint tensor; `weight(role, layer)` is one; `values` are live values in which ranks differ.
+    `roles` maps a checkpoint tensor's name to its role; `weight(role, layer)` returns a tensor (None if there is none);
+    `values` are the live settings in which ranks differ.
     """
 
     capture: Capture
@@ -59,7 +61,7 @@ class Sharded:
     dtype: str
 
     def bias(self, site: str) -> Tensor | None:
-        """The bias of the product that ends in a site, if it has one."""
+        """Return the bias of the projection whose output is this site, in float64; None if it has none."""
         role = BIASES.get(local_name(site))
         value = None if role is None else self.weight(role, layer_of(site))
         return None if value is None else f64(value)
@@ -71,7 +73,7 @@ class Sharded:
 
 
 def sharding_findings(case: Sharded) -> list[Finding]:
-    """What is wrong with the sharding, empty where nothing is or where the side is not sharded."""
+    """Return the faults of the sharding; empty if there is none or if the side is not sharded."""
     shares = case.capture.manifest.shares
     if not shares:
         return []
@@ -80,20 +82,20 @@ def sharding_findings(case: Sharded) -> list[Finding]:
 
 
 def _probes(case: Sharded) -> Iterator[Probe]:
-    """Probes of one row that show every site."""
+    """Return the probes of a single row, longer than one token, that capture every site."""
     return (
         probe for probe in case.capture.probes if probe.sites == "all" and probe.shape[0] == 1 and probe.shape[1] > 1
     )
 
 
 def _values(case: Sharded) -> Iterator[Finding]:
-    """Live values in which ranks differ; the rank that departs from the spec is the wrong one."""
+    """Yield a finding per knob whose live value differs between ranks; a rank that departs from the spec is wrong."""
     seen: dict[str, RankValue] = {}
     for item in case.values:
         seen.setdefault(item.knob, item)
     for knob, item in seen.items():
         spec = case.spec.get(knob)
-        wrong = _odd(item, spec)
+        wrong = _wrong_ranks(item, spec)
         said = ", ".join(f"{value!r} on rank {rank}" for rank, value in zip(item.ranks, item.values, strict=True))
         yield _finding(
             knob,
@@ -107,8 +109,11 @@ def _values(case: Sharded) -> Iterator[Finding]:
         )
 
 
-def _odd(item: RankValue, spec: KnobValue) -> list[int]:
-    """The ranks whose value (or one over it) is not the spec's, as far as that tells them apart; else those unlike the first."""
+def _wrong_ranks(item: RankValue, spec: KnobValue) -> list[int]:
+    """Return the wrong ranks: those whose value, or its inverse, is farther from the spec's number than the nearest rank's.
+
+    If the values are no numbers, return the ranks whose value differs from the first rank's.
+    """
     if isinstance(spec, (int, float)) and spec and all(isinstance(value, (int, float)) for value in item.values):
         distances = [min(abs(value - spec), abs(value - 1 / spec)) for value in item.values]
         return [rank for rank, far in zip(item.ranks, distances, strict=True) if far > min(distances)]
@@ -116,7 +121,10 @@ def _odd(item: RankValue, spec: KnobValue) -> list[int]:
 
 
 def _tensors(case: Sharded) -> Iterator[Finding]:
-    """Tensors of which some rank does not hold its own part; those of one layer that are cut wrongly are one finding."""
+    """Yield findings for tensors of which some rank does not hold its own part, one per owning module and kind of fault.
+
+    If a module has a fused tensor that is cut wrongly, its other tensors are not reported.
+    """
     groups: dict[tuple[str, str], list[WeightPrint]] = {}
     for item in case.capture.manifest.weights:
         if item.ranks is not None:
@@ -136,7 +144,7 @@ def _tensors(case: Sharded) -> Iterator[Finding]:
 
 
 def _owner(name: str) -> str:
-    """The module that a tensor's own module is in: all that is fused is in one, and all experts of a layer are."""
+    """Return the module above a tensor's own: parts of one fused tensor share it, and so do all experts of a layer."""
     if EXPERTS in name:
         return name.partition(EXPERTS)[0]
     return name.rpartition(".")[0].rpartition(".")[0] or name
@@ -157,7 +165,7 @@ def _knob_of(case: Sharded, item: WeightPrint, tensor: RankTensor) -> str:
 
 
 def _first(case: Sharded, probe: Probe) -> list[Finding]:
-    """The cause at the first site of a probe that is not as it should be."""
+    """Return the cause at the first site of a probe that differs from the reference or between ranks."""
     shares = {share.site: share for share in case.capture.manifest.shares if share.probe == probe.name}
     both = case.capture.sites(probe.name) & case.reference.sites(probe.name)
     summand: RankShare | None = None
@@ -168,14 +176,14 @@ def _first(case: Sharded, probe: Probe) -> list[Finding]:
             return []
         if share is not None and max(share.apart, default=0.0) > case.tolerance * forms.size(expected):
             return [_disagree(case, probe, share, expected, summand)]
-        if forms.far(found, expected) > case.tolerance:
+        if forms.relative_error(found, expected) > case.tolerance:
             return _joined_wrong(case, probe, site, share, found, expected)
         summand = share if share is not None and share.how == SUM else summand
     return []
 
 
 def _disagree(case: Sharded, probe: Probe, share: RankShare, expected: Tensor, summand: RankShare | None) -> Finding:
-    """Ranks that should hold the same hold different numbers: which of them is wrong, or what was not summed."""
+    """Explain a site that all ranks should hold whole but where they differ: a missing sum, a wrong eps, or wrong ranks."""
     layer = layer_of(share.site)
     layers = None if layer is None else (layer,)
     evidence = {"apart": list(share.apart), "probe": probe.name, "site": share.site}
@@ -192,10 +200,10 @@ def _disagree(case: Sharded, probe: Probe, share: RankShare, expected: Tensor, s
             evidence,
         )
     own = [f64(load_file(Path(case.capture.folder) / file)[TENSOR][real(probe)]) for file in share.files]
-    far = [forms.far(value, expected) for value in own]
+    far = [forms.relative_error(value, expected) for value in own]
     evidence["distance_to_the_reference"] = far
     total = sum(own[1:], own[0])
-    if forms.far(total, expected) < case.tolerance:
+    if forms.relative_error(total, expected) < case.tolerance:
         message = f"the sum over the ranks is missing at {share.site}: the ranks' values differ, and add up to the reference's"
         return _finding(KNOBS["all_reduce"], message, [], layers, share.site, "once", "missing", evidence)
     right = [rank for rank, value in zip(share.ranks, far, strict=True) if value <= case.tolerance]
@@ -217,7 +225,7 @@ def _disagree(case: Sharded, probe: Probe, share: RankShare, expected: Tensor, s
 def _joined_wrong(
     case: Sharded, probe: Probe, site: str, share: RankShare | None, found: Tensor, expected: Tensor
 ) -> list[Finding]:
-    """What sharding makes of a site on which the ranks agree, or of which each has its part."""
+    """Explain a wrong joined value at a site on which the ranks agree or of which each rank holds a part."""
     if share is None:
         return []
     layer, ranks = layer_of(site), len(share.ranks)
@@ -231,12 +239,12 @@ def _joined_wrong(
         ]
 
     tolerance = case.tolerance
-    if share.how != SPLIT and forms.far(found, ranks * expected) < tolerance:
+    if share.how != SPLIT and forms.relative_error(found, ranks * expected) < tolerance:
         return says(
             "all_reduce", f"{site} is summed over the {ranks} ranks again: {ranks} times the reference's", "doubled"
         )
     bias = case.bias(site)
-    if bias is not None and forms.far(found, expected + (ranks - 1) * bias) < tolerance:
+    if bias is not None and forms.relative_error(found, expected + (ranks - 1) * bias) < tolerance:
         return says("bias", f"the bias of {site} is added on each of the {ranks} ranks", f"{ranks} times")
     tokens = forms.tokens_moved(found, expected, tolerance)
     if tokens is not None:
@@ -260,7 +268,7 @@ def _joined_wrong(
 def _parts(
     case: Sharded, probe: Probe, site: str, share: RankShare, found: Tensor, expected: Tensor, says: Any
 ) -> list[Finding]:
-    """Parts of ranks that are another rank's, or wrong on some ranks alone."""
+    """Explain parts that belong to another rank, or that are wrong on some ranks only."""
     axis = -1 if site == "logits" else 1
     if not share.spans or site == "embed":
         return []
@@ -281,7 +289,7 @@ def _parts(
 def _scale(
     case: Sharded, probe: Probe, site: str, share: RankShare, found: Tensor, wrong: Sequence[int]
 ) -> float | None:
-    """The scale of attention's scores on the first wrong rank, where its heads are explained by it."""
+    """Return the attention scale of the first wrong rank, if another scale explains its heads; else None."""
     block, inner = site.rpartition(".")[0], local_name(site)
     names = [f"{block}.{name}" for name in ("rot_q", "rot_k", "v")]
     if inner != "z" or not case.reference.sites(probe.name).issuperset(names):
@@ -298,7 +306,7 @@ def _right(case: Sharded, probe: Probe, site: str) -> Tensor:
 def _constant(
     knob: str, value: float, site: str, wrong: Sequence[int], case: Sharded, evidence: dict[str, Any]
 ) -> Finding:
-    """A knob that some ranks alone have at another value."""
+    """Return the finding of a knob that has another value on some ranks only."""
     layer, spec = layer_of(site), case.spec.get(knob)
     who = ", ".join(map(str, wrong))
     return _finding(

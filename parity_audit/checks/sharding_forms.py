@@ -1,4 +1,4 @@
-"""What wrong sharding makes of a tensor `[token, ...]` whose right value is known: sums, parts and orders."""
+"""Recognise what wrong sharding does to a tensor `[token, ...]` whose right value is known: moved tokens, rows or parts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Spans = Sequence[tuple[int, int, int]]
 
 
 def size(value: Tensor) -> float:
-    """Root of the mean square."""
+    """Return the root mean square."""
     return float(value.square().mean().sqrt()) if value.numel() else 0.0
 
 
-def far(a: Tensor, b: Tensor) -> float:
-    """RMS of the difference over that of `b`."""
+def relative_error(a: Tensor, b: Tensor) -> float:
+    """Return the RMS of the difference divided by the RMS of `b`."""
     return size(a - b) / max(size(b), TINY)
 
 
 def tokens_moved(found: Tensor, expected: Tensor, tolerance: float) -> str | None:
-    """Which tokens stand where, if each row of `found` is some row of `expected`, and not its own; None if not."""
+    """Describe how tokens are permuted, if `found` has the rows of `expected` in another order; else None."""
     a, b = found.flatten(1), expected.flatten(1)
     nearest = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
     own = torch.arange(len(a))
-    if far(a, b[nearest]) > tolerance or bool((nearest == own).all()) or len(set(nearest.tolist())) < len(a):
+    if relative_error(a, b[nearest]) > tolerance or bool((nearest == own).all()) or len(set(nearest.tolist())) < len(a):
         return None
     spans, start = [], 0
     for place in range(1, len(a) + 1):
@@ -40,10 +40,10 @@ def tokens_moved(found: Tensor, expected: Tensor, tolerance: float) -> str | Non
 
 
 def locally_normed(found: Tensor, expected: Tensor, ranks: int, tolerance: float) -> bool:
-    """Whether each rank's part is the right one times one number per token, which the mean over the part alone explains.
+    """Whether each rank normalised its part of the channels with the mean square of that part alone.
 
-    With `m` the mean square of all channels and `m_r` that of one part, the numbers are `sqrt(m / m_r)`: the mean of
-    their inverse squares is 1.
+    Then each part is the right one times a number per token. With `m` the mean square of all channels and `m_r` that of one
+    part, these numbers are `sqrt(m / m_r)`, and the mean of their inverse squares over the ranks is 1.
     """
     a, b = found.flatten(1), expected.flatten(1)
     if a.shape[1] % ranks:
@@ -51,7 +51,7 @@ def locally_normed(found: Tensor, expected: Tensor, ranks: int, tolerance: float
     factors = []
     for part, right in zip(a.chunk(ranks, 1), b.chunk(ranks, 1), strict=True):
         factor = (part * right).sum(1) / right.square().sum(1)
-        if far(factor[:, None] * right, part) > tolerance:
+        if relative_error(factor[:, None] * right, part) > tolerance:
             return False
         factors.append(factor)
     inverse = torch.stack(factors).pow(-2).mean(0)
@@ -61,10 +61,10 @@ def locally_normed(found: Tensor, expected: Tensor, ranks: int, tolerance: float
 def rows_moved(
     found: Tensor, table: Tensor | None, ids: Sequence[int], expected: Tensor, spans: Spans, tolerance: float
 ) -> tuple[int, int] | None:
-    """The rank whose ids are looked up `by` rows away, and by how many; None where that is not what happens."""
+    """Return the rank whose ids are looked up in rows of the table that are shifted, and the shift; None if there is none."""
     if table is None:
         return None
-    wrong = [place for place in range(len(found)) if far(found[place], expected[place]) > tolerance]
+    wrong = [place for place in range(len(found)) if relative_error(found[place], expected[place]) > tolerance]
     held = {rank for rank, start, stop in spans for place in wrong if start <= ids[place] < stop}
     if len(held) != 1:
         return None
@@ -81,11 +81,11 @@ def rows_moved(
 
 
 def parts_moved(found: Tensor, expected: Tensor, spans: Spans, axis: int, tolerance: float) -> list[tuple[int, int]]:
-    """`(rank, other)` where the part of a rank is another rank's; all wrong parts have to be, else there are none."""
+    """Return `(rank, other)` for each rank whose part is that of rank `other`; empty unless this explains all wrong parts."""
     moved: list[tuple[int, int]] = []
     for rank, start, stop in spans:
         own = found.narrow(axis, start, stop - start)
-        if far(own, expected.narrow(axis, start, stop - start)) <= tolerance:
+        if relative_error(own, expected.narrow(axis, start, stop - start)) <= tolerance:
             continue
         other = next(
             (
@@ -102,15 +102,15 @@ def parts_moved(found: Tensor, expected: Tensor, spans: Spans, axis: int, tolera
 
 
 def _is(own: Tensor, other: Tensor, axis: int, tolerance: float) -> bool:
-    """Whether one is the other, as far as both go: the last part of a vocabulary is shorter and padded."""
+    """Whether two parts agree over their common length: the last part of a vocabulary is shorter and padded."""
     both = min(own.shape[axis], other.shape[axis])
-    return far(own.narrow(axis, 0, both), other.narrow(axis, 0, both)) <= tolerance
+    return relative_error(own.narrow(axis, 0, both), other.narrow(axis, 0, both)) <= tolerance
 
 
 def parts_wrong(found: Tensor, expected: Tensor, spans: Spans, axis: int, tolerance: float) -> list[int]:
-    """The ranks whose parts are not the right ones."""
+    """Return the ranks whose part differs from the expected one by more than the tolerance."""
     wrong = {
         rank for rank, start, stop in spans
-        if far(found.narrow(axis, start, stop - start), expected.narrow(axis, start, stop - start)) > tolerance
+        if relative_error(found.narrow(axis, start, stop - start), expected.narrow(axis, start, stop - start)) > tolerance
     }  # fmt: skip
     return sorted(wrong)

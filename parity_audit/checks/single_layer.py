@@ -1,15 +1,15 @@
-"""What an error of one constant does when it is in one layer only, for every layer in a few runs.
+"""Measure the effect of an error of one constant in a single layer, for every layer, in a few runs.
 
 All layers are moved at once, and every block is given its right input:
 
     blocks[l](right input, constant moved)  =  what an error in layer l alone does to the sites of block l
 
-That says for every layer how large an error shows at the latest: further on it may show earlier, never later. So the
-layer that seems the least sensitive is followed through the rest of the model, with its constant right again; if it is
-then still the least sensitive it is the one, else the next is followed. After `MORE_RUNS` layers the others keep what
-their own block says: the limit that is reported is then an upper bound, and an error above it is seen all the same.
+This gives for every layer an upper bound of its detection limit: later sites can only lower it. So the error of the layer
+that seems least sensitive is followed through the rest of the model, with the constant right in all later layers. If that
+layer is still the least sensitive, the search ends; otherwise the next one is followed. After `MORE_RUNS` layers the others
+keep the bound from their own block: the reported limit is then an upper bound, and an error above it is still detected.
 
-What comes after the last block (the final norm, the logits) is given its right input too, so it shows no layer's error.
+The computation after the last block (the final norm, the logits) is given its right input too, so it shows no layer's error.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from parity_audit.checks.responses import (
     FIRST_AMOUNTS,
     LARGEST_AMOUNT,
     MORE_RUNS,
-    Bench,
-    Moved,
+    MeasurementSetup,
+    PerturbableConstant,
     Response,
     changes,
     set_to,
@@ -38,8 +38,8 @@ from parity_audit.diagnose.fit.search import SAME_WITHIN
 ByLayer = Mapping[int, Response]
 
 
-def by_layer(bench: Bench, moved: Moved, n_layers: int) -> dict[int, Response]:
-    """The response to an error in one layer alone, for every layer that has the constant; empty where no block shows it.
+def by_layer(bench: MeasurementSetup, moved: PerturbableConstant, n_layers: int) -> dict[int, Response]:
+    """Return, by layer, the response to an error in that layer alone; empty if no block shows the constant.
 
     A layer that does not respond at any amount that was tried has a response without sites.
     """
@@ -61,8 +61,13 @@ def by_layer(bench: Bench, moved: Moved, n_layers: int) -> dict[int, Response]:
     return {**dict.fromkeys(layers, silent), **found, **_corrected(bench, found, n_layers)}
 
 
-def _local(bench: Bench, moved: Moved, amount: float, n_layers: int) -> tuple[dict[int, Response], Capture] | None:
-    """Every block on its right input with the constant moved in all of them: what responds, and the capture of that."""
+def _local(
+    bench: MeasurementSetup, moved: PerturbableConstant, amount: float, n_layers: int
+) -> tuple[dict[int, Response], Capture] | None:
+    """Run every block on its right input with the constant moved in all of them; return the responses and the capture.
+
+    None if the judge has no live setting for the constant.
+    """
     amount = moved.amount(amount)
     if not set_to(bench, moved, amount):
         return None
@@ -77,8 +82,8 @@ def _local(bench: Bench, moved: Moved, amount: float, n_layers: int) -> tuple[di
     return {layer: Response(moved=moved, amount=amount, by_site=sites) for layer, sites in found.items()}, capture
 
 
-def _followed(bench: Bench, local: ByLayer, capture: Capture) -> dict[int, Response]:
-    """The least sensitive layers of one local run with what they do further on."""
+def _followed(bench: MeasurementSetup, local: ByLayer, capture: Capture) -> dict[int, Response]:
+    """Return the responses of one local run; those of the least sensitive layers also include the later sites."""
     known, followed = dict(local), set[int]()
     while known and len(followed) < MORE_RUNS:
         least = _least_sensitive(bench, known)
@@ -89,12 +94,12 @@ def _followed(bench: Bench, local: ByLayer, capture: Capture) -> dict[int, Respo
     return known
 
 
-def _least_sensitive(bench: Bench, responses: ByLayer) -> int:
+def _least_sensitive(bench: MeasurementSetup, responses: ByLayer) -> int:
     return max(responses, key=lambda layer: smallest(responses[layer], bench.floors)[0])
 
 
-def _further_on(bench: Bench, own: Response, local: Capture, layer: int) -> Response:
-    """The sites of a block with its constant moved, and those after it with everything right but their input."""
+def _further_on(bench: MeasurementSetup, own: Response, local: Capture, layer: int) -> Response:
+    """Return a layer's response with the later sites added: the rest of the model runs unchanged on that layer's wrong output."""
     bench.session.apply(())
     capture = taken(
         bench, "followed", only=OUTER, forced_by=local, at={f"blocks.{layer}.{name}" for name in LEAVES_BLOCK}
@@ -105,8 +110,11 @@ def _further_on(bench: Bench, own: Response, local: Capture, layer: int) -> Resp
     return replace(own, by_site={**later, **own.by_site})
 
 
-def _corrected(bench: Bench, found: ByLayer, n_layers: int) -> dict[int, Response]:
-    """The least sensitive layer again, at a larger error that its response predicts: not every constant acts linearly."""
+def _corrected(bench: MeasurementSetup, found: ByLayer, n_layers: int) -> dict[int, Response]:
+    """Measure the least sensitive layer again at its predicted detection limit, if that is larger than the amount used.
+
+    This is needed because not every constant acts linearly.
+    """
     least = _least_sensitive(bench, found)
     moved, amount = found[least].moved, found[least].amount
     target = moved.amount(min(smallest(found[least], bench.floors)[0], LARGEST_AMOUNT * moved.size))

@@ -1,4 +1,4 @@
-"""How two tokenisations of the same texts differ, in the words of what usually goes wrong."""
+"""Describe how two tokenisations of the same texts differ, in terms of the usual mistakes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from parity_audit.diagnose.thresholds import SHOWN
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids that a config calls BOS, EOS and padding; `named`: what each is called, by its id."""
+    """The special token ids of a config; `named` maps an id to its name: BOS, EOS or padding."""
 
     bos: object = None
     named: Mapping[int, str] = field(default_factory=dict)
 
     def words(self, token: int) -> str:
-        """What a message calls a token: `EOS (3)` or `the token 7`."""
+        """Return the words for a token in a message: `EOS (3)` or `the token 7`."""
         return f"{self.named[token]} ({token})" if token in self.named else f"the token {token}"
 
 
 @dataclass(frozen=True)
 class TwoRows:
-    """The token ids of one text on both sides. `chat`: both put chat messages through their template."""
+    """The token ids of one text: `ours` from the reference, `theirs` from the candidate.
+
+    `chat`: the text is chat messages, which both sides put through their chat template.
+    """
 
     text: str
     ours: list[int]
@@ -33,13 +36,13 @@ class TwoRows:
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """The first position at which two rows differ; the shorter one's length where it is the beginning of the other."""
+    """Return the first position at which two rows differ; the shorter length if one row is the beginning of the other."""
     pairs = zip(ours, theirs, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def special_tokens(config: Mapping[str, Any]) -> SpecialTokens:
-    """The special tokens of a config. An id with two roles is called by the first of BOS, EOS and padding."""
+    """Return the special tokens of a config. An id with several roles is named by the first of BOS, EOS and padding."""
     named: dict[int, str] = {}
     for key, name in (("bos_token_id", "BOS"), ("eos_token_id", "EOS"), ("pad_token_id", "padding")):
         given = config.get(key)
@@ -50,9 +53,9 @@ def special_tokens(config: Mapping[str, Any]) -> SpecialTokens:
 
 
 def ways_they_differ(rows: Sequence[TwoRows], special: SpecialTokens) -> list[tuple[str, list[TwoRows]]]:
-    """What is wrong, each with the texts in which it is seen, the most frequent first; at most `SHOWN`.
+    """Return descriptions of the differences, each with its texts, the most frequent first; at most `SHOWN`.
 
-    Shifted ids begin at one id for all texts together: a text shows the lowest of its own only.
+    Whether ids are shifted from some id on is decided over all texts together, because one text shows only the ids it contains.
     """
     found: dict[str, list[TwoRows]] = {}
     shifts = [_shift(row.ours, row.theirs) for row in rows]
@@ -68,10 +71,10 @@ def ways_they_differ(rows: Sequence[TwoRows], special: SpecialTokens) -> list[tu
 
 
 def how_ids_differ(ours: Sequence[int], theirs: Sequence[int], special: SpecialTokens, *, chat: bool = False) -> str:
-    """A candidate's token ids `theirs` beside the reference's `ours` of the same text, which are others.
+    """Describe how a candidate's token ids `theirs` differ from the reference's `ours` of the same text.
 
-    A special token doubled, missing or added, padding, a cut, ids shifted from one on (added tokens), another chat
-    template, or the first difference. `chat`: both sides put chat messages through their template.
+    The possible descriptions are a special token doubled, missing or added, padding, truncation, ids shifted from some id on
+    (added tokens), another chat template, or else the first difference. `chat`: both sides applied their chat template.
     """
     ways = _at_the_ends(list(ours), list(theirs), special)
     words = next(ways, "") or _otherwise(list(ours), list(theirs), special, chat=chat)
@@ -80,7 +83,7 @@ def how_ids_differ(ours: Sequence[int], theirs: Sequence[int], special: SpecialT
 
 
 def _at_the_ends(ours: list[int], theirs: list[int], special: SpecialTokens) -> Iterator[str]:
-    """One row is the other with something put to one of its ends, or taken from it."""
+    """Yield descriptions of rows that differ only by tokens added to, or removed from, one end."""
     if not ours or not theirs:
         return
     more = len(theirs) - len(ours)
@@ -102,7 +105,7 @@ def _at_the_ends(ours: list[int], theirs: list[int], special: SpecialTokens) -> 
 
 
 def _otherwise(ours: list[int], theirs: list[int], special: SpecialTokens, *, chat: bool) -> str:
-    """Shifted ids, a template around the same text, or two of them around the same message; empty for none of these."""
+    """Describe shifted ids, a chat template on one side only, or two different templates; empty for none of these."""
     shift = _shift(ours, theirs)
     if shift is not None:
         return _shifted(*shift)
@@ -116,7 +119,7 @@ def _otherwise(ours: list[int], theirs: list[int], special: SpecialTokens, *, ch
 
 
 def _shift(ours: list[int], theirs: list[int]) -> tuple[int, int] | None:
-    """(lowest id, difference) where every different id is moved alike and all below the lowest are the same."""
+    """Return (lowest shifted id, shift) if all ids from some id on differ by the same shift and all lower ids agree."""
     if len(ours) != len(theirs):
         return None
     moved = [(a, b - a) for a, b in zip(ours, theirs, strict=True) if a != b]
@@ -132,9 +135,9 @@ def _shifted(start: int, by: int) -> str:
 
 
 def _other_template(ours: list[int], theirs: list[int]) -> str:
-    """The words for two templates around the same message, empty where the rows have no message in common."""
+    """Describe two templates around the same message; empty if the rows share no run of at least two tokens."""
     same = SequenceMatcher(None, ours, theirs, autojunk=False).find_longest_match()
-    if same.size <= 1:  # one id that both have is no message
+    if same.size <= 1:  # a single common id is not a message
         return ""
     (a, b), (c, d) = ((at, len(row) - at - same.size) for row, at in ((ours, same.a), (theirs, same.b)))
     return (
@@ -144,7 +147,7 @@ def _other_template(ours: list[int], theirs: list[int]) -> str:
 
 
 def _inside(longer: list[int], shorter: list[int]) -> int | None:
-    """Where the shorter row stands inside the longer one; None for nowhere, or for a row too short to tell."""
+    """Return where the shorter row occurs inside the longer one; None if it does not, or has fewer than two tokens."""
     if not 2 <= len(shorter) < len(longer):
         return None
     return next((at for at in range(len(longer) - len(shorter) + 1) if longer[at : at + len(shorter)] == shorter), None)

@@ -1,5 +1,4 @@
-"""Findings of tensors that are not the reference's, made fewer: exchanged blocks are one matter, and what follows from
-a wrong tensor is none of its own."""
+"""Merge findings about wrong tensors: exchanged blocks become one finding, and consequences of a wrong tensor are dropped."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from parity_audit.formulas.choices import OWN
 
 TensorOf = Mapping[tuple[str, "int | None"], str]
 EXPERTS = ".experts."
-"""The part of a tensor's name that says so."""
+"""The part of a tensor's name by which an expert's tensor is recognised."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 OF_HEADS = ("norm.q", "norm.k")
-"""Norms of queries and keys."""
+"""The roles of the norms of queries and keys."""
 ROLES_OF = {
     "logits": ("unembed",), "embed": ("embed",), "qkv": ("attn.q", "attn.k", "attn.v"), "attn_proj": ("attn.o",),
     "mlp": ("mlp.",), "norm": ("norm.",), "final_norm": ("norm.final",), "qk_norm": OF_HEADS,
@@ -31,15 +30,15 @@ ROLES_OF = {
 EXCHANGED, GATE_AND_UP = "mlp.gate_up", ("mlp.gate", "mlp.up", "moe.gate", "moe.up")
 """The knob that says whether an MLP's two input projections are exchanged, and the roles of their tensors."""
 SOURCE = ".source"
-"""Ends the name of a finding that says what stands in place of a component's values: nothing new where its tensor is wrong."""
+"""The suffix of a knob that names what replaces a component's values: redundant if the component's tensor is wrong."""
 PER_CHANNEL = (".out.gain", ".out.bias")
-"""How the output of a norm is described whose weight or bias is another one."""
+"""Suffixes of knobs that describe a norm's output per channel: what another weight or bias of the norm leads to."""
 BIAS = "_bias"
-"""Ends the knob of a projection's bias."""
+"""The suffix of the knob of a projection's bias."""
 OF_A_NORM = ("norm.offset", "norm.gain", "norm.weight", "norm.bias")
 ROLE_OF = {"attention.sinks": "attn.sinks", "moe.choice_bias": "moe.choice_bias", "pos_embed.offset": "pos_embed",
            "embed.scale": "embed", "logits.scale": "unembed"}  # fmt: skip
-"""Knobs that say of one tensor how it differs."""
+"""Knobs that describe how one tensor differs, with the role of that tensor."""
 OF_A_HEADS_NORM = ("qk_norm.offset", "qk_norm.gain")
 READ_OFF = ("weights.", "norm.weight", "norm.bias", "qk_norm.weight", "qk_norm.bias")
 
@@ -47,7 +46,7 @@ READ_OFF = ("weights.", "norm.weight", "norm.bias", "qk_norm.weight", "qk_norm.b
 def with_origins(
     findings: Sequence[Finding], reference: Sequence[WeightPrint], candidate: Sequence[WeightPrint], dtype: str
 ) -> list[Finding]:
-    """The findings, each with the tensor that the candidate holds instead, where it is another of the reference's."""
+    """Add to each finding the name of the reference's tensor that the candidate holds instead, if it is one of them."""
     held = {item.name: item for item in candidate}
     named = [_with_origin(finding, held[finding.site], reference, SKETCH_TOLERANCE[dtype]) for finding in findings]
     return _exchanged(named)
@@ -64,7 +63,7 @@ def _with_origin(finding: Finding, held: WeightPrint, reference: Sequence[Weight
 
 
 def _exchanged(findings: Sequence[Finding]) -> list[Finding]:
-    """Tensors that all come from the same other block become one finding per exchange."""
+    """Merge the findings of exchanged blocks into one: blocks of which several tensors come from the same other block."""
     moves: dict[tuple[int, int], list[Finding]] = {}
     for finding in findings:
         move = _move(finding)
@@ -78,7 +77,7 @@ def _exchanged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _move(finding: Finding) -> tuple[int, int] | None:
-    """(block, block whose tensor it holds), None where it is not the same tensor of another block."""
+    """Return (block, block whose tensor it holds); None unless the tensor is the same one of another block."""
     origin = finding.evidence.get("holds")
     if origin is None or NUMBER.sub("{l}", finding.site) != NUMBER.sub("{l}", origin):
         return None
@@ -98,7 +97,7 @@ def _moved(moves: Mapping[tuple[int, int], Sequence[Finding]]) -> Finding:
 
 
 def grouped(findings: Sequence[Finding]) -> list[Finding]:
-    """Tensors of one name in several blocks or experts, with the same thing wrong, as one finding; so are tied ones."""
+    """Merge findings of one tensor name in several blocks or experts that have the same fault, and findings of tied tensors."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in _tied_as_one(findings):
         groups.setdefault(_alike(finding), []).append(finding)
@@ -106,7 +105,7 @@ def grouped(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _tied_as_one(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings with those of an embedding and an unembedding that are one tensor, on both sides, as one."""
+    """Merge the findings of tensors outside the blocks that are identical on both sides: a tied embedding and unembedding."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         is_outside = only_differs(finding) and finding.layers is None
@@ -124,7 +123,7 @@ def _tied(group: Sequence[Finding]) -> Finding:
 
 
 def _alike(finding: Finding) -> tuple[str, ...]:
-    """What findings of one group share: all numbers in names left out."""
+    """Return the key by which findings are grouped: tensor names without numbers, and the fault."""
     if finding.kind != KNOB or "tensor" not in finding.evidence:
         return (str(id(finding)),)
     holds = str(finding.evidence.get("holds", ""))
@@ -132,7 +131,7 @@ def _alike(finding: Finding) -> tuple[str, ...]:
 
 
 def _step(finding: Finding) -> str:
-    """How far a tensor has come from: the numbers in its name, and in that of the one it holds."""
+    """Say for each number in a tensor's name whether the tensor that it holds has the same or another number there."""
     holds = finding.evidence.get("holds")
     if holds is None:
         return ""
@@ -156,7 +155,7 @@ def _together(group: Sequence[Finding]) -> Finding:
 
 
 def _origins(group: Sequence[Finding]) -> dict[str, list[str]]:
-    """Which numbers became which, where a tensor holds another of its own name."""
+    """List which numbers hold which others, for tensors that hold another tensor; at most `SHOWN` entries."""
     moved = [(NUMBER.findall(item.site), NUMBER.findall(str(item.evidence.get("holds", "")))) for item in group]
     said = [f"{'.'.join(own)} holds {'.'.join(other)}" for own, other in moved if other and own != other]
     return {"moved": said[:SHOWN]} if said else {}
@@ -165,10 +164,10 @@ def _origins(group: Sequence[Finding]) -> dict[str, list[str]]:
 def with_right_tensors(
     findings: Sequence[Finding], compared: Sequence[WeightPrint], tensor_of: TensorOf
 ) -> list[Finding]:
-    """Findings that a projection does not make of its input what the checkpoint's weights do, and whose live tensors are
-    those of the checkpoint, say so: the tensor is not where to look.
+    """Add to findings of a projection with a wrong output that its live tensor is the checkpoint's, if it is.
 
-    `compared`: the candidate's tensors that were held against the reference's.
+    The user then need not look for the error in the tensor. `compared`: the candidate's tensors that were compared with the
+    reference's.
     """
     wrong = {name for finding in findings for name in finding.evidence.get("tensors", [finding.site])}
     right = {item.name for item in compared} - wrong
@@ -176,8 +175,8 @@ def with_right_tensors(
 
 
 def _with_right_tensor(finding: Finding, right: set[str], tensor_of: TensorOf) -> Finding:
-    roles = _there(roles_of_knob(finding.knob), tensor_of)
-    layers = finding.layers or _everywhere(roles, tensor_of)
+    roles = _roles_in_model(roles_of_knob(finding.knob), tensor_of)
+    layers = finding.layers or _layers_with_roles(roles, tensor_of)
     names = {name for (role, at), name in tensor_of.items() if role in roles and at in layers}
     if finding.candidate_value != NOT_STORED or not names or not names <= right:
         return finding
@@ -188,8 +187,8 @@ def _with_right_tensor(finding: Finding, right: set[str], tensor_of: TensorOf) -
     )  # fmt: skip
 
 
-def told_once(findings: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]:
-    """The findings without those that say only that tensors differ where fits say how these do: a fit names its tensors then."""
+def without_repeated_tensor_findings(findings: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]:
+    """Drop findings that say only that tensors differ if fits say how; the dropped tensors are listed in those fits' evidence."""
     findings = _fused_as_one(findings, tensor_of)
     fits = {id(one): names for one in findings if (names := _fitted(one, tensor_of))}
     explained = set().union(*fits.values())
@@ -200,7 +199,7 @@ def told_once(findings: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]
 
 
 def _fused_as_one(findings: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]:
-    """The findings without the fits of several parts of one fused tensor that say no more than that it is another one."""
+    """Drop the fits of several parts of one fused tensor if they only say that the tensor is not the checkpoint's."""
     known = {name for one in findings if only_differs(one) for name in tensors_of(one)}
     parts: dict[frozenset[str], list[Finding]] = {}
     for one in findings:
@@ -212,19 +211,21 @@ def _fused_as_one(findings: Sequence[Finding], tensor_of: TensorOf) -> list[Find
 
 
 def only_differs(finding: Finding) -> bool:
-    """Whether a finding says no more than that tensors are not the reference's."""
+    """Whether a finding says only that tensors differ from the reference's, without naming what the candidate holds instead."""
     return finding.knob == KNOB and "tensor" in finding.evidence and "holds" not in finding.evidence
 
 
 def tensors_of(finding: Finding) -> Sequence[str]:
-    """The tensors that a finding names."""
+    """Return the names of a finding's tensors: those in its evidence, else its site."""
     named: Sequence[str] = finding.evidence.get("tensors", [finding.site])
     return named
 
 
 def _fitted(finding: Finding, tensor_of: TensorOf) -> set[str]:
-    """The checkpoint's tensors that a fit reads off what a component makes; empty where it reads off none, and where it says
-    that they are the checkpoint's, of other inputs."""
+    """Return the checkpoint tensors that a fit determined from a component's output.
+
+    Empty if the finding is no such fit, or if it says that the tensors are right and were given other inputs.
+    """
     knob = finding.knob
     if _is_of_other_inputs(finding):
         return set()
@@ -234,25 +235,25 @@ def _fitted(finding: Finding, tensor_of: TensorOf) -> set[str]:
     if knob in ROLE_OF:
         own: tuple[str, ...] = (ROLE_OF[knob],)
     elif knob.startswith((*READ_OFF, *OF_A_HEADS_NORM)) or knob.endswith(BIAS):
-        own = _there(roles_of_knob(knob), tensor_of)
+        own = _roles_in_model(roles_of_knob(knob), tensor_of)
         if knob.startswith("weights.") and finding.candidate_value != NOT_STORED:
-            own += tuple(f"{role}.bias" for role in own)  # what it leaves of the output is rounding, the bias and all
+            own += tuple(f"{role}.bias" for role in own)  # this fit explains the output, bias included, up to rounding
     elif "component" in finding.evidence and finding.kind != "unexplained":
         made_by = _made_by({local_name(finding.site)}, tensor_of)
         own = (*made_by, *(f"{role}.bias" for role in made_by))
     else:
         return set()
-    layers = finding.layers or _everywhere(own, tensor_of)
+    layers = finding.layers or _layers_with_roles(own, tensor_of)
     return {name for (role, at), name in tensor_of.items() if role in own and at in layers}
 
 
 def _is_of_other_inputs(finding: Finding) -> bool:
-    """Whether a fit says that a projection makes its output of other inputs with the checkpoint's tensor."""
+    """Whether a fit says that a projection applies the checkpoint's tensor to other inputs."""
     return str(finding.candidate_value).startswith(f"{OWN},")
 
 
 def _places(finding: Finding) -> set[tuple[str, int | None]]:
-    """Where a fit of a norm was read: the sites, without their blocks, and these."""
+    """Return where a fit of a norm was read, as pairs (site without its block, layer)."""
     read = [entry for entry in finding.evidence.get("candidate", ()) if isinstance(entry, dict)]
     sites = finding.evidence.get("sites", [finding.site])
     places = {(str(entry.get("read_from")), entry.get("layer")) for entry in read}
@@ -268,7 +269,7 @@ def _with_tensors(finding: Finding, names: Sequence[str]) -> Finding:
 
 
 def without_consequences(findings: Sequence[Finding], weights: Sequence[Finding], tensor_of: TensorOf) -> list[Finding]:
-    """The findings without those that only repeat that a tensor is wrong.
+    """Drop the findings that only repeat that a tensor is wrong.
 
     `tensor_of`: the checkpoint tensor of a role in a layer (None: outside the blocks). Fits that say *how* a tensor
     differs stay, unless the tensor is known to be another one of the checkpoint.
@@ -292,15 +293,15 @@ def _follows(finding: Finding, wrong: set[str], moved: set[str], tensor_of: Tens
     elif finding.knob.endswith(PER_CHANNEL):
         known = moved
     elif finding.knob.startswith(OF_A_NORM) and (behind := _made_by({site for site, _ in _places(finding)}, tensor_of)):
-        roles, known = behind, moved  # it was read off what reads a norm that is not shown
+        roles, known = behind, moved  # the norm's output was not captured, so the fit used what reads it
     elif finding.knob == EXCHANGED:
         roles, known = GATE_AND_UP, moved
     elif finding.knob.startswith(READ_OFF) or finding.knob.endswith(BIAS):
         known = wrong if _is_of_other_inputs(finding) else moved
-        roles = _there(roles_of_knob(finding.knob), tensor_of)
+        roles = _roles_in_model(roles_of_knob(finding.knob), tensor_of)
     else:
         return False
-    layers = finding.layers or _everywhere(roles, tensor_of)
+    layers = finding.layers or _layers_with_roles(roles, tensor_of)
     return bool(roles and layers) and all(
         any(role.startswith(roles) and layer == at and name in known for (role, at), name in tensor_of.items())
         for layer in layers
@@ -308,31 +309,34 @@ def _follows(finding: Finding, wrong: set[str], moved: set[str], tensor_of: Tens
 
 
 def _made_by(sites: set[str], tensor_of: TensorOf) -> tuple[str, ...]:
-    """The roles of the tensors of the projections that make these sites; none where one of them is made by something else."""
+    """Return the roles of the projections whose outputs are these sites; empty if one site is not a projection's output."""
     roles = {item.output: item.role for item in PROJECTIONS}
-    return _there(tuple(roles[site] for site in sites), tensor_of) if sites <= roles.keys() else ()
+    return _roles_in_model(tuple(roles[site] for site in sites), tensor_of) if sites <= roles.keys() else ()
 
 
-def _there(roles: tuple[str, ...], tensor_of: TensorOf) -> tuple[str, ...]:
-    """The roles as the model has them: what a plain MLP reads is fitted as a gate, and its tensor has the role of `up`."""
+def _roles_in_model(roles: tuple[str, ...], tensor_of: TensorOf) -> tuple[str, ...]:
+    """Return the roles under the model's names: a plain MLP's input projection is fitted as `gate`, but its role is `up`."""
     known = any(role.startswith(roles) for role, _ in tensor_of)
     return roles if known else tuple(role.replace("mlp.gate", "mlp.up") for role in roles)
 
 
-def _everywhere(roles: Sequence[str], tensor_of: TensorOf) -> list[int | None]:
-    """Where the tensors of these roles are: the layers that a finding without layers means, None outside the blocks."""
+def _layers_with_roles(roles: Sequence[str], tensor_of: TensorOf) -> list[int | None]:
+    """Return the layers that have tensors of these roles (None: outside the blocks): those meant by a finding without layers."""
     return sorted({at for role, at in tensor_of if role.startswith(tuple(roles))}, key=str)
 
 
 def _in_experts(finding: Finding, wrong: set[str]) -> bool:
-    """Whether an expert's tensor is wrong in every layer that is not explained: no site stands between it and mlp_out."""
+    """Whether every layer of an unexplained finding at mlp_out has a wrong expert tensor, which then explains it.
+
+    No captured site lies between an expert's tensor and mlp_out.
+    """
     at = {int(number[0]) for name in wrong if EXPERTS in name and (number := NUMBER.search(name))}
     return bool(finding.layers) and set(finding.layers or ()) <= at
 
 
 def roles_of_knob(knob: str) -> tuple[str, ...]:
-    """The roles that a fit of a tensor speaks of: `weights.attn.q.scale` of attn.q, `attention.q_bias` of attn.q.bias,
-    `norm.weight` of every norm."""
+    """Return the tensor roles that a fit's knob is about: attn.q for `weights.attn.q.scale`, attn.q.bias for
+    `attention.q_bias`, and every norm for `norm.weight`."""
     if knob.startswith("weights."):
         return (knob.removeprefix("weights.").removesuffix(".scale"),)
     if knob.endswith(BIAS):

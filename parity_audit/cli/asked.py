@@ -30,8 +30,8 @@ def keep_cards(
     synthetic: str | None, seed: int, dtype: str, device: str, probes: tuple[str, ...] = (), repair: bool = True,
 ) -> None:  # fmt: skip
     """Write a card of each candidate into reports/cards, with the question that the command line asked."""
+    from parity_audit.matrix.card_from_report import cards_of
     from parity_audit.matrix.cards import CARDS, write_card
-    from parity_audit.matrix.made import cards_of
 
     asked = Asked(
         question=question, model=report.model, candidate="", reference=str(parse_backend(reference)), synthetic=synthetic,

@@ -17,7 +17,7 @@ from parity_audit.compare.cancelling import cancelling_cause
 from parity_audit.compare.floor import FEW_TOKENS, LARGEST, noise_ratio, real_tokens
 from parity_audit.compare.logits import LogitsSums
 from parity_audit.compare.moments import Moments
-from parity_audit.compare.outputs import BY_HOOKS_ALONE, decide, returns_what_is_hooked
+from parity_audit.compare.outputs import BY_HOOKS_ALONE, deciding_items, returns_what_is_hooked
 from parity_audit.compare.shapes import Misfit, clipped, common_shape, shape_difference
 from parity_audit.compare.signal import no_signal
 from parity_audit.compare.source import TensorSource
@@ -79,7 +79,7 @@ class Comparison:
     def deciding_by_probe(self) -> tuple[SiteDelta, ...]:
         """Every delta that decides the verdict."""
         shown = [delta for delta in self.by_probe if (delta.probe, delta.site) not in self.assumed]
-        return tuple(decide(shown))
+        return tuple(deciding_items(shown))
 
     @property
     def hooked_outputs(self) -> tuple[SiteDelta, ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.compare.divergences import kl_per_position, top1_matches
-from parity_audit.compare.outputs import OUTPUTS, decide
+from parity_audit.compare.outputs import OUTPUTS, deciding_items
 from parity_audit.core.limits import TINY
 from parity_audit.core.report import LogitsDelta, SiteDelta, TokenLogits
 from parity_audit.core.types import Probe
@@ -53,7 +53,7 @@ class LogitsSums:
 
     def result(self, deltas: list[SiteDelta]) -> LogitsDelta | None:
         """The summary, or None if no logits were compared."""
-        own = [delta for delta in decide(deltas) if delta.site in OUTPUTS]
+        own = [delta for delta in deciding_items(deltas) if delta.site in OUTPUTS]
         if not own or not self.entries:
             return None
         ratios = [delta.noise_ratio for delta in own if delta.noise_ratio is not None]

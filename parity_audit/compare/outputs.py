@@ -30,7 +30,7 @@ class OfSite(Protocol):
 Item = TypeVar("Item", bound=OfSite)
 
 
-def decide(items: Sequence[Item]) -> Iterator[Item]:
+def deciding_items(items: Sequence[Item]) -> Iterator[Item]:
     """The items that decide a verdict: hooked logits are left out on probes where the returned value was captured."""
     returned = {item.probe for item in items if item.site == RETURNED}
     return (item for item in items if item.site != LOGITS or item.probe not in returned)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parity_audit.compare.deltas import Comparison, worst_per_site
-from parity_audit.compare.outputs import decide
+from parity_audit.compare.outputs import deciding_items
 from parity_audit.core.limits import WARN_SHARE, limit_of, ratio_of, share_of_limit
 from parity_audit.core.report import SiteDelta, Verdict
 from parity_audit.core.sites import ENTERS_BLOCK, LEAVES_BLOCK, LOGITS, RETURNED, local_name
@@ -112,7 +112,7 @@ def first_divergence(comparison: Comparison) -> SiteDelta | None:
 
     If the first such site is the returned value and the hooked logits depart as well, the hooked logits are named.
     """
-    beyond = filter(comparison.is_beyond, decide(comparison.by_probe))
+    beyond = filter(comparison.is_beyond, deciding_items(comparison.by_probe))
     first = next(iter(worst_per_site(beyond)), None)
     if first is None or first.site != RETURNED:
         return first

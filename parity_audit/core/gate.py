@@ -73,7 +73,7 @@ def exit_code_of_cases(cases: tuple[Case, ...]) -> int:
     return EXIT_MISMATCH if Status.FAILED in statuses else EXIT_OK
 
 
-def with_nothing_said(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+def with_error_if_nothing_compared(cases: tuple[Case, ...]) -> tuple[Case, ...]:
     """Return the cases, with one error case added if none of them was judged and none says why."""
     if any(case.status in (*JUDGED, *UNJUDGED) for case in cases):
         return cases

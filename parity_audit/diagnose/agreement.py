@@ -34,7 +34,7 @@ small, an offset only beside the weights) or more precisely (gains)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class FitPair:
     """The same knob at the same place on both sides."""
 
     candidate: KnobFit
@@ -56,7 +56,7 @@ class Pair:
         return None if x is None or y is None else (x[0] - y[0], math.hypot(x[1], y[1]))
 
 
-def pairs_of(candidate: Iterable[KnobFit], reference: Iterable[KnobFit]) -> list[Pair]:
+def pairs_of(candidate: Iterable[KnobFit], reference: Iterable[KnobFit]) -> list[FitPair]:
     """Pair the fits of both sides by knob and layer.
 
     A fit is paired with the reference's fit at the same site. If there is none, it is paired with the reference's first
@@ -71,7 +71,7 @@ def pairs_of(candidate: Iterable[KnobFit], reference: Iterable[KnobFit]) -> list
         elsewhere = None if has_places(fit) else next(iter(others), None)
         match = next((other for other in others if other.site == fit.site), elsewhere)
         if match is not None:
-            pairs.append(Pair(candidate=fit, reference=match))
+            pairs.append(FitPair(candidate=fit, reference=match))
     return pairs
 
 
@@ -87,14 +87,14 @@ def measured(fit: KnobFit) -> tuple[float, float] | None:
     return float(fit.value), fit.stderr  # type: ignore[arg-type]
 
 
-def material(pair: Pair) -> float:
+def material(pair: FitPair) -> float:
     """The smallest difference of this pair that counts, in the unit of the knob; 0 unless both values are numbers."""
     x, y = measured(pair.candidate), measured(pair.reference)
     size = max(abs(x[0]), abs(y[0])) if x and y else 0.0
     return MATERIAL_OF.get(pair.candidate.knob, MATERIAL) * size
 
 
-def differs(pair: Pair) -> bool:
+def differs(pair: FitPair) -> bool:
     """Whether the two values of a pair differ by more than rounding explains."""
     a, b = pair.candidate, pair.reference
     apart = pair.distance
@@ -107,7 +107,7 @@ def differs(pair: Pair) -> bool:
     return not same(a.value, b.value, MATERIAL if isinstance(a.value, list) else NEAR)
 
 
-def undecided(pair: Pair, like: Sequence[Pair]) -> bool:
+def consistent_with(pair: FitPair, like: Sequence[FitPair]) -> bool:
     """Whether a pair's difference is also consistent with the differences of the pairs in `like`.
 
     This is asked of pairs that do not differ by themselves: the pair's difference must lie within `SIGMAS` of its own
@@ -125,10 +125,10 @@ def undecided(pair: Pair, like: Sequence[Pair]) -> bool:
     return abs(own[0] - mean) <= SIGMAS * own[1]
 
 
-def alike(a: KnobFit, b: KnobFit) -> bool:
+def same_value(a: KnobFit, b: KnobFit) -> bool:
     """Whether two fits of one side, in different layers, have the same value within their errors or within
     `SAME_VALUE`."""
-    return not differs(Pair(candidate=a, reference=b)) or same(a.value, b.value, SAME_VALUE)
+    return not differs(FitPair(candidate=a, reference=b)) or same(a.value, b.value, SAME_VALUE)
 
 
 def tied(fit: KnobFit, value: KnobValue) -> bool:

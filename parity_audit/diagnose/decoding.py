@@ -20,7 +20,7 @@ from parity_audit.core.types import NotTested, Probe
 from parity_audit.diagnose.agreement import SIGMAS, is_number, same
 from parity_audit.diagnose.evidence import Evidence
 from parity_audit.diagnose.extent import DECODED, ONE_AT_A_TIME, SEVERAL_AT_A_TIME, is_of_decoding, only_where
-from parity_audit.diagnose.findings import is_by_formula, is_nearly, places_of, stderr_of, unexplained
+from parity_audit.diagnose.findings import is_approximate_projection, is_by_formula, places_of, stderr_of, unexplained
 from parity_audit.diagnose.fit.causes import departing
 from parity_audit.diagnose.fit.settings import Setting
 from parity_audit.diagnose.fitting import ATTENTION, ByLayer, causes_at
@@ -119,7 +119,9 @@ def _attended(
     return [*found, *(only_where(item, DECODED) for item in left)], gaps
 
 
-def not_left_in_whole_runs(decoded: Collection[str], whole: Collection[str], findings: Sequence[Finding]) -> list[str]:
+def without_unexplained_in_whole_runs(
+    decoded: Collection[str], whole: Collection[str], findings: Sequence[Finding]
+) -> list[str]:
     """The sites wrong in decoded tokens, without components that are also wrong, and unexplained, in whole runs.
 
     The comparison is made per block and component. Such a site is left out because a formula that computes each token
@@ -186,7 +188,12 @@ def _nears(whole: Finding, decoded: Finding) -> bool:
     The numbers of a description that leaves more than rounding depend on the tokens it was fitted on, so they may
     differ between whole runs and decoded tokens.
     """
-    return is_nearly(whole) and is_nearly(decoded) and whole.knob == decoded.knob and _share_layers(whole, decoded)
+    return (
+        is_approximate_projection(whole)
+        and is_approximate_projection(decoded)
+        and whole.knob == decoded.knob
+        and _share_layers(whole, decoded)
+    )
 
 
 def says_the_same(a: Finding, b: Finding) -> bool:

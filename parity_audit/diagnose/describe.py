@@ -21,11 +21,11 @@ from parity_audit.core.types import KnobValue, NotTested, Probe
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.confidence import DESCRIBED, confidence
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, f64, real
-from parity_audit.diagnose.findings import MADE_BY, is_nearly, remainder_of, shown
+from parity_audit.diagnose.findings import MADE_BY, is_approximate_projection, remainder_of, shown
 from parity_audit.diagnose.forms.attended import attended, averaged, neighbours
 from parity_audit.diagnose.forms.described import described, descriptions
 from parity_audit.diagnose.forms.elementwise import ACTIVATION, elementwise
-from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.forms.pair import ActualExpected, Description
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.sample import NOT_STORED
 from parity_audit.diagnose.thresholds import ALIKE, CLEAN, CLEARLY_MORE
@@ -36,7 +36,7 @@ MEASURED = ("gain", "bias", "norm", ACTIVATION)
 MOST_TOKENS = 512
 """Number of tokens that descriptions are fitted on: more tokens add nothing, and cost memory in wide models."""
 COPIED, UNIFORM = "equal to pattern", "uniform over the keys"
-BEHIND = {COPIED: "pattern", UNIFORM: "z"}
+INVALIDATED_BY = {COPIED: "pattern", UNIFORM: "z"}
 """The component that the judge replays from a site with this description. Since it is replayed from a wrong tensor, an
 unexplained finding about it is dropped."""
 STREAM = (
@@ -46,7 +46,7 @@ STREAM = (
 STREAMS = ("altup.pre", "altup.predicted", "altup.corrected", "altup.post")
 SPACES = (STREAM, STREAMS, ("q", "q_norm.out", "rot_q"), ("k", "k_norm.out", "rot_k"))
 """Groups of sites of a block whose tensors have the same axes, in the order in which they are computed."""
-BESIDE = (("q", "k", "v"), ("q_latent", "kv_latent"), ("mlp.pre", "mlp.pre_linear"))
+PARALLEL_SITES = (("q", "k", "v"), ("q_latent", "kv_latent"), ("mlp.pre", "mlp.pre_linear"))
 """Groups of sites of one component that are computed independently of each other."""
 
 
@@ -76,7 +76,7 @@ def with_descriptions(findings: Sequence[Finding], sides: Replayed) -> tuple[lis
         gaps += [found] if isinstance(found, NotTested) else []
         out += [finding] if isinstance(found, NotTested) else found
     out = _joined(out)
-    behind = {(BEHIND[str(finding.candidate_value)], layer) for finding in out
+    behind = {(INVALIDATED_BY[str(finding.candidate_value)], layer) for finding in out
               if finding.candidate_value in (COPIED, UNIFORM) for layer in finding.layers or ()}  # fmt: skip
     return [finding for finding in out if not _follows_from(finding, behind)], gaps
 
@@ -103,7 +103,11 @@ def _says_the_same(one: Finding, other: Finding) -> bool:
 def _described(finding: Finding, sides: Replayed) -> list[Finding]:
     if finding.kind == "unexplained":
         return _explained(finding, sides)
-    return _better(finding, sides) if is_nearly(finding) or finding.candidate_value == NOT_STORED else [finding]
+    return (
+        _better(finding, sides)
+        if is_approximate_projection(finding) or finding.candidate_value == NOT_STORED
+        else [finding]
+    )
 
 
 def _better(finding: Finding, sides: Replayed) -> list[Finding]:
@@ -149,7 +153,7 @@ def _explained(finding: Finding, sides: Replayed) -> list[Finding]:
 class _Group:
     """One description, and the sites of one name (in one layer each) that it holds for."""
 
-    form: Form
+    form: Description
     name: str
     sites: list[str]
 
@@ -176,7 +180,7 @@ def _shared(found: Sequence[_Group], sides: Replayed) -> list[_Group]:
     return [dataclasses.replace(group, sites=sorted(group.sites, key=site_order)) for group in groups if group.sites]
 
 
-def _every_form(site: str, sides: Replayed) -> Iterator[Form]:
+def _every_form(site: str, sides: Replayed) -> Iterator[Description]:
     """Every description that fits a site's values, or fits the value vectors that its attention averaged."""
     pair, values = _pairs(site, sides)
     yield from () if pair is None else descriptions(pair)
@@ -184,16 +188,16 @@ def _every_form(site: str, sides: Replayed) -> Iterator[Form]:
     yield from map(_of_values, filter(None, [_averaged(site, sides)]))
 
 
-def _forms(sites: Iterable[str], layer: int | None, sides: Replayed) -> list[tuple[str, Form]]:
+def _forms(sites: Iterable[str], layer: int | None, sides: Replayed) -> list[tuple[str, Description]]:
     """The first of these sites in this layer that has a description, with that description.
 
-    Sites that are listed in `BESIDE` together with it are described as well: each of them is computed from the
+    Sites that are listed in `PARALLEL_SITES` together with it are described as well: each of them is computed from the
     component's input, and none from the other.
     """
     own = sorted((site for site in sites if layer_of(site) == layer), key=site_order)
-    found: list[tuple[str, Form]] = []
+    found: list[tuple[str, Description]] = []
     for site in own:
-        beside = next((names for names in BESIDE if local_name(site) in names), ())
+        beside = next((names for names in PARALLEL_SITES if local_name(site) in names), ())
         if found and not all(local_name(other) in beside for other, _ in found):
             continue
         form = _form(site, sides)
@@ -201,24 +205,24 @@ def _forms(sites: Iterable[str], layer: int | None, sides: Replayed) -> list[tup
     return found
 
 
-def _form(site: str, sides: Replayed) -> Form | None:
+def _form(site: str, sides: Replayed) -> Description | None:
     """The description of a site's values, None if there is none."""
     if site.endswith(".attn_scores") and _is_pattern(site, sides.own):
-        return Form(kind="source", value=COPIED, usual="as computed", left=0.0)
+        return Description(kind="source", value=COPIED, usual="as computed", share_left=0.0)
     if site.endswith(".pattern") and _is_uniform(site, sides.own):
-        return Form(kind="source", value=UNIFORM, usual="as computed", left=0.0)
+        return Description(kind="source", value=UNIFORM, usual="as computed", share_left=0.0)
     pair, values = _pairs(site, sides)
     form = None if pair is None else described(pair)
     if pair is not None and local_name(site) == "mlp.post":
         activation = _activation(site, pair, sides)
         # A function of what the activation should give is one of what it reads, and is named by the knob.
         form = activation if form is not None and form.kind == "curve" and activation else form
-        form = form if activation is None else nearer(form, activation)
+        form = form if activation is None else better_description(form, activation)
     behind = _averaged(site, sides) or (None if values is None else described(values))
-    return form if behind is None else nearer(form, _of_values(behind))
+    return form if behind is None else better_description(form, _of_values(behind))
 
 
-def _activation(site: str, pair: Pair, sides: Replayed) -> Form | None:
+def _activation(site: str, pair: ActualExpected, sides: Replayed) -> Description | None:
     """The description of an MLP's output as one function of each number of its gate's projection, None if it is none."""
     probes = [
         probe for probe in sides.true.probes if site in sides.true.sites(probe.name) & sides.own.sites(probe.name)
@@ -233,26 +237,26 @@ def _activation(site: str, pair: Pair, sides: Replayed) -> Form | None:
     return elementwise(pair.own, pair.true, pre, linear, sides.activation)
 
 
-def _averaged(site: str, sides: Replayed) -> Form | None:
+def _averaged(site: str, sides: Replayed) -> Description | None:
     return averaged(site, sides.own, sides.true) if local_name(site) == "z" else None
 
 
-def _pairs(site: str, sides: Replayed) -> tuple[Pair | None, Pair | None]:
+def _pairs(site: str, sides: Replayed) -> tuple[ActualExpected | None, ActualExpected | None]:
     """Pair a site's own tensor with the true one; for z, also pair the values it attended to with those of `v`."""
     pair = None if site.endswith(ATTENTION_SITES) else _pair(site, sides)
     return pair, attended(site, sides.own, sides.true, sides.d_head) if local_name(site) == "z" else None
 
 
-def _of_values(form: Form) -> Form:
+def _of_values(form: Description) -> Description:
     return dataclasses.replace(form, kind=f"values.{form.kind}")
 
 
-def nearer(form: Form | None, behind: Form) -> Form:
+def better_description(form: Description | None, behind: Description) -> Description:
     """Choose the description of the attended values if it leaves clearly less than that of z itself, else that of z.
 
     Where one key has nearly all the weight, both descriptions fit about equally well.
     """
-    return behind if form is None or behind.left * CLEARLY_MORE < form.left else form
+    return behind if form is None or behind.share_left * CLEARLY_MORE < form.share_left else form
 
 
 def _introducing(finding: Finding, sides: Replayed) -> set[str]:
@@ -281,14 +285,14 @@ def _even(pattern: Tensor) -> bool:
     return torch.allclose(pattern, seen / seen.sum(-1, keepdim=True).clamp_min(1), rtol=CLEAN, atol=0.0)
 
 
-def _pair(site: str, sides: Replayed) -> Pair | None:
+def _pair(site: str, sides: Replayed) -> ActualExpected | None:
     probes = [
         probe for probe in sides.true.probes if site in sides.true.sites(probe.name) & sides.own.sites(probe.name)
     ]
     if not probes:
         return None
     own, true = (_tokens(capture, probes, site) for capture in (sides.own, sides.true))
-    return Pair(own=own, true=true, d_head=sides.d_head, others=_others(site, probes, own, sides.own))
+    return ActualExpected(own=own, true=true, d_head=sides.d_head, others=_others(site, probes, own, sides.own))
 
 
 def _others(site: str, probes: Sequence[Probe], own: Tensor, capture: Capture) -> dict[str, Tensor]:
@@ -323,7 +327,7 @@ def _tokens(capture: Capture, probes: Sequence[Probe], site: str) -> Tensor:
     return torch.cat([rearrange(part, "token ... -> token (...)") for part in rows])[:MOST_TOKENS]
 
 
-def _alike(a: Form, b: Form) -> bool:
+def _alike(a: Description, b: Description) -> bool:
     if a.kind != b.kind or a.channels != b.channels:
         return False
     return _same_value(a.kind, a.value, b.value)
@@ -347,7 +351,7 @@ def _finding(unexplained: Finding, group: _Group) -> Finding:
         unexplained, knob=form.kind if is_knob else f"{name}.{form.kind}", kind="variant", layers=numbers or None,
         site=site, spec_value=form.usual if is_knob else unexplained.spec_value, reference_value=form.usual,
         candidate_value=form.value, departs_from_spec="candidate",
-        evidence={**unexplained.evidence, "where": form.where or "everywhere", "unexplained": form.left,
+        evidence={**unexplained.evidence, "where": form.where or "everywhere", "unexplained": form.share_left,
                   **({EXPLAINED_BY: FORMULA} if form.rest <= CLEAN else {})},
         confidence=confidence([DESCRIBED]),
         message=f"given its own inputs, {name} of the candidate is not what the reference makes of them: {form.kind} {said}",

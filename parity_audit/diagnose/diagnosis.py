@@ -22,14 +22,14 @@ from parity_audit.diagnose.decoding import (
     decoded_probes,
     identify_decoded,
     not_in,
-    not_left_in_whole_runs,
     only_decoded,
     run_whole,
+    without_unexplained_in_whole_runs,
 )
 from parity_audit.diagnose.describe import Replayed, with_descriptions
 from parity_audit.diagnose.evidence import evidence_by_layer
 from parity_audit.diagnose.extent import with_extents
-from parity_audit.diagnose.findings import says_nothing, unexplained
+from parity_audit.diagnose.findings import is_equivalent_implementation, unexplained
 from parity_audit.diagnose.fit.sides import inputs_of_sites
 from parity_audit.diagnose.fitting import causes_at
 from parity_audit.diagnose.forms.elementwise import ACTIVATION
@@ -115,7 +115,7 @@ def diagnose(case: Case) -> Diagnosis:
     described, undescribed = _described(case, shown, found)
     held = [(one.sides.candidate, one.replayed) for one in shown.seen]
     placed, unplaced = with_extents(described, held, case.dtype)
-    placed = [item for item in placed if not follows_from(narrow, item) and not says_nothing(item)]
+    placed = [item for item in placed if not follows_from(narrow, item) and not is_equivalent_implementation(item)]
     return Diagnosis(
         findings=(*([coarse] if coarse else []), *shown.hooks, *placed), introduced=shown.ratios,
         not_tested=(*gaps, *shown.gaps, *unread, *undescribed, *unplaced),
@@ -168,7 +168,7 @@ def _causes(case: Case, shown: _Shown) -> tuple[list[Finding], list[NotTested]]:
     everywhere = set(suspects(whole))
     findings, missing = causes_at(run_whole(candidate), run_whole(reference), wrong_sites(whole))
     asked = set(suspects(steps)) if case.thorough else only_decoded(suspects(shown.ratios), everywhere)
-    wrong = not_left_in_whole_runs(
+    wrong = without_unexplained_in_whole_runs(
         [site for site in wrong_sites(steps) if component_of(site) in asked], wrong_sites(whole), findings
     )
     departing = {probe for (probe, site), ratio in steps.items() if site in wrong and ratio > limit_of(site)}

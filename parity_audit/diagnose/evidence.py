@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.types import KnobValue, NotTested, Probe
-from parity_audit.formulas.knobs import said_by
+from parity_audit.formulas.knobs import name_in_spec
 from parity_audit.formulas.stored import CheckpointTensors, centred_as, role_tensor
 from parity_audit.specs.view import config_names, dims, dims_of_layer, knob_values, roles
 
@@ -117,15 +117,15 @@ class KnobFit:
 Outcome = Union[KnobFit, NotTested]
 
 
-def spoken_of(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
+def spec_has_knob(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
     """Whether the spec has a value for this knob. A knob of the norms of q and k may take its value from the same knob
     of norms."""
-    return said_by(knob, knobs) is not None
+    return name_in_spec(knob, knobs) is not None
 
 
 def spec_value(knobs: Mapping[str, KnobSpec], knob: str, layer: int | None) -> KnobValue:
     """The spec's value of a knob in a layer; None if the spec has no such knob."""
-    name = said_by(knob, knobs)
+    name = name_in_spec(knob, knobs)
     return None if name is None else knobs[name].at(layer)
 
 

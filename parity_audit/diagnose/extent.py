@@ -26,7 +26,7 @@ from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import f64, real
 from parity_audit.diagnose.thresholds import MANY_ROUNDINGS, MOST_UNEXPLAINED, NEARLY_ALL, SHOWN
 
-Pair = tuple[Capture, Capture]
+CaptureAndReplay = tuple[Capture, Capture]
 """A capture, and the judge's replay on the inputs in it."""
 DECODED = "in tokens decoded from the cache"
 ONE_AT_A_TIME, SEVERAL_AT_A_TIME = f"{DECODED} one at a time", f"{DECODED} several at a time"
@@ -79,7 +79,7 @@ class Tokens:
 
 @one_thread()
 def with_extents(
-    findings: Sequence[Finding], pairs: Sequence[Pair], dtype: str
+    findings: Sequence[Finding], pairs: Sequence[CaptureAndReplay], dtype: str
 ) -> tuple[list[Finding], list[NotTested]]:
     """Add `extent` to the evidence of findings that do not hold for all tokens; also return the gaps."""
     if dtype != DTYPE:
@@ -89,7 +89,7 @@ def with_extents(
     return told, [gap for gap in found if isinstance(gap, NotTested)]
 
 
-def _with_extent(finding: Finding, pairs: Sequence[Pair]) -> Finding:
+def _with_extent(finding: Finding, pairs: Sequence[CaptureAndReplay]) -> Finding:
     # A finding of decoded tokens already has this extent, and may get one that covers some of them only.
     known = finding.evidence.get("extent", "")
     tokens = _tokens(pairs, finding.site)
@@ -172,7 +172,7 @@ def _span(place: Tensor, tokens: Tokens) -> tuple[int, int]:
     return int(place[tokens.wrong].min()), int(place[tokens.wrong].max())
 
 
-def _tokens(pairs: Sequence[Pair], site: str) -> Tokens | None:
+def _tokens(pairs: Sequence[CaptureAndReplay], site: str) -> Tokens | None:
     parts = [
         _of_probe(own.tensor(probe.name, site), true.tensor(probe.name, site), probe, site)
         for own, true in pairs

@@ -19,26 +19,26 @@ from parity_audit.diagnose.agreement import (
     MATERIAL,
     MATERIAL_OF,
     SIGMAS,
-    Pair,
-    alike,
+    FitPair,
+    consistent_with,
     differs,
     has_places,
     is_number,
     pairs_of,
     same,
+    same_value,
     tied,
-    undecided,
 )
 from parity_audit.diagnose.confidence import FEW_SIGMAS, REMAINDER, TIED, confidence
 from parity_audit.diagnose.evidence import EXPLAINED_BY as BY
-from parity_audit.diagnose.evidence import FORMULA, POINTS, KnobFit, KnobSpec, spec_value, spoken_of
+from parity_audit.diagnose.evidence import FORMULA, POINTS, KnobFit, KnobSpec, spec_has_knob, spec_value
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.structure.projections import PROJECTIONS, bias_knob
 from parity_audit.diagnose.structure.sample import AS_STORED, NOT_STORED
 from parity_audit.diagnose.thresholds import CLEAN, CLEARLY_MORE
 from parity_audit.formulas.alibi import standard_slopes
 from parity_audit.formulas.attention import consecutive
-from parity_audit.formulas.knobs import KNOBS, ROWS, meant, said_by
+from parity_audit.formulas.knobs import KNOBS, ROWS, meant, name_in_spec
 
 SIDES_WITH_SPEC = 0.25
 """A fitted number is the spec's if its distance to the spec is at most this share of the distance between both sides."""
@@ -90,7 +90,7 @@ def merge(
     candidate_fits: Sequence[KnobFit], reference_fits: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]
 ) -> list[Finding]:
     """Findings for the knobs whose fits on both sides differ, in the order of the knobs' names."""
-    by_knob: dict[str, list[Pair]] = {}
+    by_knob: dict[str, list[FitPair]] = {}
     for pair in pairs_of(candidate_fits, reference_fits):
         by_knob.setdefault(pair.candidate.knob, []).append(pair)
     findings: list[Finding] = []
@@ -103,11 +103,11 @@ def merge(
 def _is_by_layer(knobs: Mapping[str, KnobSpec], knob: str) -> bool:
     """Whether differences of a knob in several layers are one finding, whatever the values. This holds for a window, whose sizes
     form a pattern over the layers, and for knobs that the spec gives layer by layer."""
-    name = said_by(knob, knobs)
+    name = name_in_spec(knob, knobs)
     return knob == "attention.window" or (name is not None and knobs[name].by_layer)
 
 
-def _groups(pairs: Sequence[Pair], knobs: Mapping[str, KnobSpec], *, together: bool) -> list[list[Pair]]:
+def _groups(pairs: Sequence[FitPair], knobs: Mapping[str, KnobSpec], *, together: bool) -> list[list[FitPair]]:
     """The pairs that differ, grouped by their two values. They form one group if `together` is true, which it is for knobs with a
     value per layer, or if one side's value changes from layer to layer (see `_one_per_layer`)."""
     wrong = [pair for pair in pairs if differs(pair)]
@@ -115,7 +115,7 @@ def _groups(pairs: Sequence[Pair], knobs: Mapping[str, KnobSpec], *, together: b
         return []
     if together:
         return [wrong]
-    groups: list[list[Pair]] = []
+    groups: list[list[FitPair]] = []
     for pair in wrong:
         home = next((group for group in groups if _like(group[0], pair)), None)
         if home is None:
@@ -125,7 +125,7 @@ def _groups(pairs: Sequence[Pair], knobs: Mapping[str, KnobSpec], *, together: b
     return [wrong] if _one_per_layer(groups, knobs) else groups
 
 
-def _one_per_layer(groups: Sequence[Sequence[Pair]], knobs: Mapping[str, KnobSpec]) -> bool:
+def _one_per_layer(groups: Sequence[Sequence[FitPair]], knobs: Mapping[str, KnobSpec]) -> bool:
     """Whether one side has a different number in each group's layers and the other side has one value: at least `SO_MANY_VALUES`
     groups, each layer in one group only, all fits of one site, and the same spec value for all."""
     firsts = [group[0] for group in groups]
@@ -137,17 +137,17 @@ def _one_per_layer(groups: Sequence[Sequence[Pair]], knobs: Mapping[str, KnobSpe
         and len({fit.site for fit in candidate}) == 1
         and all(same(_spec(fit, knobs), _spec(candidate[0], knobs)) for fit in candidate)
         and any(
-            all(is_number(fit.value) for fit in changing) and all(alike(fit, constant[0]) for fit in constant)
+            all(is_number(fit.value) for fit in changing) and all(same_value(fit, constant[0]) for fit in constant)
             for changing, constant in ((candidate, reference), (reference, candidate))
         )
     )
 
 
-def _like(a: Pair, b: Pair) -> bool:
-    return alike(a.candidate, b.candidate) and alike(a.reference, b.reference)
+def _like(a: FitPair, b: FitPair) -> bool:
+    return same_value(a.candidate, b.candidate) and same_value(a.reference, b.reference)
 
 
-def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, KnobSpec]) -> Finding:
+def _finding(group: Sequence[FitPair], every: Sequence[FitPair], knobs: Mapping[str, KnobSpec]) -> Finding:
     first = group[0]
     knob = first.candidate.knob
     own = {id(pair) for pair in group}
@@ -155,7 +155,7 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     # A layer for which the spec has another value is not assumed to have the same fault.
     alike_places = [pair for pair in every if id(pair) not in own and _spec(pair.candidate, knobs) == expected]
     candidate, reference = _told([p.candidate for p in group]), _told([p.reference for p in group])
-    blunt = [pair for pair in alike_places if each_layer(candidate) is None and undecided(pair, group)]
+    blunt = [pair for pair in alike_places if each_layer(candidate) is None and consistent_with(pair, group)]
     right = [pair for pair in alike_places if pair not in blunt and not differs(pair)]
     candidate, reference = _in_form_of(candidate, first.reference), _in_form_of(reference, first.candidate)
     fits = [pair.candidate for pair in group], [pair.reference for pair in group]
@@ -169,7 +169,7 @@ def _finding(group: Sequence[Pair], every: Sequence[Pair], knobs: Mapping[str, K
     )  # fmt: skip
 
 
-def _layers(group: Iterable[Pair], every: Iterable[Pair]) -> tuple[int, ...] | None:
+def _layers(group: Iterable[FitPair], every: Iterable[FitPair]) -> tuple[int, ...] | None:
     """The group's layers; None if they are all layers that were fitted (and more than one), or if the knob is outside the blocks."""
     own, all_places = ({pair.candidate.layer for pair in pairs} for pairs in (group, every))
     numbers = sorted(layer for layer in own if layer is not None)
@@ -186,7 +186,7 @@ def _whole_name(layer: int | None, site: str) -> str:
 
 def _told(fits: Sequence[KnobFit]) -> KnobValue:
     """The value of these fits, pooled if they agree, else one value for each layer."""
-    in_all = all(alike(fits[0], fit) for fit in fits[1:])
+    in_all = all(same_value(fits[0], fit) for fit in fits[1:])
     return _pooled(fits) if in_all else by_layer({fit.layer: fit.value for fit in fits})
 
 
@@ -201,7 +201,7 @@ def _pooled(fits: Sequence[KnobFit]) -> KnobValue:
 
 def _spec(fit: KnobFit, knobs: Mapping[str, KnobSpec]) -> KnobValue:
     """The spec's value in the form of the fit; the default value if the spec does not have the knob."""
-    said = spec_value(knobs, fit.knob, fit.layer) if spoken_of(knobs, fit.knob) else DEFAULTS.get(fit.knob)
+    said = spec_value(knobs, fit.knob, fit.layer) if spec_has_knob(knobs, fit.knob) else DEFAULTS.get(fit.knob)
     return _in_form_of(meant(fit.knob, said), fit)
 
 
@@ -226,7 +226,7 @@ def _in_form_of(value: KnobValue, fit: KnobFit) -> KnobValue:
 def departure(candidate: Sequence[KnobFit], reference: Sequence[KnobFit], knobs: Mapping[str, KnobSpec]) -> str:
     """The side whose fitted values are not the spec's: "candidate", "reference" or "both"; "unknown" if neither or if there is no
     spec."""
-    if not spoken_of(knobs, candidate[0].knob) and candidate[0].knob not in DEFAULTS:
+    if not spec_has_knob(knobs, candidate[0].knob) and candidate[0].knob not in DEFAULTS:
         return "unknown"
 
     def departs(fits: Sequence[KnobFit], others: Sequence[KnobFit]) -> bool:
@@ -257,7 +257,7 @@ def _kind(knob: str, candidate: KnobValue, reference: KnobValue) -> str:
     return "constant" if number else "variant"
 
 
-def _marks(group: Sequence[Pair]) -> Iterator[str]:
+def _marks(group: Sequence[FitPair]) -> Iterator[str]:
     """The properties of a finding that make it less certain; see `diagnose.confidence`."""
     worst = max(group, key=lambda pair: pair.candidate.residual)
     # The candidate's value leaves more than rounding, and clearly more than the reference's does: something else is wrong as well.
@@ -269,12 +269,12 @@ def _marks(group: Sequence[Pair]) -> Iterator[str]:
         yield TIED
 
 
-def _ties(group: Sequence[Pair]) -> list[str]:
+def _ties(group: Sequence[FitPair]) -> list[str]:
     fits = [fit for pair in group for fit in (pair.candidate, pair.reference)]
     return sorted({str(name) for fit in fits for name in fit.evidence.get("tied_with", [])})
 
 
-def _evidence(group: Sequence[Pair], blunt: Sequence[Pair], right: Sequence[Pair]) -> dict[str, Any]:
+def _evidence(group: Sequence[FitPair], blunt: Sequence[FitPair], right: Sequence[FitPair]) -> dict[str, Any]:
     """The evidence of a finding: the fits of both sides in each layer, and the other sites of these layers that are right."""
     least, ties = min(pair.sigmas for pair in group), _ties(group)
     out: dict[str, Any] = {
@@ -317,7 +317,7 @@ def is_by_formula(finding: Finding) -> bool:
     return all(fact.get(BY) == FORMULA for fact in facts)
 
 
-def says_nothing(finding: Finding) -> bool:
+def is_equivalent_implementation(finding: Finding) -> bool:
     """Whether a finding distinguishes two implementations that compute the same function: it explains a site, but is no fault."""
     row = KNOBS.get(finding.knob)
     return row is not None and row.same_function
@@ -335,7 +335,7 @@ def remainder_of(finding: Finding) -> float:
     return max((float(fact.get("unexplained") or 0.0) for fact in finding.evidence.get("candidate", [])), default=0.0)
 
 
-def is_nearly(finding: Finding) -> bool:
+def is_approximate_projection(finding: Finding) -> bool:
     """Whether a finding says that other weights nearly reproduce a projection, with more than rounding left."""
     return finding.knob.startswith("weights.") and remainder_of(finding) > CLEAN
 

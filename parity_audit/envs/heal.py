@@ -32,7 +32,7 @@ def use(environment: Environment) -> Lock | None:
     return None if folder is None else hold(use_lock(folder), shared=True)
 
 
-def healed(
+def rebuild_if_damaged(
     failure: NotJudged, ref: BackendRef, environment: Environment, *,
     device: str, install: bool = True, progress: Progress = SILENT,
 ) -> bool:  # fmt: skip

@@ -25,8 +25,8 @@ from parity_audit.formulas.choices import (
     NOT_FIRST_REAL,
     NOT_OWN,
     OF_ROWS,
-    OVERRUN,
     OWN_ALONE,
+    SHIFTED_WHEN_FULL,
     numbers_in,
 )
 
@@ -54,7 +54,7 @@ def shown(kind: str, rows: Tensor, places: Tensor, first: int) -> Tensor:
         return (key >= start).expand_as(distance)
     if last is not None:
         return distance < last
-    if kind not in (*LOST, *MOVES, *OF_ROWS, OVERRUN):
+    if kind not in (*LOST, *MOVES, *OF_ROWS, SHIFTED_WHEN_FULL):
         raise ValueError(f"no cache shows `{kind}`")
     limits = {
         NOT_OWN: distance != 0, NO_PROMPT: key >= first, OWN_ALONE: (key < first) | (distance == 0),
@@ -101,7 +101,7 @@ def emptied(scores: Tensor, kind: str, rows: Tensor, capacity: int) -> Tensor | 
         capacity: how many keys the cache can hold.
     """
     at = int(rows[-1]) - (capacity - 1)
-    if kind != OVERRUN or not 0 <= at < capacity - 1:
+    if kind != SHIFTED_WHEN_FULL or not 0 <= at < capacity - 1:
         return None
     seen = scores.isfinite()
     return seen & (seen.cumsum(-1) == 1)

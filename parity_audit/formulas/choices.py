@@ -131,7 +131,7 @@ NEXT_PROMPT, FIRST_PROMPT, NEXT_ROW, FIRST_ROW = OF_ROWS = (
 )  # fmt: skip
 """Whose keys and values a cache shows to a row of a batch: those of the next row (the last row gets those of the first) or those of
 the first row, either for the prompt only or at every place. In a batch of two rows, the next row is the only other row."""
-OVERRUN = "an empty key for the oldest once the cache is full"
+SHIFTED_WHEN_FULL = "an empty key for the oldest once the cache is full"
 """A cache that has one place per token of the run, or per token of the window, and moves all keys by one too early, in the step that
 fills the last place: the oldest key is lost, and an empty place, whose key and value are zeros, is attended to instead."""
 CACHED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -144,7 +144,7 @@ PAIRINGS = ("half", "adjacent", "half, written as adjacent", "adjacent, written 
 """Which components of a head form a pair, and in which order the rotated ones are written. The order of writing doesn't change the
 scores: "half, written as adjacent" gives those of "half". The last two form pairs by one convention but read a table laid out for
 the other, so that the two components of a pair turn by different angles."""
-BY_PART = ("q", "k")
+QUERY_KEY_PARTS = ("q", "k")
 """The keys of a value that differs between queries ("q") and keys ("k")."""
 BOTH, Q_ONLY, K_ONLY, VALUES_TOO = "q and k", "q only", "k only", "q, k and v"
 """What is rotated."""
@@ -209,7 +209,7 @@ WITH_MORE_BELOW_TOP = "softmax of scores less the largest, with {} added to the 
 LEFT_OUT, LESS, AS_MINUS = "left out", "kept, less {}", "kept as -{}"
 """How the score of a hidden key is masked: the key is left out, or a finite number is subtracted from its score, or the score is
 replaced by minus a finite number (a mask applied before a soft-cap, for example, leaves minus the bound of the cap)."""
-OTHER_LAWS = (CLAMPED, WITH_MORE, WITH_MORE_BELOW_TOP, LESS, AS_MINUS)
+OTHER_FORMULAS = (CLAMPED, WITH_MORE, WITH_MORE_BELOW_TOP, LESS, AS_MINUS)
 """Templates that name another formula than the usual one; a template like `TIMES_OWN` only multiplies what the checkpoint holds."""
 SOFTMAX, SOFTMAX_TWICE, SOFTMAX_WITH_ONE = "softmax", "softmax twice", WITH_MORE.format(1)
 OVER_QUERIES, OVER_HEADS = "softmax over queries", "softmax over heads"
@@ -230,7 +230,7 @@ POPULATION, SAMPLE = "of all components", "of a sample"
 """The variance divided by the number of components, and the one divided by that number minus 1."""
 FROM_PADDING, AGAIN = "counted from the padding", "counted again from the first decoded token"
 AT_ZERO, AT_END = "0 at decoded tokens", "that of the last token of the prompt at decoded tokens"
-STANDS = (FROM_PADDING, AGAIN, AT_ZERO, AT_END)
+WRONG_POSITIONS = (FROM_PADDING, AGAIN, AT_ZERO, AT_END)
 """Which positions a program may give tokens instead of the right ones. All but the first value apply to decoded tokens only."""
 STOP_AT, START_AGAIN, JUMP, STAND_STILL = (
     "stop at {}", "start again after {}", "{} from token {} on", "all at {} from token {} on",

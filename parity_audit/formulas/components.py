@@ -1,4 +1,4 @@
-"""One function per site, which takes the inputs, tensors and knobs from a `Place` and computes the site's formula.
+"""One function per site, which takes the inputs, tensors and knobs from a `FormulaContext` and computes the site's formula.
 
 The order of computation in a block follows from the checkpoint and two knobs: a norm exists if the checkpoint holds its weight,
 `norm.order` says whether sublayers read normalised input, and `residual.parallel` whether the MLP reads what attention reads.
@@ -35,27 +35,27 @@ from parity_audit.formulas.in_mixture import beside_mlp, is_mixture
 from parity_audit.formulas.in_mlp import has_gate, hidden, is_parallel
 from parity_audit.formulas.in_norms import normed, read_by_norm
 from parity_audit.formulas.logits import logits
-from parity_audit.formulas.place import Place
-from parity_audit.formulas.positions import standing
+from parity_audit.formulas.place import FormulaContext
+from parity_audit.formulas.positions import assigned_positions
 from parity_audit.formulas.projections import project
 from parity_audit.formulas.residual import added
 
-Make = Callable[[Place], Tensor]
+Make = Callable[[FormulaContext], Tensor]
 
 
-def _embed(at: Place) -> Tensor:
+def _embed(at: FormulaContext) -> Tensor:
     dtype = torch.float32 if at.knob("embed.scale_dtype") == FLOAT32 else torch.float64
     return embedding.embed(
         at.batch.tokens, at.stored("embed"), scale=at.knob("embed.scale"), scale_dtype=dtype, dtype=at.decoder.dtype
     )
 
 
-def _pos_embed(at: Place) -> Tensor:
-    rows = standing(at.batch, at.knob("pos_embed.offset"))
+def _pos_embed(at: FormulaContext) -> Tensor:
+    rows = assigned_positions(at.batch, at.knob("pos_embed.offset"))
     return embedding.embed_positions(rows, at.tensor("pos_embed"), scale=at.knob("pos_embed.scale"))
 
 
-def _resid_pre(at: Place) -> Tensor:
+def _resid_pre(at: FormulaContext) -> Tensor:
     if has_streams(at):
         return in_altup.shown_of(at, at.site("altup.pre"))
     layer, stream = at.layer or 0, _between_blocks(at)
@@ -63,7 +63,7 @@ def _resid_pre(at: Place) -> Tensor:
     return stream if once_more is None or layer < once_more else at.block(layer - once_more, stream)
 
 
-def _between_blocks(at: Place) -> Tensor:
+def _between_blocks(at: FormulaContext) -> Tensor:
     """Return the stream that enters a block: the output of the block before it, or the embeddings for the first block."""
     if at.layer:
         return at.site(f"blocks.{at.layer - 1}.resid_post")
@@ -74,31 +74,31 @@ def _between_blocks(at: Place) -> Tensor:
     return added(stream, made * float(at.knob("residual.pos_embed")) if at.is_given("pos_embed") else made)
 
 
-def _ln1(at: Place) -> Tensor:
+def _ln1(at: FormulaContext) -> Tensor:
     return normed(at, read_by_norm(at, "ln1.out", "altup.active" if has_streams(at) else "resid_pre"), "norm.ln1")
 
 
-def _attn_out(at: Place) -> Tensor:
+def _attn_out(at: FormulaContext) -> Tensor:
     made = at.site("ln1_post.out" if at.has("norm.ln1_post") else "attn_proj")
     return made * float(at.knob("residual.scale"))
 
 
-def _ln2(at: Place) -> Tensor:
+def _ln2(at: FormulaContext) -> Tensor:
     """Return the output of the norm before the MLP, with the first norm's tensors if a block has one norm for both sublayers."""
     role = "norm.ln2" if at.has("norm.ln2") else "norm.ln1"
     return normed(at, read_by_norm(at, "ln2.out", "resid_pre" if is_parallel(at) else "resid_mid"), role)
 
 
-def _mlp_out(at: Place) -> Tensor:
+def _mlp_out(at: FormulaContext) -> Tensor:
     made = at.site("ln2_post.out" if at.has("norm.ln2_post") else "mlp_proj")
     return made * float(at.knob("residual.scale"))
 
 
-def _has_multiplier(at: Place) -> bool:
+def _has_multiplier(at: FormulaContext) -> bool:
     return at.says("residual.scale")
 
 
-def _of_attention(at: Place) -> Tensor:
+def _of_attention(at: FormulaContext) -> Tensor:
     """Return what attention adds to the stream.
 
     If a model has a residual multiplier, programs capture `attn_out` either before or after it, so the sum is computed from the
@@ -110,7 +110,7 @@ def _of_attention(at: Place) -> Tensor:
     return made * float(at.knob("residual.attn_out")) if at.is_given("attn_out") else made
 
 
-def _of_mlp(at: Place) -> Tensor:
+def _of_mlp(at: FormulaContext) -> Tensor:
     """Return what the MLP adds to the stream, by the same rules as `_of_attention`."""
     if _has_multiplier(at):
         return _mlp_out(at)
@@ -118,7 +118,7 @@ def _of_mlp(at: Place) -> Tensor:
     return made * float(at.knob("residual.mlp_out")) if at.is_given("mlp_out") else made
 
 
-def _resid_mid(at: Place) -> Tensor:
+def _resid_mid(at: FormulaContext) -> Tensor:
     """Return the stream after attention; in a parallel block with a second norm, the block's input, which that norm reads."""
     if has_laurel(at):
         return in_altup.middle(at, _of_attention(at))
@@ -127,18 +127,18 @@ def _resid_mid(at: Place) -> Tensor:
     return added(_stream(at, "resid_pre"), _of_attention(at))
 
 
-def _stream(at: Place, site: str) -> Tensor:
+def _stream(at: FormulaContext, site: str) -> Tensor:
     """Return the stream that a sublayer's output is added to; a factor `residual.stream` applies only if this site is given."""
     x = at.entering() if site == "resid_pre" else at.site(site)
     return x * float(at.knob("residual.stream")) if at.is_given(site) else x
 
 
-def _resid_post(at: Place) -> Tensor:
+def _resid_post(at: FormulaContext) -> Tensor:
     made = _behind_block(at)
     return at.block(at.layer or 0, made) if at.knob("residual.repeated") == OF_FIRST else made
 
 
-def _behind_block(at: Place) -> Tensor:
+def _behind_block(at: FormulaContext) -> Tensor:
     if at.is_given("resid_post") and at.knob("residual.skipped"):
         return at.site("resid_pre")
     if has_streams(at):
@@ -153,11 +153,11 @@ def _behind_block(at: Place) -> Tensor:
     return made if scalar is None else made * scalar
 
 
-def _has_own_embeddings(at: Place) -> bool:
+def _has_own_embeddings(at: FormulaContext) -> bool:
     return at.has("per_layer.gate")
 
 
-def _per_layer(at: Place) -> Tensor:
+def _per_layer(at: FormulaContext) -> Tensor:
     """Return what a block adds to the stream for its per-layer embedding of each token."""
     gate = at.tensor("per_layer.gate")
     width = len(gate)
@@ -174,13 +174,13 @@ def _per_layer(at: Place) -> Tensor:
     return normed(at, made, "norm.per_layer_post")
 
 
-def _ln_final(at: Place) -> Tensor:
+def _ln_final(at: FormulaContext) -> Tensor:
     dropped = at.knob("residual.blocks_dropped")
     last = f"blocks.{at.dim('n_layers') - 1 - dropped}.resid_post"
     return normed(at, at.site("altup.combined" if has_streams(at) else last), "norm.final")
 
 
-def _logits(at: Place) -> Tensor:
+def _logits(at: FormulaContext) -> Tensor:
     return logits(
         at.site("ln_final.out"), at.stored("unembed"), at.multiple("unembed.bias", at.knob("logits.bias")),
         scale=at.knob("logits.scale"),
@@ -274,7 +274,7 @@ ONLY_WITH = {
 """The sites that a block has only if the checkpoint holds the tensor of this role."""
 
 
-def sites_of(at: Place) -> list[str]:
+def sites_of(at: FormulaContext) -> list[str]:
     """Return the sites that a block has by the checkpoint's tensors and its knobs, in the order in which data flow."""
     gone: set[str] = set()
     for role, sites in ONLY_WITH.items():

@@ -18,8 +18,8 @@ from parity_audit.core.sites import BEFORE_BLOCKS, LEAVES_BLOCK, LOGITS, layer_o
 from parity_audit.core.types import DecoderFacts
 from parity_audit.formulas.components import IN_BLOCK, OUTSIDE, sites_of
 from parity_audit.formulas.in_altup import has_streams
-from parity_audit.formulas.kept import Kept, Made
-from parity_audit.formulas.place import Batch, Decoder, Place, Took, Values
+from parity_audit.formulas.place import Batch, Decoder, Dependencies, FormulaContext, Values
+from parity_audit.formulas.site_cache import ComputedSite, SiteCache
 from parity_audit.formulas.stored import Stored, role_tensor
 
 Given = Callable[[str], Tensor | None]
@@ -58,10 +58,10 @@ class Run:
     given: Given = nothing
     shown: frozenset[str] = frozenset()
     queries: Tensor | None = None
-    kept: Kept | None = None
+    kept: SiteCache | None = None
     alike: str = ""
-    took: Took = field(default_factory=Took)
-    _computed: dict[str, Made] = field(default_factory=dict)
+    took: Dependencies = field(default_factory=Dependencies)
+    _computed: dict[str, ComputedSite] = field(default_factory=dict)
     _going_on: dict[str, Tensor] = field(default_factory=dict)
 
     def sites(self) -> list[str]:
@@ -111,13 +111,13 @@ class Run:
             self._computed.pop(site, None)
             self._going_on.pop(site, None)
 
-    def _made(self, site: str) -> Made:
+    def _made(self, site: str) -> ComputedSite:
         """Compute a site; the knobs and sites that its formula asked for are recorded even if it raises an error."""
         layer, outer = layer_of(site), self.took
         make = OUTSIDE[site] if layer is None else IN_BLOCK[local_name(site)]
-        self.took = own = Took()
+        self.took = own = Dependencies()
         try:
-            made = Made(tensor=make(self._place(layer)), took=own)
+            made = ComputedSite(tensor=make(self._place(layer)), took=own)
         finally:
             self.took = outer
             outer.add(own)
@@ -125,8 +125,8 @@ class Run:
             self.kept.keep((self.alike, site), made, self.decoder.values)
         return made
 
-    def _place(self, layer: int | None) -> Place:
-        return Place(
+    def _place(self, layer: int | None) -> FormulaContext:
+        return FormulaContext(
             layer=layer, decoder=self.decoder, batch=self.batch, site=partial(self._site, layer, self.took),
             is_given=partial(self._is_given, layer), took=self.took, block=self._block, queries=self.queries,
         )  # fmt: skip
@@ -142,7 +142,7 @@ class Run:
         self.took.besides |= again.took.asked | again.took.besides
         return made
 
-    def _site(self, layer: int | None, took: Took, site: str) -> Tensor:
+    def _site(self, layer: int | None, took: Dependencies, site: str) -> Tensor:
         took.read.add(_whole_name(layer, site))
         return self.tensor(_whole_name(layer, site))
 

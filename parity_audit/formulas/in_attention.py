@@ -1,6 +1,6 @@
 """The sites of attention from queries, keys and values on: scores, pattern and z.
 
-There is one function per site. Each takes a `Place`, from which it asks for inputs, tensors and knobs.
+There is one function per site. Each takes a `FormulaContext`, from which it asks for inputs, tensors and knobs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from parity_audit.formulas.choices import (
     ON_QUERIES,
     OVER_HEADS,
     OVER_QUERIES,
-    OVERRUN,
     POS_HEAD,
+    SHIFTED_WHEN_FULL,
     TIMES_OWN,
     VALUES_TOO,
     ZERO_SINKS,
@@ -41,7 +41,7 @@ from parity_audit.formulas.in_heads import (
     scale_of,
     turned,
 )
-from parity_audit.formulas.place import MissingTokens, Place
+from parity_audit.formulas.place import FormulaContext, MissingTokens
 from parity_audit.formulas.positions import counted, visible
 from parity_audit.formulas.projections import taken_for
 from parity_audit.formulas.rounding import any_narrow, refuse_narrow, steps_of
@@ -52,7 +52,7 @@ MASKS_KEPT = 16
 """The number of masks kept per batch, enough for all parts of a run under one set of values. A mask of 256 x 8256 keys has 2 MiB."""
 
 
-def scores_of(at: Place, rows: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+def scores_of(at: FormulaContext, rows: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
     """Return the scores of the queries at `rows` (all queries by default), `[batch head query key]`.
 
     `keys` replace the block's own keys: its first keys only, or the keys that a cache holds.
@@ -100,7 +100,7 @@ def _refuse_products(arithmetic: str, q: Tensor, *, by_shift: bool) -> None:
         raise ValueError("products divided by a power of two round as scores do")
 
 
-def _seen_from(at: Place, rows: Tensor) -> Tensor:
+def _seen_from(at: FormulaContext, rows: Tensor) -> Tensor:
     """Return which keys the queries at these places may see, `[batch 1 query key]`.
 
     A token from which a mask hides every key sees itself, and is recorded as undefined, because programs treat it differently. The
@@ -144,7 +144,7 @@ def by_distance(bias: Mapping[str, float], rows: Tensor, keys: int) -> Tensor:
     return torch.where(apart >= 0, table.to(rows.device)[apart.clamp_min(0)], 0.0)
 
 
-def _penalties(at: Place, rows: Tensor, keys: int) -> Tensor | None:
+def _penalties(at: FormulaContext, rows: Tensor, keys: int) -> Tensor | None:
     """Return ALiBi's penalties for the queries at these places and the first `keys` keys, or None if the model has no ALiBi."""
     slopes, places = _slopes(at), at.batch.positions
     if slopes is None:
@@ -154,7 +154,7 @@ def _penalties(at: Place, rows: Tensor, keys: int) -> Tensor | None:
     )  # fmt: skip
 
 
-def _slopes(at: Place) -> Tensor | None:
+def _slopes(at: FormulaContext) -> Tensor | None:
     """Return ALiBi's slope per head, either listed by the knob or the standard slopes times its number; None without ALiBi."""
     said = at.knob("attention.alibi")
     if said is None or said is False:
@@ -164,7 +164,7 @@ def _slopes(at: Place) -> Tensor | None:
     return torch.tensor(standard_slopes(at.dim("n_heads")), dtype=torch.float64) * float(said)
 
 
-def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
+def pattern_of(at: FormulaContext, scores: Tensor | None = None) -> Tensor:
     s = at.site("attn_scores") if scores is None else scores
     law, arithmetic = at.knob("attention.weights"), at.knob("attention.softmax_dtype")
     if (scores is not None or not at.is_given("attn_scores")) and _slopes(at) is None:
@@ -173,7 +173,7 @@ def pattern_of(at: Place, scores: Tensor | None = None) -> Tensor:
     return attention.weights(s * at.knob("attention.temperature"), law, _sinks(at), arithmetic)
 
 
-def _sinks(at: Place) -> Tensor | None:
+def _sinks(at: FormulaContext) -> Tensor | None:
     """Return the sink logit of each head: the checkpoint's, a multiple of it, zeros or listed ones, or None for no sinks."""
     said = at.knob("attention.sinks")
     if said is None or said is False:
@@ -185,7 +185,7 @@ def _sinks(at: Place) -> Tensor | None:
     return stored.new_tensor(said) if isinstance(said, list) else stored if times is None else times * stored
 
 
-def z_of(at: Place) -> Tensor:
+def z_of(at: FormulaContext) -> Tensor:
     v = clipped(at, cut(at, "v", reads_of(at, "v")))
     made = _attended(at, turned(at, v, "k") if at.knob("rope.layers") == VALUES_TOO else v)
     made = made * attention.of_heads(at.knob("attention.heads"), made)
@@ -196,7 +196,7 @@ def z_of(at: Place) -> Tensor:
     return taken_for(made, at.whole_steps(), laid=HEAD_POS, read=POS_HEAD)
 
 
-def _attended(at: Place, v: Tensor) -> Tensor:
+def _attended(at: FormulaContext, v: Tensor) -> Tensor:
     """Return the weighted sum of the values for each head, `[batch query head d_head]`; decoded tokens read keys and values from the
     cache."""
     kv = read_by_heads(at, "v")
@@ -210,7 +210,7 @@ def _attended(at: Place, v: Tensor) -> Tensor:
     return torch.cat([*made, *decoded], 1)
 
 
-def _of_rows(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, together: int) -> Tensor:
+def _of_rows(at: FormulaContext, v: Tensor, kv: list[int] | None, rows: Tensor, together: int) -> Tensor:
     """Return the weighted sum of the values for the queries at `rows`, which are computed in one step with the first `together`
     tokens."""
     law = at.knob("attention.weights")
@@ -230,7 +230,7 @@ def _up_to_the_last(seen: Tensor) -> int:
     return int(shown[-1]) + 1 if len(shown) else 1
 
 
-def _finds_all(at: Place) -> bool:
+def _finds_all(at: FormulaContext) -> bool:
     """Whether a decoded token reads from the cache the same keys and values as in a run without a cache.
 
     If so, prompt and decoded tokens are computed at once.
@@ -239,7 +239,7 @@ def _finds_all(at: Place) -> bool:
     return (keys, dtype) == (EVERY_KEY, FULL) and at.knob("attention.weights") != OVER_QUERIES
 
 
-def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: int) -> Iterator[Tensor]:
+def _decoded(at: FormulaContext, v: Tensor, kv: list[int] | None, rows: Tensor, first: int) -> Iterator[Tensor]:
     """Yield the weighted sum of the values for the decoded tokens at these places, which are `first` or later.
 
     All tokens are computed together if the cache gives each of them the same keys and values, else one decode step at a time.
@@ -247,7 +247,7 @@ def _decoded(at: Place, v: Tensor, kv: list[int] | None, rows: Tensor, first: in
     kind, dtype = at.knob("cache.keys"), at.knob("cache.dtype")
     k, v = (cache.kept(cache.of_rows(x, kind, first), dtype) for x in (multiplied(at, "k"), v))
     together, each = rows < first + at.batch.at_once, torch.arange(len(rows))
-    in_steps = kind in (*MOVES, OVERRUN) or at.knob("attention.weights") == OVER_QUERIES
+    in_steps = kind in (*MOVES, SHIFTED_WHEN_FULL) or at.knob("attention.weights") == OVER_QUERIES
     steps = (each[together], *torch.split(each[~together], 1)) if in_steps else (each,)
     capacity = min(v.shape[1], at.knob("attention.window") or v.shape[1])
     every = scores_of(at, rows, k).masked_fill(~cache.shown(kind, rows, counted(at.batch.mask), first), -torch.inf)

@@ -1,6 +1,6 @@
 """The sites of a linear attention: projections, the convolution, the states of heads, the gated norm.
 
-There is one function per site. Each takes a `Place`, from which it asks for inputs, tensors and knobs.
+There is one function per site. Each takes a `FormulaContext`, from which it asks for inputs, tensors and knobs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from parity_audit.formulas import delta
 from parity_audit.formulas.activations import activation
 from parity_audit.formulas.choices import UNIT_LENGTH
 from parity_audit.formulas.in_heads import at_queries, attention_input
-from parity_audit.formulas.place import Place
+from parity_audit.formulas.place import FormulaContext
 from parity_audit.formulas.projections import heads, project
 
 CONVOLVED, PER_HEAD = "qkv", "ba"
@@ -22,7 +22,7 @@ PARTS = (*CONVOLVED, "z", *PER_HEAD)
 """The projections of the stream: queries, keys, values, the gate z, the logit b of the correction, the time step a."""
 
 
-def projected(at: Place, part: str) -> Tensor:
+def projected(at: FormulaContext, part: str) -> Tensor:
     """Return the projection of one of `PARTS`, `[batch pos head d]`, or `[batch pos head]` for the parts in `PER_HEAD`.
 
     Its input is set to 0 at padding, because the convolution would mix padding into the real tokens.
@@ -32,7 +32,7 @@ def projected(at: Place, part: str) -> Tensor:
     return made if part in PER_HEAD else heads(made, at.dim("n_key_heads" if part in "qk" else "n_value_heads"))
 
 
-def read(at: Place) -> Tensor:
+def read(at: FormulaContext) -> Tensor:
     """Return what each head reads from its state, `[batch pos head d_value]`."""
     q, k, v = _convolved(at)
     eps, scale, count = at.knob("delta.length_eps"), at.knob("delta.scale"), at.dim("n_value_heads")
@@ -50,7 +50,7 @@ def read(at: Place) -> Tensor:
     return made if at.queries is None else made[:, at.queries]
 
 
-def _convolved(at: Place) -> list[Tensor]:
+def _convolved(at: FormulaContext) -> list[Tensor]:
     """Return queries, keys and values after the convolution, whose stored weight holds the channels of all three in this order."""
     sites = [at.site(f"delta.{part}") for part in CONVOLVED]
     flat = [rearrange(x, "batch pos head d -> batch pos (head d)") for x in sites]
@@ -61,7 +61,7 @@ def _convolved(at: Place) -> list[Tensor]:
     return [heads(x, site.shape[2]) for x, site in zip(made, sites, strict=True)]
 
 
-def gated(at: Place) -> Tensor:
+def gated(at: FormulaContext) -> Tensor:
     """Return the input of the output projection, `[batch pos head d_value]`."""
     out = at.site("delta.out")
     gate = activation(at.knob("delta.gate"))(at_queries(at, at.site("delta.z"), out))

@@ -20,7 +20,7 @@ from parity_audit.formulas.choices import (
     POST,
     TWICE,
 )
-from parity_audit.formulas.place import Place
+from parity_audit.formulas.place import FormulaContext
 
 ELSEWHERE = {
     "ln1.out": {AFTER_SUM: ("resid_pre", "attn_proj"), ON_ATTENTION: ("attn_proj",)},
@@ -31,24 +31,24 @@ ELSEWHERE = {
 """The sites whose sum is the input of a norm, by the norm's site and by the value of `norm.order`, if it is not the usual input."""
 
 
-def read_by_norm(at: Place, site: str, usual: str) -> Tensor:
+def read_by_norm(at: FormulaContext, site: str, usual: str) -> Tensor:
     """Return the input of the norm that makes a site, `[batch pos d_model]`; `usual` is the site that it usually reads."""
     sites = ELSEWHERE.get(site, {}).get(at.knob("norm.order"), (usual,))
     first, *rest = (at.entering() if name == "resid_pre" else at.site(name) for name in sites)
     return sum(rest, start=first)
 
 
-def read_by_sublayers(at: Place) -> bool:
+def read_by_sublayers(at: FormulaContext) -> bool:
     """Whether the sublayers read the stream itself, without a norm before them."""
     return at.knob("norm.order") in (POST, AFTER_SUM)
 
 
-def normed(at: Place, x: Tensor, role: str) -> Tensor:
+def normed(at: FormulaContext, x: Tensor, role: str) -> Tensor:
     """Return x `[batch pos d_model]`, normalised by the norm whose weight and bias have this role, with the knobs `norm.*`."""
     return norms.norm(x, *tensors_of(at, "norm", role), kind_of(at, "norm"))
 
 
-def kind_of(at: Place, prefix: str) -> norms.Norm:
+def kind_of(at: FormulaContext, prefix: str) -> norms.Norm:
     """Return the norm that the knobs of one group (`norm` or `qk_norm`) describe."""
     return norms.Norm(
         kind=at.knob(f"{prefix}.kind"), eps=at.knob(f"{prefix}.eps"), offset=at.knob(f"{prefix}.offset"),
@@ -57,7 +57,7 @@ def kind_of(at: Place, prefix: str) -> norms.Norm:
     )  # fmt: skip
 
 
-def tensors_of(at: Place, prefix: str, role: str) -> tuple[Tensor | None, Tensor | None]:
+def tensors_of(at: FormulaContext, prefix: str, role: str) -> tuple[Tensor | None, Tensor | None]:
     """Return the weight and the bias that the norm of this role uses by the knobs of its group; None for what it does not use.
 
     Raises:

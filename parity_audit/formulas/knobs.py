@@ -14,7 +14,6 @@ from parity_audit.formulas.choices import (
     AS_MINUS,
     BOTH,
     BY_EXPERT,
-    BY_PART,
     BY_TOKEN,
     CACHED,
     CLAMPED,
@@ -63,7 +62,6 @@ from parity_audit.formulas.choices import (
     ON_SCORES,
     ORDERS,
     OUTSIDE,
-    OVERRUN,
     OWN,
     OWN_NORM,
     PAIRINGS,
@@ -80,14 +78,15 @@ from parity_audit.formulas.choices import (
     POS_HEAD,
     POSITIONS_PER_STEP,
     Q_ONLY,
+    QUERY_KEY_PARTS,
     REPEATED,
     ROTATED_PARTS,
     ROUNDED_TO,
     RULES,
     SAMPLE,
+    SHIFTED_WHEN_FULL,
     SOFTMAX,
     SOME_SHARES,
-    STANDS,
     STEPS_ASIDE,
     TAPS,
     TIMES_OWN,
@@ -99,6 +98,7 @@ from parity_audit.formulas.choices import (
     WHOLE_PREFIX,
     WITH_MORE,
     WITH_MORE_BELOW_TOP,
+    WRONG_POSITIONS,
     ZERO_SINKS,
 )
 from parity_audit.formulas.knob import CHOICE, COUNT, FLAG, REAL, ROUNDING, STRUCTURE, Knob
@@ -145,7 +145,7 @@ ROWS: tuple[Knob, ...] = (
     Knob("embed.scale", REAL, "embed", "Factor on token embeddings.", 1.0, span=FACTOR, judged=True),
     Knob("embed.scale_dtype", CHOICE, "embed", "The dtype that the factor on embeddings is rounded to.", FLOAT32, (FLOAT32, FULL)),
     Knob("pos_embed.offset", COUNT, "pos_embed", "What is added to every position before its row of the table is taken.", 0,
-         (*STANDS, *ROUNDED_TO), span=(-32, 32), judged=True),
+         (*WRONG_POSITIONS, *ROUNDED_TO), span=(-32, 32), judged=True),
     Knob("pos_embed.scale", REAL, "pos_embed", "Factor on learned positions.", 1.0, span=FACTOR, judged=True),
     *_norm("norm", "the norms of the stream"),
     Knob("norm.order", CHOICE, "norm",
@@ -188,8 +188,8 @@ ROWS: tuple[Knob, ...] = (
          PAIRINGS, by_part=True),
     Knob("rope.partial", COUNT, "rope", "How many components of a head are rotated; all of them where absent.", span=(2, 1024),
          optional=True, confused_with=("rope.theta",), by_part=True),
-    Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, (*STANDS, *STEPS_ASIDE), span=SHIFT, judged=True,
-         by_part=True),
+    Knob("rope.offset", REAL, "rope", "What is added to every position.", 0.0, (*WRONG_POSITIONS, *STEPS_ASIDE), span=SHIFT,
+         judged=True, by_part=True),
     Knob("rope.table_dtype", CHOICE, "rope", "What is computed in float32 before queries and keys are rotated.",
          "float32 frequencies", ("float32 frequencies", "float32 table", FULL)),
     Knob("rope.dtype", ROUNDING, "rope", "A narrow dtype inside the rotation, and where its rounding stands.", FULL,
@@ -244,7 +244,7 @@ ROWS: tuple[Knob, ...] = (
          "A narrow dtype inside the products of queries and keys, in front of their scale, and where its rounding stands.", FULL,
          _rounded(PLACES_IN_SCORES), judged=True),
     Knob("cache.keys", CHOICE, "z", "Which keys and values of a cache a decoded token attends to.", EVERY_KEY,
-         (*LOST, *MOVES, *OF_ROWS, OVERRUN), judged=True, counted=(NOT_FIRST_KEYS, LAST_KEYS, NOT_FIRST_REAL)),
+         (*LOST, *MOVES, *OF_ROWS, SHIFTED_WHEN_FULL), judged=True, counted=(NOT_FIRST_KEYS, LAST_KEYS, NOT_FIRST_REAL)),
     Knob("cache.dtype", CHOICE, "z", "The dtype in which a cache keeps keys and values.", FULL, (FULL, *CACHED), judged=True),
     Knob("attention.gate", CHOICE, "z_gated",
          "What is made of the gate that the attention's output is multiplied with, where a model has one.", "sigmoid",
@@ -372,7 +372,7 @@ _OF_NORMS = {f"qk_{row.name}": row.name for row in _norm("norm", "")}
 """For each knob of norms of queries and keys, the knob of norms of the stream, whose value it takes if a spec gives no own value."""
 
 
-def said_by(name: str, known: Collection[str]) -> str | None:
+def name_in_spec(name: str, known: Collection[str]) -> str | None:
     """Return the name under which a spec that gives the `known` knobs gives this one, or None if it does not give it."""
     other = _OF_NORMS.get(name)
     return name if name in known else other if other in known else None
@@ -395,6 +395,6 @@ def default(name: str) -> Any:
     return KNOBS[name].default
 
 
-def of_part(said: Any, part: str) -> Any:
+def for_queries_or_keys(said: Any, part: str) -> Any:
     """Return the value for queries ("q") or keys ("k"): its own entry if the value is a dictionary of both, else the value."""
-    return said[part] if isinstance(said, dict) and said.keys() == set(BY_PART) else said
+    return said[part] if isinstance(said, dict) and said.keys() == set(QUERY_KEY_PARTS) else said

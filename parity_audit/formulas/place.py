@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.formulas.choices import MISSING, OF_SECOND_WITHIN, TIMES_OWN, number_in
-from parity_audit.formulas.knobs import default, said_by
+from parity_audit.formulas.knobs import default, name_in_spec
 
 Weights = Callable[[int | None, str], Tensor | None]
 Values = Mapping[str, Sequence[Any]]
@@ -77,12 +77,12 @@ class Decoder:
 
         Norms of queries and keys take the value of the same knob of the other norms if they have none of their own.
         """
-        said = said_by(name, self.values)
+        said = name_in_spec(name, self.values)
         return default(name) if said is None else self.values[said][layer or 0]
 
 
 @dataclass(kw_only=True)
-class Took:
+class Dependencies:
     """The record of what a site's formula, and the formulas of the sites that it read, depend on.
 
     - `asked`: the knobs whose values were asked for.
@@ -96,7 +96,7 @@ class Took:
     read: set[str] = field(default_factory=set)
     undefined: dict[int, Tensor] = field(default_factory=dict)
 
-    def add(self, other: Took) -> None:
+    def add(self, other: Dependencies) -> None:
         """Add the record of a site that this formula read, except the sites that it read."""
         self.asked |= other.asked
         self.besides |= other.besides
@@ -104,7 +104,7 @@ class Took:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class FormulaContext:
     """One block of a run, or the part outside the blocks (`layer` None), as its formulas see it."""
 
     layer: int | None
@@ -114,7 +114,7 @@ class Place:
     """Returns the tensor of a site, by its name in the block ("q") or by its whole name."""
     is_given: Callable[[str], bool]
     """Whether a site's tensor is given, was read already, or will be asked for whole by the caller."""
-    took: Took
+    took: Dependencies
     """The record of what the formula of the site asks for, filled while it is computed."""
     block: Callable[[int, Tensor], Tensor]
     """Returns the output of the block with this number for an input stream `[batch pos d_model]`."""

@@ -25,11 +25,11 @@ from parity_audit.formulas.choices import (
     ROUNDED_TO,
     SHOW_PADDING,
     STAND_STILL,
-    STANDS,
     START_AGAIN,
     STOP_AT,
     TOKEN,
     WHOLE_PREFIX,
+    WRONG_POSITIONS,
     numbers_in,
 )
 from parity_audit.formulas.place import Batch
@@ -41,7 +41,7 @@ def counted(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def standing(batch: Batch, said: float | str | Mapping[str, int]) -> Tensor:
+def assigned_positions(batch: Batch, said: float | str | Mapping[str, int]) -> Tensor:
     """Return the position that a program gives each token, `[batch pos]`. In a run with a cache, only decoded tokens are changed.
 
     Args:
@@ -56,7 +56,7 @@ def standing(batch: Batch, said: float | str | Mapping[str, int]) -> Tensor:
     first = batch.decoded_from
     if isinstance(said, str) and AND_MORE in said:
         words, more = said.split(AND_MORE)
-        return standing(batch, words) + int(more)
+        return assigned_positions(batch, words) + int(more)
     if isinstance(said, Mapping):
         moved = _one_by_one(batch.positions, said)
     elif not isinstance(said, str):
@@ -65,7 +65,7 @@ def standing(batch: Batch, said: float | str | Mapping[str, int]) -> Tensor:
         moved = rounded(batch.positions.double(), NARROW[ROUNDED_TO[said]]).long()
     elif said == FROM_PADDING:
         moved = places
-    elif first is not None and said in STANDS:
+    elif first is not None and said in WRONG_POSITIONS:
         end = batch.positions[:, first - 1 : first]
         moved = {AGAIN: places - first, AT_ZERO: torch.zeros_like(places), AT_END: end.expand_as(places)}[said]
     else:

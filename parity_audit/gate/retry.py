@@ -14,7 +14,7 @@ WHOLE = "audit"
 """Name of the single case of a run that an error ended before any backend was judged."""
 
 
-def asked(ask: Callable[[], Iterable[Case]], *, group: str, retries: int) -> list[Case]:
+def run_with_retries(ask: Callable[[], Iterable[Case]], *, group: str, retries: int) -> list[Case]:
     """Run `ask` and return its cases; while some failed because of the machine, run it again, up to `retries` times.
 
     From a repeated run only the cases that replace failed ones are taken. Such a case counts as a flake if it passes. An error

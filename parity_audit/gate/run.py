@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from parity_audit.core.errors import EXIT_OK, SpecError, UsageError
-from parity_audit.core.gate import Case, GateReport, exit_code_of_cases, with_nothing_said
+from parity_audit.core.gate import Case, GateReport, exit_code_of_cases, with_error_if_nothing_compared
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.gate.audit_cases import CellGate, audit_cases
 from parity_audit.gate.cells import Cell, cells_of
 from parity_audit.gate.changes import Changes, changes_since
-from parity_audit.gate.retry import asked
+from parity_audit.gate.retry import run_with_retries
 from parity_audit.gate.spec_cases import SpecGate, invalid, spec_cases
 from parity_audit.matrix.ask import runs
 from parity_audit.matrix.cells import Matrix
@@ -81,7 +81,7 @@ def run_gate(options: GateOptions) -> GateReport:
     changes = changes_since(options.since, options.specs, Path.cwd()) if options.since else None
     cases = tuple(_cases(options, changes, cells))
     untouched = options.untouched_passes and not cases
-    cases = cases if untouched else with_nothing_said(cases)
+    cases = cases if untouched else with_error_if_nothing_compared(cases)
     return GateReport(
         title="parity-audit ci", cases=cases, notes=_notes(options, changes, cells), started=began,
         seconds=time.perf_counter() - started, environment=this_machine(),
@@ -102,10 +102,10 @@ def _cases(options: GateOptions, changes: Changes | None, cells: Sequence[Cell])
                     spec=spec, file=file, backends=options.backends, mutate=options.mutate, seed=options.seed,
                     install=options.install, out=options.out / "specs", progress=options.progress,
                 )  # fmt: skip
-                yield from asked(partial(spec_cases, gate), group=gate.group, retries=options.retries)
+                yield from run_with_retries(partial(spec_cases, gate), group=gate.group, retries=options.retries)
     for cell in cells:
         one = CellGate(cell=cell, install=options.install, out=options.out / "audits", progress=options.progress)
-        yield from asked(partial(audit_cases, one), group=cell.group, retries=options.retries)
+        yield from run_with_retries(partial(audit_cases, one), group=cell.group, retries=options.retries)
 
 
 def _loaded(changes: Changes, folder: Path) -> tuple[list[Spec], list[Case]]:

@@ -20,7 +20,7 @@ from parity_audit.lint.transformer_lens import knobs_of
 from parity_audit.specs.load import list_specs
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.schema import ResolvedKnob, Spec
-from parity_audit.specs.view import dims, joined, knob_values
+from parity_audit.specs.view import collapse_equal, dims, knob_values
 from parity_audit.workers.client import Worker
 
 TRANSFORMER_LENS = ("hooked_transformer", "transformer_bridge")
@@ -135,7 +135,7 @@ def _row(knob: str, field: str, value: Any, known: ResolvedKnob, sizes: Mapping[
     own = value if isinstance(value, list) and len(value) == len(layers) else [value] * len(layers)
     said = [known.at(layer) for layer in layers]
     agree = all(same(knob, one, other, sizes["d_head"], sizes["d_rot"]) for one, other in zip(own, said, strict=True))
-    return knob, field, joined(own), joined(said), agree
+    return knob, field, collapse_equal(own), collapse_equal(said), agree
 
 
 def _departure(name: str, spec: Spec, row: Row) -> Departure:

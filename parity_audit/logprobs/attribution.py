@@ -28,7 +28,7 @@ from parity_audit.logprobs.switches import BOTH, TRAINER, Switch
 
 Score = Callable[[Mapping[str, Any]], Array]
 """Function that returns the log-probabilities `[token]` of one side with the given settings of that side changed."""
-Set = tuple[Switch, ...]
+SwitchSet = tuple[Switch, ...]
 DEFAULT_TARGET = 0.8
 AGAIN = "again"
 """The setting that marks the control run: the engine is run once more without any change."""
@@ -84,7 +84,7 @@ def parse_target(given: float | str | None) -> Target:
 
 
 @dataclass
-class _Bench:
+class _ScoredSettings:
     """Scores both sides, once per distinct setting, and keeps the squared errors `[sequence]` of every set that was tried."""
 
     trainer: Score
@@ -93,7 +93,7 @@ class _Bench:
     sides: dict[str, Array] = field(default_factory=dict)
     tried: dict[frozenset[str], Array] = field(default_factory=dict)
 
-    def squares(self, chosen: Set) -> Array:
+    def squares(self, chosen: SwitchSet) -> Array:
         """Return the summed squared error of each sequence with these switches flipped, `[sequence]`."""
         key = frozenset(f"{switch.leg} {switch.name}" for switch in chosen)
         if key not in self.tried:
@@ -120,7 +120,7 @@ def attribute(
     message. If the engine can be run again (`repeatable`), one more run of it without any change shows how much of the error
     repeating the run changes by itself.
     """
-    bench = _Bench(trainer, engine, sequence)
+    bench = _ScoredSettings(trainer, engine, sequence)
     start = bench.squares(())
     tokens = len(sequence)
     if not start.any():
@@ -157,11 +157,11 @@ def worth_adding(switch: Switch, start: Array, squares: Array) -> bool:
     return not np.array_equal(squares, start) and (switch.leg == TRAINER or float(squares.sum()) < float(start.sum()))
 
 
-def _grown(bench: _Bench, switches: Sequence[Switch], target: Target, tokens: int) -> list[Set]:
+def _grown(bench: _ScoredSettings, switches: Sequence[Switch], target: Target, tokens: int) -> list[SwitchSet]:
     """Return the growing set after each addition, until it reaches the target or no addition reduces the error."""
     start = bench.squares(())
-    chosen: Set = ()
-    found: list[Set] = []
+    chosen: SwitchSet = ()
+    found: list[SwitchSet] = []
     while not target.reached(start.sum() / tokens, bench.squares(chosen).sum() / tokens):
         better = _best(bench, chosen, [(one,) for one in switches])
         if better is None:
@@ -173,14 +173,14 @@ def _grown(bench: _Bench, switches: Sequence[Switch], target: Target, tokens: in
     return found
 
 
-def _best(bench: _Bench, chosen: Set, additions: Sequence[Set]) -> Set | None:
+def _best(bench: _ScoredSettings, chosen: SwitchSet, additions: Sequence[SwitchSet]) -> SwitchSet | None:
     """Return the addition to the set that leaves the smallest squared error; None if that is no clear gain.
 
     A gain is clear if the error becomes smaller, and the lower end of the 95 % interval of the gain is above 0. If two
     additions leave the same error, one that changes a single side is preferred to one that changes both.
     """
     now = bench.squares(chosen)
-    left: list[tuple[float, bool, Set]] = []
+    left: list[tuple[float, bool, SwitchSet]] = []
     for more in additions:
         if _compatible((*chosen, *more)):
             try:
@@ -195,13 +195,13 @@ def _best(bench: _Bench, chosen: Set, additions: Sequence[Set]) -> Set | None:
     return best if after.sum() < now.sum() and (low is None or low[0] > 0.0) else None
 
 
-def _compatible(chosen: Set) -> bool:
+def _compatible(chosen: SwitchSet) -> bool:
     """Return whether no two of the switches set the same thing."""
     steps = [step for switch in chosen for step in switch.steps]
     return len(steps) == len(set(steps))
 
 
-def _needed(bench: _Bench, chosen: Set, target: Target, tokens: int) -> Set:
+def _needed(bench: _ScoredSettings, chosen: SwitchSet, target: Target, tokens: int) -> SwitchSet:
     """Return the set without the switches that are not needed to reach the target; unchanged if it is not reached."""
     before = bench.squares(()).sum() / tokens
     for switch in chosen:

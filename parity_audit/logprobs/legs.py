@@ -25,7 +25,7 @@ FEWEST_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested:
+class LegsUnderTest:
     """The legs under test, by name: log-probabilities `[token]` over all completions.
 
     For an engine these are its decode and prefill legs. For a rollout file they are its rollout and, if the file has them,

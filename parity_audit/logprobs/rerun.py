@@ -29,7 +29,7 @@ CAN_BE_TOLD = ("vllm",)
 
 
 def modes(
-    context: Context, tested: legs.Tested, native: legs.Scored, decided: Mapping[str, Decided]
+    context: Context, tested: legs.LegsUnderTest, native: legs.Scored, decided: Mapping[str, Decided]
 ) -> tuple[EngineMode, ...]:
     """Run the engine with the other value of each setting that the user chose, and compare the two.
 
@@ -82,7 +82,7 @@ def _proof(key: str, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> s
 
 
 def attributed(
-    context: Context, tested: legs.Tested, native: legs.Scored, decided: Mapping[str, Decided]
+    context: Context, tested: legs.LegsUnderTest, native: legs.Scored, decided: Mapping[str, Decided]
 ) -> Attribution:
     """Find the switches that explain the distance between the engine's log-probabilities and the trainer's.
 
@@ -127,7 +127,7 @@ def attributed(
             engine.discard()
 
 
-def _engine(context: Context, tested: legs.Tested, leg: str, settings: dict[str, Any]) -> Array:
+def _engine(context: Context, tested: legs.LegsUnderTest, leg: str, settings: dict[str, Any]) -> Array:
     """Return the engine's leg with other load settings, `[token]`.
 
     With a prefix cache the tokens are scored twice, because the first pass fills the cache. If the second pass takes no

@@ -71,7 +71,7 @@ def run(context: Context) -> Answer:
 
 
 def _legs(
-    context: Context, tested: legs.Tested, native: legs.Scored, judge: legs.Scored, decided: dict[str, Decided]
+    context: Context, tested: legs.LegsUnderTest, native: legs.Scored, judge: legs.Scored, decided: dict[str, Decided]
 ) -> tuple[Leg, ...]:
     about = context.trainer.description()
     settings = {**about.settings, **steps_of(context.base)}
@@ -112,7 +112,7 @@ def _program(context: Context) -> dict[str, Any]:
 
 def _explained(
     context: Context,
-    tested: legs.Tested,
+    tested: legs.LegsUnderTest,
     native: legs.Scored,
     judge: legs.Scored,
     decided: dict[str, Decided],
@@ -137,7 +137,7 @@ def _explained(
 
 
 def _answer(
-    context: Context, tested: legs.Tested, native: legs.Scored, judge: legs.Scored, decided: dict[str, Decided],
+    context: Context, tested: legs.LegsUnderTest, native: legs.Scored, judge: legs.Scored, decided: dict[str, Decided],
     found: tuple[Leg, ...], findings: Sequence[LogprobFinding],
 ) -> Answer:  # fmt: skip
     outcome, why = verdict.decide(found, findings)
@@ -170,7 +170,7 @@ def _answer(
     )  # fmt: skip
 
 
-def _divergence(context: Context, tested: legs.Tested, judge: legs.Scored, moved: float) -> Divergence | None:
+def _divergence(context: Context, tested: legs.LegsUnderTest, judge: legs.Scored, moved: float) -> Divergence | None:
     """Return where greedy completions differ from the judge's likeliest tokens; None if they were not decoded greedily.
 
     It is also None for a rollout file. Tokens drawn at a temperature above 0 are not meant to be the likeliest.
@@ -180,7 +180,7 @@ def _divergence(context: Context, tested: legs.Tested, judge: legs.Scored, moved
     return reporting.divergence(tested.completions, judge.top1, judge.margin, moved)
 
 
-def _pairs(tested: legs.Tested, native: legs.Scored, decided: dict[str, Decided]) -> dict[str, Paired]:
+def _pairs(tested: legs.LegsUnderTest, native: legs.Scored, decided: dict[str, Decided]) -> dict[str, Paired]:
     """Pair each engine leg with a trainer's values of the same quantity.
 
     The trainer's values of the rollout file are used if they are that quantity, else those of the trainer's side here.

@@ -10,7 +10,7 @@ from parity_audit.logprobs.files.rollouts import Rollouts
 from parity_audit.logprobs.switches import PREFIX_CACHE
 
 
-def sampled(context: Context) -> legs.Tested:
+def sampled(context: Context) -> legs.LegsUnderTest:
     """Sample with the engine, score the samples as prompts, and return both legs; the engine is released afterwards.
 
     With a prefix cache the engine samples twice and the second pass is used, because the first one fills the cache.
@@ -33,13 +33,13 @@ def sampled(context: Context) -> legs.Tested:
         legs.PREFILL: legs.flat([score.logprobs[0] for score in prefill.scores]),
     }
     top1 = tuple(token for score in prefill.scores for token in score.top1)
-    return legs.Tested(
+    return legs.LegsUnderTest(
         completions=completions, values=values, prefill_top1=top1, facts=reply.facts,
         prefill_facts=prefill.facts, settings=settings,
     )  # fmt: skip
 
 
-def given(rollouts: Rollouts, tokens: int) -> legs.Tested:
+def given(rollouts: Rollouts, tokens: int) -> legs.LegsUnderTest:
     """Return the legs of a rollout file for a model with `tokens` token ids.
 
     Raises NotJudged if the completions cannot be scored (see `legs.checked`) or, in a file that also has the trainer's
@@ -50,7 +50,7 @@ def given(rollouts: Rollouts, tokens: int) -> legs.Tested:
     if rollouts.has_train:
         values[legs.TRAINER] = legs.flat(rollouts.train)
         legs.pair(completions, values[legs.DECODE], values[legs.TRAINER], "rollout and trainer of the file")
-    return legs.Tested(completions=completions, values=values)
+    return legs.LegsUnderTest(completions=completions, values=values)
 
 
 def vocabulary(context: Context) -> int:

@@ -20,7 +20,7 @@ from parity_audit.logprobs.tested import sampled
 SAMPLING = {field.name for field in fields(Sampling)}
 
 
-def start(context: Context, tested: legs.Tested, native: legs.Scored, judge: legs.Scored) -> tuple[float, float]:
+def start(context: Context, tested: legs.LegsUnderTest, native: legs.Scored, judge: legs.Scored) -> tuple[float, float]:
     """Return the decode leg's RMSE to the judge, and its ratio to the trainer's rounding, in the quantity that training needs."""
     wanted = policy(context.sampling)
     values, truth = tested.values[legs.DECODE], judge.by_meaning[wanted]

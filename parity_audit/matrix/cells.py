@@ -76,7 +76,7 @@ def cells(matrix: Matrix) -> list[Asked]:
         for question, model, dtype, candidate in itertools.product(
             dict.fromkeys(matrix.questions), dict.fromkeys(models), matrix.dtypes, dict.fromkeys(candidates)
         )
-        if can_be_asked(Question(question), candidate)
+        if question_applies(Question(question), candidate)
     ]
     if not every:
         raise UsageError(
@@ -86,7 +86,7 @@ def cells(matrix: Matrix) -> list[Asked]:
     return every
 
 
-def can_be_asked(question: Question, candidate: str) -> bool:
+def question_applies(question: Question, candidate: str) -> bool:
     """Return whether a question applies to a candidate: that about log-probabilities needs an engine that samples."""
     return question is not Question.LOGPROBS or parse_backend(candidate).name in ENGINES
 

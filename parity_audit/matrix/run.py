@@ -10,8 +10,8 @@ from parity_audit.core.card import Asked, Card
 from parity_audit.core.errors import Interrupted, ParityError
 from parity_audit.core.progress import SILENT, Progress
 from parity_audit.matrix.ask import ask, runs
+from parity_audit.matrix.card_from_report import cards_of, failed_card
 from parity_audit.matrix.cards import current_card, write_card
-from parity_audit.matrix.made import cards_of, failed_card
 
 
 def run_cells(

@@ -19,16 +19,16 @@ from parity_audit.envs.build import envs_root, is_ready, use_lock
 from parity_audit.specs import installed, remembered
 
 LEFTOVERS, SET_ASIDE = "leftovers", "set-aside"
-READINGS = "readings"
+PARSED_FILES = "readings"
 """The kind of the stored results of reading YAML files and configuration classes."""
-KINDS = ("environments", "synthetic", "captures", "workers", READINGS, WORKING, SET_ASIDE, LEFTOVERS)
-WITHOUT_LOSS = (SET_ASIDE, LEFTOVERS)
+KINDS = ("environments", "synthetic", "captures", "workers", PARSED_FILES, WORKING, SET_ASIDE, LEFTOVERS)
+ALWAYS_PRUNED = (SET_ASIDE, LEFTOVERS)
 """The kinds that `prune` always deletes, because nothing of them is ever read again."""
 SECONDS_PER_DAY = 86400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class CacheItem:
     """One file or folder in the cache: its kind, name, path, bytes on disk, age in days, and whether a process uses it now."""
 
     kind: str
@@ -39,13 +39,13 @@ class Stored:
     in_use: bool = False
 
 
-def stored() -> list[Stored]:
+def stored() -> list[CacheItem]:
     """Return every file and folder in the cache that has a kind, one cache directory after another."""
     return [_stored(kind, path) for kind, path in _paths()]
 
 
-def prune(kinds: Sequence[str] = (), *, everything: bool = False, dry_run: bool = False) -> list[Stored]:
-    """Delete everything of the kinds in `WITHOUT_LOSS` and in `kinds` that no process uses; return what was deleted.
+def prune(kinds: Sequence[str] = (), *, everything: bool = False, dry_run: bool = False) -> list[CacheItem]:
+    """Delete everything of the kinds in `ALWAYS_PRUNED` and in `kinds` that no process uses; return what was deleted.
 
     With `dry_run` nothing is deleted, and the result is what would be. Finished captures of killed audits are first moved
     to the captures, so that they can be used again.
@@ -57,7 +57,7 @@ def prune(kinds: Sequence[str] = (), *, everything: bool = False, dry_run: bool 
     unknown = next((kind for kind in kinds if kind not in KINDS), None)
     if unknown is not None:
         raise UsageError(f"`{unknown}` is not a kind", code="unknown-kind", expected=", ".join(KINDS))
-    wanted = KINDS if everything else (*WITHOUT_LOSS, *kinds)
+    wanted = KINDS if everything else (*ALWAYS_PRUNED, *kinds)
     chosen = [item for item in stored() if item.kind in wanted and not item.in_use]
     if dry_run:
         return chosen
@@ -81,7 +81,7 @@ def _paths() -> Iterator[tuple[str, Path]]:
     for path in sorted(
         path for readings in (remembered.FOLDER, installed.FOLDER) for path in (root / readings).glob("*")
     ):
-        yield (LEFTOVERS if path.suffix == ".part" else READINGS), path
+        yield (LEFTOVERS if path.suffix == ".part" else PARSED_FILES), path
     for folder in sorted((root / CAPTURES).glob("*/")):
         yield (CAPTURES if (folder / MANIFEST_NAME).is_file() else LEFTOVERS), folder
     for folder in sorted(aside_root().glob("*/")):
@@ -90,12 +90,12 @@ def _paths() -> Iterator[tuple[str, Path]]:
         yield (WORKING if _held(folder / ALIVE) else LEFTOVERS), folder
 
 
-def _stored(kind: str, path: Path) -> Stored:
+def _stored(kind: str, path: Path) -> CacheItem:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if not file.is_dir() or file.is_symlink()]
     size = sum(file.lstat().st_blocks * 512 for file in files if file.exists() or file.is_symlink())
     days = (time.time() - path.stat().st_mtime) / SECONDS_PER_DAY
     busy = any(_held(lock) for lock in _locks(kind, path))
-    return Stored(kind=kind, name=path.name, path=path, bytes=size, days=days, in_use=busy)
+    return CacheItem(kind=kind, name=path.name, path=path, bytes=size, days=days, in_use=busy)
 
 
 def _locks(kind: str, path: Path) -> list[Path]:
@@ -122,7 +122,7 @@ def _held(lock: Path) -> bool:
     return found is None
 
 
-def _deleted(item: Stored) -> bool:
+def _deleted(item: CacheItem) -> bool:
     """Delete one file or folder and return whether it is gone; False also if a process has begun to use it.
 
     Its locks are held meanwhile, so that no process can begin to use it.

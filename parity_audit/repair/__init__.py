@@ -1,1 +1,2 @@
-"""From findings to patches: choose, render, apply and judge again; and the proof on the reference where nothing can be patched."""
+"""From findings to patches: choose, render, apply and judge again; if nothing can be patched, prove the diagnosis on the
+reference."""

@@ -1,4 +1,4 @@
-"""From findings to the edits that bring the candidate to the reference, in the candidate's own settings."""
+"""Choose, for each finding, the edits of the candidate's own settings that make it agree with the reference."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ REWRITTEN = (
 )
 SAME_VALUE = 1e-3
 BY_LAYER = ("attention.window",)
-"""Knobs that differ from layer to layer by design: one layer's value is no other's."""
+"""Knobs that differ from layer to layer by design, so that one layer's value must not be used for another."""
 OF_BOTH_SUBLAYERS = "residual.scale"
-"""The knob of what attention and the MLP add, which programs set with one number."""
+"""The knob that scales what attention and the MLP add to the residual stream; programs set it with one number for both."""
 OTHER_SUBLAYER = {"attn_out": "mlp_out", "mlp_out": "attn_out", "resid_mid": "resid_post", "resid_post": "resid_mid"}
-"""Where the other sublayer shows the same: what it makes, or the stream behind it."""
+"""The corresponding site of the other sublayer: its output, or the residual stream after it."""
 ONE_SETTING = "one setting says it of attention and the MLP, and it is right in one of them"
 NORM_AT = {
     **NORM_ROLES, "q_norm.out": "norm.q", "k_norm.out": "norm.k", "q_latent_norm.out": "norm.q_latent",
     "kv_latent_norm.out": "norm.kv_latent",
 }  # fmt: skip
 ENGINE_EDITS = {"numerics.tf32": (Edit(op="load", value={"tf32": False}),)}
-"""Settings that every backend of this project understands, whatever the architecture."""
+"""Edits that every backend of this project understands, whatever the architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One knob, the value it shall take in one backend, and the edits that set it."""
+    """One knob, the value that it should take in one backend, and the edits that set it."""
 
     knob: str
     backend: str
@@ -68,11 +68,11 @@ def propose(
     rewritten: Mapping[str, KnobValue] | None = None,
     match_reference: bool = False,
 ) -> tuple[list[Proposal], list[NotTested]]:
-    """Edits per finding, and the findings that this backend has no setting for, with the reason.
+    """Return one proposal per finding, and the findings for which this backend has no setting, with the reason.
 
-    `known` are all findings so far: rotary ones share one table, which is rewritten with every value at once.
-    Where only the reference departs from the spec nothing is edited, unless the candidate shall `match_reference`.
-    `rewritten` are values for settings whose right value did not repair what they are for (see `rewrite`).
+    `known` are all findings so far: rotary knobs share one table, which is rewritten with all their values at once.
+    If only the reference departs from the spec, nothing is edited unless `match_reference` is set. `rewritten` are the values
+    for settings whose right value was in force and did not repair the finding (see `rewrite`).
     """
     rewritten = rewritten or {}
     if not match_reference:
@@ -96,7 +96,7 @@ def propose(
         target = whole_value(rewritten.get(finding.knob, target_value(finding, match_reference)), finding, plan)
         found = _found(finding, plan, release, target, targets)
         if finding.knob in rewritten and not isinstance(found, str):
-            found = on_layers(found, finding.layers) or found  # the layers that are right take the right value
+            found = on_layers(found, finding.layers) or found  # layers outside the finding keep the right value
         if isinstance(found, str):
             gaps.append(no_patch(finding.knob, found))
             continue
@@ -108,21 +108,21 @@ def propose(
 
 
 def is_of_one_sublayer(finding: Finding) -> bool:
-    """Whether what one sublayer adds has another factor, and what the other one adds the right one."""
+    """Whether the residual scale is wrong at one sublayer and right at the other, so that one setting cannot repair it."""
     right, wrong = finding.evidence.get(RIGHT_AT, ()), places_of(finding)
     of_one = bool(wrong) and all(OTHER_SUBLAYER.get(local_name(site)) in right for site in wrong)
     return finding.knob == OF_BOTH_SUBLAYERS and of_one
 
 
 def no_patch(knob: str, why: str) -> NotTested:
-    """That nothing is offered for a knob, and why."""
+    """Return the entry that says that no patch is offered for a knob, and why."""
     return NotTested(what=f"{A_PATCH}{knob}", why=why)
 
 
 def _found(
     finding: Finding, plan: SidePlan, release: str, target: KnobValue, targets: Mapping[str, KnobValue]
 ) -> tuple[Edit, ...] | str:
-    """The edits, or why there are none."""
+    """Return the edits that set a finding's knob to `target`, or the reason why there are none."""
     found = ENGINE_EDITS.get(finding.knob) or edits(
         plan.spec, plan.backend_key, finding.knob, target, plan.config, release, targets, finding.candidate_value
     )
@@ -137,8 +137,11 @@ def _found(
 
 
 def on_norms(edits: tuple[Edit, ...], sites: Iterable[str], plan: SidePlan) -> tuple[Edit, ...]:
-    """Without the edits of other norms than make these sites ("ln2.out"), which are right: what is added to a weight must be missing
-    there, and one of several norms may have an eps of its own. All edits where no norm makes a site."""
+    """Drop the edits of norms whose output is not one of these sites ("ln2.out"), because those norms are right.
+
+    An edit that adds to a weight would spoil a right norm, and one of several norms may have an eps of its own. If none of the
+    sites is a norm's output, all edits are returned.
+    """
     named = {NORM_AT[site] for site in sites if site in NORM_AT}
     if not named:
         return edits
@@ -153,9 +156,10 @@ def on_norms(edits: tuple[Edit, ...], sites: Iterable[str], plan: SidePlan) -> t
 
 
 def target_value(finding: Finding, match_reference: bool = False) -> KnobValue:
-    """The reference's value; the spec's own number where the fit agrees with it, so that a patch says 16 and not 15.99997.
+    """Return the value that the candidate should take: the reference's, or the spec's number if the fit agrees with it.
 
-    Where both sides depart, the spec's, unless the candidate shall `match_reference`.
+    A patch then says 16 and not 15.99997. If both sides depart from the spec, it is the spec's value, unless `match_reference`
+    is set. If only the candidate departs and a value is not a number, it is the spec's value too.
     """
     fitted, spec = finding.reference_value, finding.spec_value
     if finding.departs_from_spec == "both" and not match_reference:
@@ -166,14 +170,17 @@ def target_value(finding: Finding, match_reference: bool = False) -> KnobValue:
 
 
 def nearest(fitted: KnobValue, spec: KnobValue, error: float = 0.0) -> KnobValue:
-    """The spec's number where a fitted one agrees with it."""
+    """Return the spec's number if the fitted one agrees with it within `SAME_VALUE` (relative) or `error`, else the fitted one."""
     if not is_number(fitted) or not is_number(spec):
         return fitted
     return spec if abs(fitted - spec) <= max(SAME_VALUE * abs(spec), error) else fitted  # type: ignore[operator,arg-type]
 
 
 def whole_value(value: KnobValue, finding: Finding, plan: SidePlan) -> KnobValue:
-    """A value that was found layer by layer, as one per layer; layers that the finding does not speak of have the spec's."""
+    """Return a value found layer by layer as a list with one value per layer; layers without a finding get the spec's value.
+
+    Any other value is returned unchanged.
+    """
     by_layer = value_by_layer(value, finding, plan)
     return value if by_layer is None else _in_each_layer(by_layer, finding.knob, plan)
 
@@ -181,7 +188,7 @@ def whole_value(value: KnobValue, finding: Finding, plan: SidePlan) -> KnobValue
 def whole_values(
     findings: Sequence[Finding], value_of: Callable[[Finding], KnobValue], plan: SidePlan
 ) -> dict[str, KnobValue]:
-    """One value per knob: each finding's in its own layers, where the knob is set layer by layer; else the last finding's."""
+    """Return one value per knob: if it is set per layer, a list of each finding's value in its layers; else the last finding's."""
     whole: dict[str, KnobValue] = {}
     told: dict[str, dict[int, KnobValue]] = {}
     for finding in findings:
@@ -195,7 +202,7 @@ def whole_values(
 
 
 def value_by_layer(value: KnobValue, finding: Finding, plan: SidePlan) -> dict[int, KnobValue] | None:
-    """A finding's value in each of its layers, where it was found so or the setting is one value per layer; else None."""
+    """Return a finding's value by layer, if it was found per layer or the setting has one value per layer; else None."""
     found = each_layer(value)
     if found is not None:
         return found
@@ -205,8 +212,10 @@ def value_by_layer(value: KnobValue, finding: Finding, plan: SidePlan) -> dict[i
 
 
 def _is_said_by_layer(knob: str, plan: SidePlan) -> bool:
-    """Whether a spec gives each layer a value of its own, or a knob of the rotation has not the same right value in all layers:
-    its tables are made of all values at once."""
+    """Whether a knob is set per layer: the spec gives a value per layer, or a `rope.` knob's right value differs between layers.
+
+    Rotary tables are made of the values of all layers at once.
+    """
     known = knob_values(plan.spec, plan.config).get(knob)
     if known is None:
         return False
@@ -223,12 +232,12 @@ def _in_each_layer(by_layer: Mapping[int, KnobValue], knob: str, plan: SidePlan)
 
 
 def all_edits(proposals: Sequence[Proposal]) -> tuple[Edit, ...]:
-    """The edits of several proposals, each once, in order."""
+    """Return the edits of several proposals in order, each once."""
     return each_once(edit for proposal in proposals for edit in proposal.edits)
 
 
 def each_once(edits: Iterable[Edit]) -> tuple[Edit, ...]:
-    """Edits without repetition, in order; their values may be lists, which have no hash."""
+    """Return the edits in order, each once; they are compared one by one, because a value may be a list, which has no hash."""
     out: list[Edit] = []
     for edit in edits:
         if edit not in out:

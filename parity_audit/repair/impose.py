@@ -1,9 +1,9 @@
-"""What of a diagnosis the reference can be given as the finding says it, and what is set aside instead.
+"""Decide which findings can be imposed on the reference through its settings, and which are set aside instead.
 
-A value is imposed by the reference's own settings, in the finding's layers. What they cannot say (a cause in some tokens
-only, a tensor, an error without a known cause) is set aside: the reference goes on from the candidate's own tensor at the
-site in question, and that site is not compared. Whatever else is wrong then still shows. Where a formula with the value makes that
-tensor up to rounding, the value counts as imposed: in the formula.
+A finding's value is imposed by the reference's own settings, in the finding's layers. Findings that settings cannot express (a
+cause in some tokens only, a tensor, an error without a known cause) are set aside: the reference continues from the
+candidate's own tensor at that site, and the site is not compared, so that every other error still shows. If a formula with the
+finding's value reproduces that tensor up to rounding, the value counts as imposed in the formula.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ SITE_OF_ROLE = {
     **{item.role: item.output for item in reversed(PROJECTIONS)},
 }  # fmt: skip
 TAKEN_AT = {"attn_scores": ("z",), "pattern": ("z",), "rot_q": ("rot_q", "rot_k"), "rot_k": ("rot_q", "rot_k")}
-"""Where the reference goes on from the candidate's tensor, if not at the site itself: attention matrices of decoded
-tokens are not captured, and a rotation turns both queries and keys."""
+"""The sites whose candidate tensors the reference continues from, if not the site itself: attention matrices of decoded
+tokens are not captured, and a rotation changes both queries and keys."""
 SUBLAYERS = ("attn_out", "mlp_out")
-"""What every probe captures of a block: where a long one holds no other site."""
+"""The sublayer outputs that every probe captures; used for long probes, which capture no other site of a sublayer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """How one finding is imposed on the reference: by these edits, or not at all, and then why."""
+class Imposition:
+    """How one finding is imposed on the reference: by `edits`, or not through settings, with the reason `why`."""
 
     finding: Finding
     edits: tuple[Edit, ...] = ()
@@ -53,29 +53,32 @@ class Way:
 
     @property
     def in_formula(self) -> bool:
-        """Whether the finding's value is imposed in the formulas instead: with it they make the candidate's own tensors of its own
-        inputs, up to rounding, so that to go on from those tensors is to go on from what the formulas make."""
+        """Whether the finding's value is imposed in the formulas instead of a setting.
+
+        With this value the formulas compute the candidate's own tensors from its own inputs, up to rounding. To continue from
+        those tensors is therefore the same as to continue from the formulas' result.
+        """
         return bool(self.why) and is_by_formula(self.finding)
 
 
-def ways_of(findings: Sequence[Finding], reference: Session) -> list[Way]:
-    """One way per finding."""
+def impositions_of(findings: Sequence[Finding], reference: Session) -> list[Imposition]:
+    """Return, for each finding, how it is imposed on the reference."""
     whole = [item for item in findings if item.kind not in NO_PATCH_KINDS and "extent" not in item.evidence]
     known = whole_values(whole, imposed_value, reference.plan)
     return [_way(finding, known, reference) for finding in findings]
 
 
-def _way(finding: Finding, known: Mapping[str, KnobValue], reference: Session) -> Way:
+def _way(finding: Finding, known: Mapping[str, KnobValue], reference: Session) -> Imposition:
     if finding.kind == "unexplained":
-        return Way(finding=finding, why="no cause is known")
+        return Imposition(finding=finding, why="no cause is known")
     if finding.kind in NO_PATCH_KINDS:
-        return Way(finding=finding, why="it is in a tensor, and the reference keeps the checkpoint's")
+        return Imposition(finding=finding, why="it is in a tensor, and the reference keeps the checkpoint's")
     if "extent" in finding.evidence:
-        return Way(
+        return Imposition(
             finding=finding, why=f"it holds only {finding.evidence['extent']}, a setting of the reference everywhere"
         )
     if is_of_one_sublayer(finding):
-        return Way(finding=finding, why=ONE_SETTING)
+        return Imposition(finding=finding, why=ONE_SETTING)
     plan, version = reference.plan, reference.description().release
     own = imposed_value(finding)
     value = own if value_by_layer(own, finding, plan) is None else known[finding.knob]
@@ -83,20 +86,20 @@ def _way(finding: Finding, known: Mapping[str, KnobValue], reference: Session) -
         plan.spec, plan.backend_key, finding.knob, value, plan.config, version, known, finding.reference_value
     )
     if found is None:
-        return Way(finding=finding, why="the reference has no setting that says this")
+        return Imposition(finding=finding, why="the reference has no setting that says this")
     kept = found if isinstance(value, list) else on_layers(found, finding.layers)
     if kept is None:
-        return Way(finding=finding, why="the reference has one setting for all layers")
-    return Way(finding=finding, edits=on_norms(kept, map(local_name, places_of(finding)), plan) or kept)
+        return Imposition(finding=finding, why="the reference has one setting for all layers")
+    return Imposition(finding=finding, edits=on_norms(kept, map(local_name, places_of(finding)), plan) or kept)
 
 
 def imposed_value(finding: Finding) -> KnobValue:
-    """The candidate's value as a setting; the spec's own number where the fit agrees with it."""
+    """Return the candidate's value as a setting, or the spec's own number if the fit agrees with it."""
     return _as_config(nearest(finding.candidate_value, finding.spec_value))
 
 
 def _as_config(value: KnobValue) -> KnobValue:
-    """A scaling as a config has it: longrope with one kind of factors at every length has these in both of its lists."""
+    """Return a scaling in the form of a config: longrope that uses one list of factors at every length has it in both lists."""
     if not isinstance(value, dict) or FACTORS not in value:
         return value
     same = value[f"{str(value[FACTORS]).partition(' ')[0]}_factor"]
@@ -105,16 +108,16 @@ def _as_config(value: KnobValue) -> KnobValue:
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """Of one probe: the sites where the candidate's own tensors are taken over, and those that are not compared."""
+    """For one probe: the sites at which the reference takes over the candidate's tensors, and the sites not compared."""
 
     taken: frozenset[str]
     hidden: frozenset[str]
 
 
 def set_aside(sites: Iterable[str], held: set[str]) -> SetAside:
-    """What to take over for errors at these sites, where the candidate holds `held` for a probe.
+    """Return which sites to take over and to hide for errors at `sites`, if the candidate captured the sites `held`.
 
-    Not compared is what stands between the site of the error and where the candidate's tensor is taken over.
+    Sites between the error and the place where the candidate's tensor is taken over are not compared.
     """
     taken: set[str] = set()
     hidden: set[str] = set()
@@ -144,7 +147,7 @@ def _between(site: str, taken: set[str]) -> Iterator[str]:
 
 
 def places(finding: Finding, plan: SidePlan) -> set[str]:
-    """The sites where a finding's error enters."""
+    """Return the sites at which a finding's error enters."""
     if "tensor" in finding.evidence:
         return _places_of_tensors(finding, plan)
     named = {str(site) for site in finding.evidence.get("sites", [])}
@@ -157,9 +160,8 @@ def places(finding: Finding, plan: SidePlan) -> set[str]:
 def _places_of_tensors(finding: Finding, plan: SidePlan) -> set[str]:
     names = set(finding.evidence.get("tensors", [finding.site]))
     found: set[str] = set()
-    for layer in range(
-        dims(plan.spec, plan.config)["n_layers"]
-    ):  # tensors outside the blocks are in every layer's roles
+    # Tensors outside the blocks are in every layer's roles.
+    for layer in range(dims(plan.spec, plan.config)["n_layers"]):
         own = {role for role, tap in roles(plan.spec, plan.config, layer).items() if tap.path in names}
         sites = {SITE_OF_ROLE.get(role.removesuffix(".bias"), "mlp_out") for role in own}
         found |= {f"blocks.{layer}.{site}" if site in BLOCK_ORDER else site for site in sites}

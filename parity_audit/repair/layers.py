@@ -1,4 +1,4 @@
-"""Edits kept to the layers of a finding."""
+"""Restrict edits to the layers of a finding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from parity_audit.core.types import EVERY, Edit
 
 RELATIVE = ("add", "scale_output")
-"""Operations that start from what is there: a layer that is right already would be spoilt."""
+"""Operations that change the existing value, so that they would spoil a layer that is already right."""
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
 def on_layers(edits: Sequence[Edit], layers: Sequence[int] | None) -> tuple[Edit, ...] | None:
-    """The same edits on these layers only (None: everywhere); None where no edit can be told by layer."""
+    """Return the edits restricted to these layers (None: all layers); None if no edit is left besides load settings."""
     if layers is None:
         return tuple(edits)
     kept = [part for edit in edits for part in _parts(edit, layers)]
@@ -22,7 +22,7 @@ def on_layers(edits: Sequence[Edit], layers: Sequence[int] | None) -> tuple[Edit
 
 
 def in_every_layer(path: str) -> str:
-    """A path in one layer as it is written for all of them."""
+    """Return a path in one layer with its layer index replaced by the marker for every layer."""
     return _INDEX.sub(EVERY, path, 1)
 
 
@@ -36,5 +36,5 @@ def _parts(edit: Edit, layers: Sequence[int]) -> list[Edit]:
 
 
 def _at(value: object, layer: int) -> object:
-    """A list holds one value per layer."""
+    """Return a layer's value: a list holds one value per layer, any other value applies to all."""
     return value[layer] if isinstance(value, list) else value

@@ -1,8 +1,8 @@
-"""The proof the other way round: give the reference the candidate's constants and see whether both now agree.
+"""Prove a diagnosis on the reference: set the candidate's constants in the reference and test whether both now agree.
 
-A candidate that no setting can mend still gets its diagnosis proved, and a reference that departs from the spec is
-shown to be the side that is wrong. The reference is judged anew: it runs natively and in true float64 with the
-candidate's constants, so the noise floor is that of the program the candidate is now said to be.
+This proves the diagnosis of a candidate that no setting can repair, and it shows that the reference is the wrong side if it
+departs from the spec. A new noise floor is measured: the reference runs natively and in float64 with the candidate's
+constants, so the floor belongs to the function that the diagnosis says the candidate computes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from parity_audit.diagnose.extent import is_of_decoding
 from parity_audit.diagnose.findings import shown
 from parity_audit.diagnose.narrow import SETTINGS
 from parity_audit.repair.choose import NO_PATCH_KINDS, each_once, nearest
-from parity_audit.repair.impose import SetAside, Way, imposed_value, places, set_aside, ways_of
+from parity_audit.repair.impose import Imposition, SetAside, imposed_value, impositions_of, places, set_aside
 
 GOOD = (Verdict.EXACT, Verdict.PARITY)
 WHAT = "proof of the diagnosis on the reference's side"
@@ -34,7 +34,7 @@ WHAT = "proof of the diagnosis on the reference's side"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a proof needs: the reference to change, the probes, the candidate as shipped and, if patched, as patched."""
+    """The inputs of a proof: the reference to change, the probes, and the candidate's captures as shipped and as patched."""
 
     reference: Session
     probes: tuple[Probe, ...]
@@ -48,19 +48,19 @@ class Trial:
 
 
 def wants_proof(findings: Sequence[Finding], patched: Verdict | None) -> bool:
-    """Whether a patch has not said it all: none took, or the reference is the side that departs."""
+    """Whether a proof is needed besides the patch: no patch led to parity, or the reference departs from the spec."""
     causes = _causes(findings)
     return bool(causes) and (patched not in GOOD or any(item.departs_from_spec == "reference" for item in causes))
 
 
 def prove(trial: Trial, findings: Sequence[Finding], unpatched: Sequence[str]) -> Proof | NotTested:
-    """Impose the candidate's values on the reference as the findings say them, and compare again, over all probes.
+    """Set the candidate's values in the reference as the findings state them, and compare again over all probes.
 
-    Where the reference has no setting for some of them, the candidate's own patches stand in for those, or else they are
-    set aside (see `impose`), and the proof says which and why. `unpatched` are the knobs for which the candidate has no
-    setting. The reference is as before in the end.
+    If the reference has no setting for some values, the patched candidate is used, provided its patches repair all of those;
+    otherwise they are set aside (see `impose`), and the proof says which and why. `unpatched` are the knobs for which the
+    candidate has no setting. The reference's edits are undone at the end.
     """
-    ways = ways_of([item for item in findings if item.knob not in SETTINGS], trial.reference)
+    ways = impositions_of([item for item in findings if item.knob not in SETTINGS], trial.reference)
     patched = set_right(ways, trial.patched_knobs)
     capture, missing = trial.shipped, [way for way in ways if way.why]
     if missing and trial.patched is not None and all(way in patched for way in missing):
@@ -73,33 +73,33 @@ def prove(trial: Trial, findings: Sequence[Finding], unpatched: Sequence[str]) -
         return _proof(trial, capture, [accepted(way, trial.reference) for way in ways], unpatched)
 
 
-def set_right(ways: Sequence[Way], patched_knobs: Collection[str]) -> list[Way]:
-    """The ways of findings that patches of the candidate set right; no setting is for what decoded tokens alone show."""
+def set_right(ways: Sequence[Imposition], patched_knobs: Collection[str]) -> list[Imposition]:
+    """Return the ways of findings that the candidate's patches repair; no patch repairs findings of decoded tokens only."""
     return [way for way in ways if way.finding.knob in patched_knobs and not is_of_decoding(way.finding)]
 
 
-def accepted(way: Way, reference: Session) -> Way:
-    """The way itself, or why the reference cannot be given it: its own code fails on the value."""
+def accepted(way: Imposition, reference: Session) -> Imposition:
+    """Return the way itself, or one with the reason why not, if the reference's own code fails with the value."""
     try:
         reference.apply(way.edits)
     except BackendFailed as error:
-        return Way(finding=way.finding, why=f"the reference fails with it: {error.message}")
+        return Imposition(finding=way.finding, why=f"the reference fails with it: {error.message}")
     finally:
         reference.restore()
     return way
 
 
 def _causes(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that a value can be given for; a setting of the arithmetic has its own proof, by switching it off."""
+    """Return the findings with a value that can be imposed; a setting of the arithmetic is proved by switching it off."""
     return [item for item in findings if item.kind not in NO_PATCH_KINDS and item.knob not in SETTINGS]
 
 
-def _proof(trial: Trial, capture: Capture, ways: Sequence[Way], unpatched: Sequence[str]) -> Proof:
+def _proof(trial: Trial, capture: Capture, ways: Sequence[Imposition], unpatched: Sequence[str]) -> Proof:
     imposed, aside = [way for way in ways if not way.why], [way for way in ways if way.why]
     taken = {probe.name: _taken(probe, capture, aside, trial.reference.plan) for probe in trial.probes}
     comparison = _compared(trial, capture, imposed, taken)
     verdict, why = judge_comparison(comparison)
-    if comparison.logits is None:  # set aside: the rest decides
+    if comparison.logits is None:  # the logits were set aside, so the other sites decide
         verdict, why = judge_rest(comparison)
     by_formula, left = [way for way in aside if way.in_formula], [way for way in aside if not way.in_formula]
     good = verdict in GOOD
@@ -114,20 +114,22 @@ def _proof(trial: Trial, capture: Capture, ways: Sequence[Way], unpatched: Seque
     )  # fmt: skip
 
 
-def _imposed(way: Way) -> Imposed:
+def _imposed(way: Imposition) -> Imposed:
     finding = way.finding
     by = "formula" if way.why else "setting"
     return Imposed(knob=finding.knob, value=imposed_value(finding), layers=finding.layers, by=by)
 
 
-def _taken(probe: Probe, capture: Capture, aside: Sequence[Way], plan: SidePlan) -> SetAside:
-    """What is set aside on one probe: what only decoded tokens get wrong, only where there are such tokens."""
+def _taken(probe: Probe, capture: Capture, aside: Sequence[Imposition], plan: SidePlan) -> SetAside:
+    """Return what is set aside on one probe; findings of decoded tokens only count on probes with decode steps."""
     own = (way.finding for way in aside if probe.decode_from is not None or not is_of_decoding(way.finding))
     return set_aside({site for finding in own for site in places(finding, plan)}, capture.sites(probe.name))
 
 
-def _compared(trial: Trial, capture: Capture, imposed: Sequence[Way], taken: Mapping[str, SetAside]) -> Comparison:
-    """The candidate against the reference with these edits, which goes on from the candidate's tensors where they are taken."""
+def _compared(
+    trial: Trial, capture: Capture, imposed: Sequence[Imposition], taken: Mapping[str, SetAside]
+) -> Comparison:
+    """Compare the candidate with the reference under these edits; at the taken sites it continues from the candidate's tensors."""
     reference, forced_by = trial.reference, capture if any(own.taken for own in taken.values()) else None
 
     def run(name: str, precision: str) -> Capture:
@@ -147,9 +149,9 @@ def _compared(trial: Trial, capture: Capture, imposed: Sequence[Way], taken: Map
 
 def statement(
     causes: Sequence[Finding], proven: bool, unpatched: Sequence[str], who: str = "the reference",
-    *, aside: Sequence[Way] = (), why: str = "", by_formula: Sequence[Finding] = (),
+    *, aside: Sequence[Imposition] = (), why: str = "", by_formula: Sequence[Finding] = (),
 ) -> str:  # fmt: skip
-    """The result in a few sentences: what was imposed, what was set aside, and whether the two then agree."""
+    """Return the result in a few sentences: what was imposed, what was set aside, and whether both sides then agree."""
     every = [*causes, *by_formula]
     open_knobs = [knob for knob in dict.fromkeys(item.knob for item in every) if knob in unpatched]
     start = f"Not patchable: the candidate has no setting for {', '.join(open_knobs)}. " if open_knobs else ""

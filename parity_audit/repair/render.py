@@ -1,4 +1,4 @@
-"""A patch as Python that can be pasted into a script with that release."""
+"""Write a patch as Python code that can be pasted into a script for the backend's release."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ os.environ |= {"VLLM_FLOAT32_MATMUL_PRECISION": "highest", "TRITON_F32_DEFAULT":
 
 NO_PATHS: Mapping[str, str] = MappingProxyType({})
 OF_LOADER = ("attn_implementation", "device_map", "max_memory")
-"""Settings of `hf` that are arguments of transformers' loader, and no keys of a config."""
+"""Settings of `hf` that are arguments of transformers' loader and not keys of a config."""
 INSIDE = {"nnsight": "model = traced._module  # the module that nnsight wraps"}
-"""How live edits reach the module, of backends whose users hold a wrapper."""
+"""The line by which live edits reach the wrapped module, for backends whose users hold a wrapper."""
 
 
 def render(edits: Sequence[Edit], backend_key: str, text_paths: Mapping[str, str] = NO_PATHS) -> str:
-    """Code with the same effect as the edits; `model` is the loaded model, `traced` nnsight's, `llm` the vLLM engine.
+    """Return code with the same effect as the edits.
+
+    In the code `model` is the loaded model, `traced` nnsight's model, `llm` the vLLM engine.
 
     Args:
         text_paths: where the text model is in the loaded model, see `core.types.Description`.
@@ -68,7 +70,10 @@ def _load_code(settings: dict[str, Any], backend_key: str, *, wrapped: bool) -> 
 
 
 def _config_code(settings: dict[str, Any]) -> list[str]:
-    """Of a text model among other modalities the loader takes no settings: they are set in its own config."""
+    """Return code that sets settings in the text model's own config.
+
+    It is used for models with other modalities besides text, because their loader takes no settings for the text model.
+    """
     own = {key: value for key, value in settings.items() if key not in OF_LOADER}
     given = {key: value for key, value in settings.items() if key in OF_LOADER}
     lines = ["config = AutoConfig.from_pretrained(name)"]
@@ -98,7 +103,7 @@ def _set_code(edit: Edit) -> str:
 
 
 def _rotary_code(edit: Edit) -> str:
-    """One table for all modules, or one each."""
+    """Return code that replaces rotary tables: one table for all modules, or one per module."""
     each = edit.value if isinstance(edit.value, list) else [edit.value]
     loop, attn = _loop(edit.path)
     tables = f"inv_freq = {_tensor(each[0])}"
@@ -138,7 +143,7 @@ def _scale_code(edit: Edit) -> str:
 
 
 def _knob_code(edit: Edit) -> str:
-    """A knob of the backend `spec` is one of its settings."""
+    """Return a comment with the `-c` argument that sets the knob, because a knob of the backend `spec` is one of its settings."""
     return f"# -c 'spec,{edit.path}={json.dumps(edit.value)}'"
 
 
@@ -153,7 +158,10 @@ LIVE = {
 
 
 def _loop(path: str) -> tuple[str, str]:
-    """`blocks[*].attn.x` as a for statement and the target inside it, asking first whether an object has what it may be without."""
+    """Return the `for` statement for a path like `blocks[*].attn.x`, and the target inside it.
+
+    If the path marks a part that some objects lack, the code tests for it first.
+    """
     head, star, tail = path.partition(EVERY)
     name = head.rstrip("s").rpartition(".")[2] or "part"
     name = name if name != head else "part"
@@ -163,7 +171,7 @@ def _loop(path: str) -> tuple[str, str]:
 
 
 def _zipped(path: str, name: str, values: str) -> tuple[str, str]:
-    """`blocks[*].attn` as a for statement over modules that have the target, and values, and the target inside it."""
+    """Return a `for` statement over the modules that have the target together with one value each, and the target inside it."""
     head, _, tail = path.partition(EVERY)
     has, target = _may_be_missing(f"block{tail}")
     blocks = f"[block for block in model.{head} if {has}]" if has else f"model.{head}"
@@ -171,17 +179,17 @@ def _zipped(path: str, name: str, values: str) -> tuple[str, str]:
 
 
 def _may_be_missing(target: str) -> tuple[str, str]:
-    """The question whether an object has the part that it may be without, empty where there is none such; and the plain target."""
+    """Return the test for the part of a target that an object may lack (empty if no part is marked), and the plain target."""
     owner, mark, rest = target.partition(MAY_BE_MISSING)
     holder, _, name = owner.rpartition(".")
     return (f"hasattr({holder}, {_literal(name)})" if mark else ""), owner + rest
 
 
 def _indent(loop: str) -> str:
-    """The spaces that lines inside a statement begin with."""
+    """Return the indentation of the lines inside a statement."""
     return loop.rpartition("\n")[2]
 
 
 def _literal(value: Any) -> str:
-    """Python source of plain data."""
+    """Return the Python source of plain data."""
     return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -1,8 +1,8 @@
-"""Which value a setting wants whose right value did not repair it.
+"""Compute the value that a setting needs if its right value did not repair the port.
 
-A port that folds a constant twice has the right setting and computes with its square. What it computes with is what
-was fitted, what it was told is what was read back, so it makes `fitted / told` of what it is told. It is right when it
-is told `told * reference / fitted`.
+A port that applies a constant twice has the right setting but computes with its square. The value that the patch set is
+`told`, and the fitted value is what the port computes with, so the port multiplies the setting by `fitted / told`. It
+computes with the right value `target` if the setting is `told * target / fitted`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from parity_audit.diagnose.agreement import is_number, same
 from parity_audit.repair.choose import target_value
 
 ROUND = 1e-4
-"""Fitted values carry rounding; a value that is this near to a whole number or to its inverse is meant to be it."""
+"""Relative. Fitted values carry rounding: a value this near to a whole number or to the inverse of one is replaced by it."""
 
 
 def next_value(patch: Patch, finding: Finding, match_reference: bool = False) -> KnobValue:
-    """The value to write instead, None where the fit is no positive number, or is right already."""
+    """Return the value to set instead; None if a value is not a positive number, or if the fitted one is right already."""
     told, fitted, target = patch.value, finding.candidate_value, target_value(finding, match_reference)
     if not all(is_number(value) and value > 0 for value in (told, fitted, target)):  # type: ignore[operator]
         return None
@@ -27,7 +27,7 @@ def next_value(patch: Patch, finding: Finding, match_reference: bool = False) ->
 
 
 def rounded(value: float) -> float:
-    """The whole number, or the inverse of one, that a value is within its rounding."""
+    """Return the whole number, or the inverse of one, that equals a value within `ROUND`; else the value itself."""
     for near in (float(round(value)), 1.0 / round(1.0 / value) if round(1.0 / value) else 0.0):
         if near and same(value, near, ROUND):
             return near

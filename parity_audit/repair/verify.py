@@ -1,4 +1,4 @@
-"""Apply, read back, run again, judge again: a patch that was not seen to work is not reported as one."""
+"""Verify patches: apply them, read the settings back, run and judge again. Only a patch that was measured to work is reported."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from parity_audit.repair.choose import Proposal, all_edits, no_patch
 from parity_audit.repair.render import render
 
 NO_PLACE = "NoSuchPath"
-"""How a worker says that the live model lacks the path of an edit."""
+"""The name of the worker's error if the loaded model lacks the path of an edit."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
-    """What a patched candidate is judged against. `judging`: the program that ran both captures, where one ran both."""
+class PatchJudge:
+    """The captures against which a patched candidate is judged. `judging`: the session that ran both, if one session did."""
 
     reference: Capture
     judge: Capture | None
@@ -38,7 +38,7 @@ class Bench:
     judging: Session | None = None
 
     def compared(self, capture: Capture, probes: Sequence[Probe] | None = None) -> Comparison:
-        """A run of the patched candidate, over all probes or some."""
+        """Compare a run of the patched candidate with the reference and the judge, over all probes or some."""
         reference, judge = self.reference, self.judge
         if judge is not None and self.judging is not None:
             out = capture.folder.with_name(f"{capture.folder.name}-choices")
@@ -51,7 +51,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """A patched run: its capture, its comparison, and what is claimed of it."""
+    """A patched run: its capture, its comparison, and the results for the report."""
 
     capture: Capture
     comparison: Comparison
@@ -64,8 +64,8 @@ class Verified:
         return {patch.knob for patch in self.patches}
 
 
-def run_patched(session: Session, proposals: Sequence[Proposal], bench: Bench, out: Path) -> Verified:
-    """Apply the proposals together, run every probe, and judge against the same reference and judge."""
+def run_patched(session: Session, proposals: Sequence[Proposal], bench: PatchJudge, out: Path) -> Verified:
+    """Apply the proposals together, run every probe, and compare with the same reference and judge as before."""
     read_back = session.apply(all_edits(proposals))
     capture = take_capture(session, bench.probes, out)
     comparison = bench.compared(capture)
@@ -78,8 +78,11 @@ def run_patched(session: Session, proposals: Sequence[Proposal], bench: Bench, o
     return Verified(capture=capture, comparison=comparison, patched=patched, patches=patches)
 
 
-def with_places(session: Session, proposals: Sequence[Proposal]) -> tuple[list[Proposal], list[NotTested]]:
-    """The proposals whose settings the live model has, and why the others are none; all edits are in force afterwards."""
+def with_live_setting(session: Session, proposals: Sequence[Proposal]) -> tuple[list[Proposal], list[NotTested]]:
+    """Return the proposals whose settings exist in the loaded model, and the others with the reason.
+
+    The edits of the returned proposals are in force afterwards.
+    """
     try:
         session.apply(all_edits(proposals))
         return list(proposals), []
@@ -98,11 +101,11 @@ def with_places(session: Session, proposals: Sequence[Proposal]) -> tuple[list[P
     return there, gaps
 
 
-def needed(session: Session, proposals: Sequence[Proposal], bench: Bench, out: Path) -> list[Proposal]:
-    """The smallest set: drop each proposal whose absence no probe shows beyond the floor.
+def needed(session: Session, proposals: Sequence[Proposal], bench: PatchJudge, out: Path) -> list[Proposal]:
+    """Return the smallest set of proposals: drop each one without which every probe still passes.
 
-    Proposals with the same edits (a rotary table takes base and scaling together) stand and fall together.
-    The short probes are asked first; most proposals are seen to be needed there, and long ones are dear.
+    Proposals with the same edits (a rotary table takes base and scaling together) are kept or dropped together. At least one
+    is kept. Probes that capture every site run first: most needed proposals are recognised there, and long probes cost more.
     """
     kept = list(proposals)
     for number, edits in enumerate({dumps(proposal.edits): proposal.edits for proposal in proposals}.values()):
@@ -115,8 +118,8 @@ def needed(session: Session, proposals: Sequence[Proposal], bench: Bench, out: P
     return kept
 
 
-def _missed(session: Session, bench: Bench, out: Path) -> bool:
-    """Whether the session as it is now departs from the reference on some probe, short ones first."""
+def _missed(session: Session, bench: PatchJudge, out: Path) -> bool:
+    """Whether the session as it is now departs from the reference on some probe; probes with every site run first."""
     for name in ("all", "residual"):
         probes = tuple(probe for probe in bench.probes if probe.sites == name)
         if not probes:
@@ -128,7 +131,7 @@ def _missed(session: Session, bench: Bench, out: Path) -> bool:
 
 
 def moves_outputs(session: Session, proposals: Sequence[Proposal], knob: str, patched: Capture, out: Path) -> bool:
-    """Whether any site of the first probe differs, bit by bit, with and without one knob's patch; all are in force after."""
+    """Whether one knob's patch changes any bit of any site of the first probe; all patches are in force afterwards."""
     session.apply(all_edits([proposal for proposal in proposals if proposal.knob != knob]))
     without = take_capture(session, patched.probes[:1], out)
     session.apply(all_edits(proposals))
@@ -136,7 +139,7 @@ def moves_outputs(session: Session, proposals: Sequence[Proposal], knob: str, pa
 
 
 def departs(comparison: Comparison) -> bool:
-    """Whether a comparison is anything but a clean pass."""
+    """Whether a comparison's verdict is neither parity nor exact."""
     verdict, _ = judge_comparison(comparison)
     return verdict not in (Verdict.PARITY, Verdict.EXACT)
 
@@ -151,19 +154,19 @@ def _patch(proposal: Proposal, session: Session, read_back: Sequence[ReadBack]) 
 
 
 def _covers(pattern: str, path: str) -> bool:
-    """Whether a concrete path was matched by an edit's path, parts of which may be missing."""
+    """Whether an edit's path, with markers for every layer and for parts that may be missing, matches a concrete path."""
     head, star, tail = pattern.replace(MAY_BE_MISSING, "").partition(EVERY)
     return path == head or (bool(star) and path.startswith(head + "[") and tail in path)
 
 
 def changes_nothing(patch: Patch) -> bool:
-    """Whether every setting had the patch's value before; one that could not be read back may have changed."""
+    """Whether every setting had the patch's value before; False if a setting was not read back, because it may have changed."""
     loads = any(edit.op == "load" for edit in patch.edits)
     return bool(patch.read_back) and not loads and not any(item.changed for item in patch.read_back)
 
 
 def merge_fixes(patches: Sequence[Patch]) -> tuple[Patch, ...]:
-    """Patches with identical edits are one patch that fixes several findings."""
+    """Merge patches with identical edits into one patch that fixes several findings."""
     merged: list[Patch] = []
     for patch in patches:
         twin = next((number for number, other in enumerate(merged) if other.edits == patch.edits), None)

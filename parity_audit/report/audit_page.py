@@ -14,7 +14,7 @@ from parity_audit.core.limits import limit_of
 from parity_audit.core.report import Candidate, Finding, Report, SiteDelta, Verdict
 from parity_audit.core.sites import LOGITS
 from parity_audit.report.blocks import Bar, Block, pairs
-from parity_audit.report.candidate_content import IN_WORDS, sections, style_of
+from parity_audit.report.candidate_content import KINDS_WITHOUT_VALUES, sections, style_of
 from parity_audit.report.content import closing, context, error_blocks
 from parity_audit.report.heat import heat_map, key
 from parity_audit.report.html import cell_of, drawn, text_of
@@ -130,7 +130,9 @@ def _findings(one: Candidate) -> str:
 def _card(finding: Finding) -> str:
     """Return the card of one finding: both sides' values and the spec's, or its message; values off the spec are marked."""
     title = f'<span class="knob mono">{text_of(finding.knob)}</span> <span class="dim">{text_of(layer_set(finding.layers))}</span>'
-    body = f"<p>{text_of(finding.message)}</p>" if finding.kind in IN_WORDS else f"<dl>{_values(finding)}</dl>"
+    body = (
+        f"<p>{text_of(finding.message)}</p>" if finding.kind in KINDS_WITHOUT_VALUES else f"<dl>{_values(finding)}</dl>"
+    )
     about = DEPARTS.get(finding.departs_from_spec, finding.departs_from_spec)
     return f'<li class="card">{title}{body}<p>{text_of(about)}</p></li>'
 

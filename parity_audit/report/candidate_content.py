@@ -39,7 +39,7 @@ from parity_audit.report.words import (
     GOOD,
     LIMIT_TITLES,
     LIMITS,
-    blind_line,
+    coarse_dtype_warning,
     divergence_line,
     hook_rows,
     limit_rows,
@@ -51,7 +51,11 @@ from parity_audit.report.words import (
 )
 
 INTRODUCED_SHOWN = 8
-IN_WORDS = ("unexplained", "weights", "hook")  # kinds of findings that are shown by their message, not by two values
+KINDS_WITHOUT_VALUES = (
+    "unexplained",
+    "weights",
+    "hook",
+)  # kinds of findings that are shown by their message, not by two values
 STYLES = {
     Verdict.EXACT: RIGHT,
     Verdict.PARITY: RIGHT,
@@ -133,7 +137,7 @@ def _findings(candidate: Candidate) -> list[Block]:
 def _finding(position: int, finding: Finding) -> list[Block]:
     place = where_found(finding, layer_set(finding.layers))
     title = styled((f"{position}. ", ""), (finding.knob, BOLD), (f"  {place}", ""), level=4)
-    values = [("meaning", finding.message)] if finding.kind in IN_WORDS else _values(finding)
+    values = [("meaning", finding.message)] if finding.kind in KINDS_WITHOUT_VALUES else _values(finding)
     values += [
         ("departs", DEPARTS.get(finding.departs_from_spec, finding.departs_from_spec)),
         ("confidence", f"{finding.confidence:.2f}"),
@@ -214,7 +218,7 @@ def _gaps(candidate: Candidate) -> list[Block]:
     for title, rows in sections:
         if rows:
             parts += [SPACE, heading(title), pairs(rows)]
-    limits, blind = limit_rows(candidate), blind_line(candidate)
+    limits, blind = limit_rows(candidate), coarse_dtype_warning(candidate)
     if limits:
         parts += [SPACE, heading(LIMITS), columns(LIMIT_TITLES, limits)]
     return [*parts, paragraph(blind, indent=2)] if blind else parts

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import singledispatch
 
 from parity_audit.core.by_layer import layer_set
-from parity_audit.core.gate import Case, GateReport, Status, exit_code_of_cases, with_nothing_said
+from parity_audit.core.gate import Case, GateReport, Status, exit_code_of_cases, with_error_if_nothing_compared
 from parity_audit.core.invariance_report import CandidateInvariance, Invariance, InvarianceReport
 from parity_audit.core.logprob_report import LogprobReport
 from parity_audit.core.report import Candidate, Finding, Report, Verdict
@@ -14,7 +14,7 @@ from parity_audit.core.types import NotTested
 from parity_audit.report.numbers import shown
 from parity_audit.report.words import labels
 
-OF_THE_MACHINE = frozenset(
+MACHINE_ERROR_CODES = frozenset(
     ("disk", "disk-full", "env-failed", "no-server", "out-of-memory", "server-start", "timeout", "worker-died")
 )
 """Codes of errors of the machine, which say nothing about the model: the same run may succeed when it is repeated."""
@@ -30,7 +30,7 @@ VERDICTS = {
 
 def gate_of(report: Report | LogprobReport | InvarianceReport) -> GateReport:
     """Return a gate with the cases of one report; if nothing was compared, one case of the gate states that."""
-    cases = with_nothing_said(tuple(cases_of(report)))
+    cases = with_error_if_nothing_compared(tuple(cases_of(report)))
     took = report.seconds.get("total", sum(report.seconds.values()))
     return GateReport(title=report.model, cases=cases, seconds=took, exit_code=exit_code_of_cases(cases))
 
@@ -38,12 +38,12 @@ def gate_of(report: Report | LogprobReport | InvarianceReport) -> GateReport:
 def status_of_error(code: str) -> Status:
     """Return the status that an error code gives a case.
 
-    A release that is known not to run the model is not tested; errors in `OF_THE_MACHINE` are failures of the machine; all
+    A release that is known not to run the model is not tested; errors in `MACHINE_ERROR_CODES` are failures of the machine; all
     others are errors of the tested program.
     """
     if code == CANNOT_RUN:
         return Status.NOT_TESTED
-    return Status.INFRA if code in OF_THE_MACHINE else Status.ERROR
+    return Status.INFRA if code in MACHINE_ERROR_CODES else Status.ERROR
 
 
 @singledispatch

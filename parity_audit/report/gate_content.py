@@ -8,19 +8,19 @@ from parity_audit.report.blocks import BAD, BOLD, GOOD, SPACE, UNSURE, Block, Pa
 from parity_audit.report.numbers import seconds
 
 TO_LOOK_AT = (Status.FAILED, Status.ERROR, Status.INFRA, Status.FLAKE)
-SAID = {EXIT_OK: ("Passed", GOOD), EXIT_MISMATCH: ("Failed", BAD)}
+VERDICT_BY_EXIT_CODE = {EXIT_OK: ("Passed", GOOD), EXIT_MISMATCH: ("Failed", BAD)}
 UNJUDGED = ("Not everything could be judged", UNSURE)
 
 
 def headline(gate: GateReport) -> str:
     """Return the verdict and the number of cases of each status."""
     how_many = ", ".join(f"{count} {status.value}" for status, count in counts(gate.cases).items())
-    return f"{SAID.get(gate.exit_code, UNJUDGED)[0]}: {how_many or 'no case'}"
+    return f"{VERDICT_BY_EXIT_CODE.get(gate.exit_code, UNJUDGED)[0]}: {how_many or 'no case'}"
 
 
 def gate_content(gate: GateReport, *, where: str = "") -> list[Block]:
     """Return the verdict, the cases that a person should look at, those that passed, and those that were not tested."""
-    style = SAID.get(gate.exit_code, UNJUDGED)[1]
+    style = VERDICT_BY_EXIT_CODE.get(gate.exit_code, UNJUDGED)[1]
     blocks: list[Block] = [
         styled((headline(gate), BOLD), level=1),
         *(_case(case, style) for case in _of(gate, TO_LOOK_AT)),

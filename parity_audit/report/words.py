@@ -55,13 +55,13 @@ def _claim(judged: Sequence[Candidate]) -> str:
         exact = all(one.verdict is Verdict.EXACT for one in judged)
         how = "bit-identical to the reference" if exact else "the reference's function up to rounding"
         return f"Parity: {_names(judged)} {'is' if exact else 'computes'} {how}"
-    mended = all(_is_mended(one) or is_right_against_another(one) for one in wrong)
+    mended = all(_is_mended(one) or agrees_with_right_reference(one) for one in wrong)
     replaced = next(
         (one.right_reference for one in wrong if one.right_reference and one.right_reference.verified), None
     )
     after = "; the patch below mends it" if mended else ""
     if replaced is not None:
-        after = _replaced(replaced, all(is_right_against_another(one) for one in wrong), mended)
+        after = _replaced(replaced, all(agrees_with_right_reference(one) for one in wrong), mended)
     return f"Mismatch: {_names(wrong)} {_wrongs(wrong)}{after}"
 
 
@@ -96,7 +96,7 @@ def _is_mended(one: Candidate) -> bool:
     return one.patched is not None and one.patched.verdict in GOOD
 
 
-def is_right_against_another(one: Candidate) -> bool:
+def agrees_with_right_reference(one: Candidate) -> bool:
     """Return whether the unpatched candidate is at parity with a right reference in place of the given one."""
     return one.right_reference is not None and one.right_reference.verdict in GOOD
 
@@ -258,7 +258,7 @@ def _percent(relative: float) -> str:
     return f"{100 * relative:.2g} %" if relative < 1 else f"{relative:.2g} times its value"
 
 
-def blind_line(candidate: Candidate) -> str | None:
+def coarse_dtype_warning(candidate: Candidate) -> str | None:
     """Return a sentence about the errors that a run in a coarse dtype cannot detect; None for float32 or without limits."""
     if candidate.dtype == "float32" or not candidate.detection:
         return None

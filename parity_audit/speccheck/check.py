@@ -24,7 +24,7 @@ from parity_audit.selftest.run import run_corpus
 from parity_audit.speccheck.constants import Contradiction, contradictions
 from parity_audit.speccheck.judged import judged_components
 from parity_audit.specs.schema import Spec
-from parity_audit.specs.view import cannot, section
+from parity_audit.specs.view import reason_not_supported, section
 
 OK, KNOWN, FAILED, NOT_RUN = "ok", "known error", "failed", "not run"
 AGREES = (Verdict.EXACT, Verdict.PARITY)
@@ -139,7 +139,7 @@ def _cannot(spec: Spec, ref: BackendRef, dtype: str) -> str:
     release = _release(ref)
     key = backend_key(ref, release)
     return (
-        cannot(spec, key, release, {}, dtype=dtype)
+        reason_not_supported(spec, key, release, {}, dtype=dtype)
         if key in spec.content.backends
         else "the spec has no section for it"
     )

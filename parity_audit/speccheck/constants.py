@@ -14,10 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parity_audit.diagnose.fit.explain import explanations, said_of
-from parity_audit.diagnose.fit.left import MORE_ON_ALL, difference_of, under
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, changed, largest, value_under
-from parity_audit.diagnose.fit.search import ROUNDING, fitted
-from parity_audit.diagnose.fit.settings import MOST_DIGITS, READ_OFF, Explanation, digits_of, freedom, words_of
+from parity_audit.diagnose.fit.search import FLOAT64_RESIDUAL, fitted
+from parity_audit.diagnose.fit.settings import (
+    FITTED_PER_PART,
+    MOST_DIGITS,
+    Explanation,
+    digits_of,
+    freedom_rank,
+    words_of,
+)
+from parity_audit.diagnose.fit.site_residual import MORE_ON_ALL, difference_of, values_with_setting
 from parity_audit.formulas.knobs import KNOBS, default
 
 BY_LENGTH = ("attention.window", "attention.chunk", "rope.scaling", "rope.theta")
@@ -71,7 +78,7 @@ def contradictions(
     found: list[Contradiction] = []
     for component in components if of is None else of:
         left = residuals.residual(component, values)
-        if left <= ROUNDING:
+        if left <= FLOAT64_RESIDUAL:
             continue
         for one in _explained(residuals, component, values, left, components):
             if one.knob != UNEXPLAINED:
@@ -98,7 +105,7 @@ def _explained(
             break
         held = held or one
     if held is None:
-        held = next(iter(explanations(said, [component], ROUNDING, ROUNDING)), None)
+        held = next(iter(explanations(said, [component], FLOAT64_RESIDUAL, FLOAT64_RESIDUAL)), None)
     layers = () if component.layer is None else (component.layer,)
     if held is None:
         return [Contradiction(knob=UNEXPLAINED, layers=layers, site=component.site, said=None, fitted=None, left=left)]
@@ -131,7 +138,7 @@ def _alone(residuals: Residuals, component: Component) -> Iterator[Explanation]:
             unusual.append(found)
         else:
             yield found
-    yield from sorted(unusual, key=lambda one: sum(freedom(*item) for item in one.values.items()))
+    yield from sorted(unusual, key=lambda one: sum(freedom_rank(*item) for item in one.values.items()))
 
 
 def _holds(residuals: Residuals, one: Explanation, beside: Sequence[Component]) -> bool:
@@ -140,8 +147,8 @@ def _holds(residuals: Residuals, one: Explanation, beside: Sequence[Component]) 
     A residual counts as worse if it is above rounding and above `MORE_ON_ALL` times the residual with the spec's values.
     """
     return all(
-        residuals.residual(other, under(residuals, one.values, other.layer))
-        <= max(MORE_ON_ALL * residuals.residual(other, residuals.decoder.values), ROUNDING)
+        residuals.residual(other, values_with_setting(residuals, one.values, other.layer))
+        <= max(MORE_ON_ALL * residuals.residual(other, residuals.decoder.values), FLOAT64_RESIDUAL)
         for other in beside
         if not other.knobs.isdisjoint(one.values)
     )
@@ -165,9 +172,9 @@ def _searched(residuals: Residuals, component: Component, name: str) -> Explanat
     """Return the value of one knob with which the component's residual is rounding only, or None if there is none."""
     start, difference = residuals.decoder.knob(name, component.layer), difference_of(residuals, [component], name, {})
     found = fitted(KNOBS[name], difference, start, largest(residuals, component, name))
-    if found.left > ROUNDING or freedom(name, found.value) == READ_OFF:
+    if found.residual > FLOAT64_RESIDUAL or freedom_rank(name, found.value) == FITTED_PER_PART:
         return None  # A value that is read off the component itself would explain any error.
-    return Explanation(values={name: found.value}, residual=found.left)
+    return Explanation(values={name: found.value}, residual=found.residual)
 
 
 def _corrected(residuals: Residuals, values: Values, one: Contradiction, component: Component) -> Values:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from parity_audit.formulas.frequencies import kind_of
-from parity_audit.specs.installed import class_says
+from parity_audit.specs.installed import config_class_values
 from parity_audit.specs.wrapped import text_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -49,7 +49,7 @@ def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def written_name(config: Mapping[str, Any], key: str) -> str:
     """Return the name under which this config holds the setting that specs call `key`; `key` itself if the config lacks it."""
-    says = class_says(config)
+    says = config_class_values(config)
     known = {} if says is None else says.names
     others = (known.get(key, key), OLDER_NAMES.get(key, key), *(old for old, new in known.items() if new == key))
     return next((name for name in (key, *others) if name in config), key)
@@ -68,7 +68,7 @@ def _class_says(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Empty if transformers has no class for this model type, or if the class rejects the values.
     """
-    says = class_says(config)
+    says = config_class_values(config)
     if says is None:
         return {}
     return {**{old: says.values[new] for old, new in says.names.items() if new in says.values}, **says.values}

@@ -12,7 +12,7 @@ from parity_audit.specs.canonical import canonical
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.installed import instead, lacks
 from parity_audit.specs.schema import ResolvedKnob, Spec
-from parity_audit.specs.view import config_names, dims, knob_values, said_sizes
+from parity_audit.specs.view import config_names, dims, knob_values, raw_sizes
 
 T = TypeVar("T")
 LARGEST_SIZE = 1 << 24
@@ -70,7 +70,7 @@ def check_config(spec: Spec, config: Mapping[str, Any], where: Path) -> None:
         if not (original is None or _is_size(original, LONGEST)):
             raise refuse(f"`original_max_position_embeddings` in `{key}` is {original!r:.60}")
     config = canonical(config)
-    for name, value in asked(said_sizes).items():
+    for name, value in asked(raw_sizes).items():
         if not _is_size(value, MOST_LAYERS if name == "n_layers" else LARGEST_SIZE):
             raise refuse(f"{name} would be {value!r:.60}")
     sizes = asked(dims)

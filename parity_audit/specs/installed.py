@@ -30,7 +30,7 @@ ASKED = 128
 
 
 @dataclass(frozen=True)
-class ClassSays:
+class ConfigClassValues:
     """The values that the configuration class of a model type gives for one config, and the key names that it accepts."""
 
     values: Mapping[str, Any]
@@ -52,7 +52,7 @@ def configuration_class(config: Mapping[str, Any]) -> Any:
     return transformers.CONFIG_MAPPING[kind] if isinstance(kind, str) and kind in transformers.CONFIG_MAPPING else None
 
 
-def class_says(config: Mapping[str, Any]) -> ClassSays | None:
+def config_class_values(config: Mapping[str, Any]) -> ConfigClassValues | None:
     """Return the values that transformers' class for this model type gives for a config; None if there is no such class."""
     try:
         written = json.dumps(config, sort_keys=True)
@@ -61,12 +61,12 @@ def class_says(config: Mapping[str, Any]) -> ClassSays | None:
     if _is_imported():
         return _of_class(configuration_class(config), written)
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return ClassSays(**json.loads(_place(written).read_text()))
+        return ConfigClassValues(**json.loads(_place(written).read_text()))
     return _asked_and_kept(written)
 
 
 @functools.lru_cache(maxsize=ASKED)
-def _of_class(of_kind: Any, written: str) -> ClassSays | None:
+def _of_class(of_kind: Any, written: str) -> ConfigClassValues | None:
     """Return the values that the given class gives for a config.
 
     The class is part of the cache key, because another class may be registered under the same model type later.
@@ -74,7 +74,7 @@ def _of_class(of_kind: Any, written: str) -> ClassSays | None:
     return _asked_and_kept(written)
 
 
-def _asked_and_kept(written: str) -> ClassSays | None:
+def _asked_and_kept(written: str) -> ConfigClassValues | None:
     config = json.loads(written)
     says = _asked(config)
     if says is not None and configuration_class(config).__module__.startswith("transformers."):
@@ -84,7 +84,7 @@ def _asked_and_kept(written: str) -> ClassSays | None:
 
 def lacks(config: Mapping[str, Any]) -> str:
     """Return a message if the installed transformers has no class for this config, else an empty string."""
-    if class_says(config) is not None:
+    if config_class_values(config) is not None:
         return ""
     return f"transformers {release()}, which this interpreter has, knows no model type `{config.get('model_type')}`"
 
@@ -98,7 +98,7 @@ def _is_imported() -> bool:
     return "transformers" in sys.modules
 
 
-def _asked(config: Mapping[str, Any]) -> ClassSays | None:
+def _asked(config: Mapping[str, Any]) -> ConfigClassValues | None:
     import transformers
 
     of_kind = configuration_class(config)
@@ -109,9 +109,9 @@ def _asked(config: Mapping[str, Any]) -> ClassSays | None:
     transformers.logging.set_verbosity_error()
     try:
         made = of_kind(**copy.deepcopy({key: value for key, value in config.items() if key != "model_type"}))
-        return ClassSays(values=json.loads(made.to_json_string(use_diff=False)), names=names)
+        return ConfigClassValues(values=json.loads(made.to_json_string(use_diff=False)), names=names)
     except Exception:  # a class may reject values with any exception; the values themselves are checked elsewhere
-        return ClassSays(values={}, names=names)
+        return ConfigClassValues(values={}, names=names)
     finally:
         transformers.logging.set_verbosity(said)
 

@@ -13,7 +13,7 @@ from parity_audit.formulas.frequencies import attention_factor, kind_of, rope_ta
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.specs.expr import ExprError, evaluate
 from parity_audit.specs.schema import EditEntry, ResolvedKnob, Spec
-from parity_audit.specs.view import config_names, dims, dims_of_layer, joined, knob_values, roles, section
+from parity_audit.specs.view import collapse_equal, config_names, dims, dims_of_layer, knob_values, roles, section
 from parity_audit.specs.wrapped import of_the_text_model
 
 
@@ -43,7 +43,9 @@ def edits(
     names = config_names(config, **sizes, value=value, now=before)
 
     def rotaries(layers: Iterable[int] | None = None) -> list[dict[str, Any]]:
-        dealt = {name: _dealt(spec, config, name, given) for name, given in targets.items() if name.startswith("rope.")}
+        dealt = {
+            name: _per_layer(spec, config, name, given) for name, given in targets.items() if name.startswith("rope.")
+        }
         return [
             _rotary(
                 {name: given[layer] for name, given in dealt.items()},
@@ -53,27 +55,27 @@ def edits(
         ]
 
     def rotates() -> list[bool]:
-        return [base is not None for base in _dealt(spec, config, "rope.theta", targets.get("rope.theta"))]
+        return [base is not None for base in _per_layer(spec, config, "rope.theta", targets.get("rope.theta"))]
 
     def turning() -> list[int]:
         """Return the layers that use a rotary embedding; a table shared by all layers is computed from these."""
         return [layer for layer, turned in enumerate(rotates()) if turned]
 
     functions = {
-        "rotary": lambda: joined(rotaries(turning() or None)),
+        "rotary": lambda: collapse_equal(rotaries(turning() or None)),
         "rotaries": rotaries,
         "rotates": rotates,
         "rotary_of": lambda kind: rotaries()[names["layer_types"].index(kind)],
         "rope_parameters": lambda: _rope_parameters(targets, names),
-        "per_layer": lambda: _dealt(spec, config, knob, value),
-        "windows": lambda: _dealt(spec, config, knob, value),
-        "widest_window": lambda: _widest(_dealt(spec, config, knob, value)),
-        "layer_types": lambda: _layer_types(_dealt(spec, config, knob, value)),
+        "per_layer": lambda: _per_layer(spec, config, knob, value),
+        "windows": lambda: _per_layer(spec, config, knob, value),
+        "widest_window": lambda: _widest(_per_layer(spec, config, knob, value)),
+        "layer_types": lambda: _layer_types(_per_layer(spec, config, knob, value)),
         "times_usual_slopes": lambda: _expressible(times_usual(value)),
         "window_kinds": lambda: [
-            "global" if window is None else "local" for window in _dealt(spec, config, knob, value)
+            "global" if window is None else "local" for window in _per_layer(spec, config, knob, value)
         ],
-        "windowed": lambda: [window is not None for window in _dealt(spec, config, knob, value)],
+        "windowed": lambda: [window is not None for window in _per_layer(spec, config, knob, value)],
     }
 
     def filled(edit: EditEntry) -> Any:
@@ -84,8 +86,10 @@ def edits(
                 # Arithmetic on a list fails: the value has one number per layer, which a single setting cannot hold.
                 if not isinstance(value, list) or EVERY not in edit.path:
                     raise
-        each = zip(_dealt(spec, config, knob, value), _dealt(spec, config, knob, before), strict=True)
-        return joined([_filled(edit.value, {**names, "value": said, "now": held}, functions) for said, held in each])
+        each = zip(_per_layer(spec, config, knob, value), _per_layer(spec, config, knob, before), strict=True)
+        return collapse_equal(
+            [_filled(edit.value, {**names, "value": said, "now": held}, functions) for said, held in each]
+        )
 
     try:
         made = tuple(
@@ -144,7 +148,7 @@ def live_path(tensor: str) -> str:
     return re.sub(r"\.(\d+)", r"[\1]", tensor)
 
 
-def _dealt(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue) -> list[Any]:
+def _per_layer(spec: Spec, config: Mapping[str, Any], knob: str, setting: KnobValue) -> list[Any]:
     """Return one value per layer.
 
     If `setting` is a list with one entry per layer, return it. Otherwise return `setting` for the layers that have the

@@ -29,10 +29,10 @@ from parity_audit.specs.wrapped import WRAPPED_IN
 
 def dims(spec: Spec, config: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of a config by name: d_model, n_heads, n_kv_heads, d_head, d_mlp, n_layers, d_vocab and any others."""
-    return {name: int(value) for name, value in said_sizes(spec, config).items()}
+    return {name: int(value) for name, value in raw_sizes(spec, config).items()}
 
 
-def said_sizes(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
+def raw_sizes(spec: Spec, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of a config, not yet converted to int.
 
     A size is left out if its value is null and its expression ends with `else null`, so that it may be absent.
@@ -90,7 +90,7 @@ def _resolved(entry: KnobEntry, names: Mapping[str, Any]) -> ResolvedKnob:
 
 def _by_layer(entry: KnobEntry, names: Mapping[str, Any]) -> ResolvedKnob:
     """Return a knob whose value depends on the layer number; if all values are equal, it has a single value."""
-    value = joined([evaluate(entry.value, {**names, "l": layer}) for layer in range(names["n_layers"])])
+    value = collapse_equal([evaluate(entry.value, {**names, "l": layer}) for layer in range(names["n_layers"])])
     return ResolvedKnob(value=value, kind=entry.kind, by_layer=isinstance(value, list))
 
 
@@ -98,10 +98,10 @@ def spec_values(spec: Spec, config: Mapping[str, Any]) -> dict[str, KnobValue]:
     """Return knob values in the form of live readings: one value, or a list with one value per layer if they differ."""
     layers = range(dims(spec, config)["n_layers"])
     known = knob_values(spec, config)
-    return {knob: joined([item.at(layer) for layer in layers]) for knob, item in known.items()}
+    return {knob: collapse_equal([item.at(layer) for layer in layers]) for knob, item in known.items()}
 
 
-def joined(values: list[Any]) -> Any:
+def collapse_equal(values: list[Any]) -> Any:
     """Return one value if all values of the list are equal, else the list."""
     return values[0] if all(value == values[0] for value in values) else values
 
@@ -133,7 +133,7 @@ def section(spec: Spec, backend_key: str, release: str) -> BackendSection:
     return BackendSection(**present, other_weights=base.other_weights, variants=[])
 
 
-def cannot(
+def reason_not_supported(
     spec: Spec, backend_key: str, release: str, config: Mapping[str, Any], *, device: str = "cpu", dtype: str = "float32"
 ) -> str:  # fmt: skip
     """Return why this release of a backend cannot run a model with this config; empty if the spec gives no such reason."""
@@ -363,7 +363,7 @@ def effective_values(
         entry = knobs.get(knob)
         if entry is not None:
             values = [_converted(entry, value, config) for value in (raw if isinstance(raw, list) else [raw])]
-            found[knob] = joined(values)
+            found[knob] = collapse_equal(values)
     return found
 
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 OnProgress = Callable[..., None]
 
 
-class Asking(ABC):
+class BackendClient(ABC):
     """A backend that answers one request at a time, until it is killed."""
 
     @abstractmethod

@@ -19,7 +19,7 @@ from parity_audit.core.wire import (
     WIRE_FD_ENV,
     LoadRequest,
 )
-from parity_audit.workers.asking import Asking, OnProgress
+from parity_audit.workers.asking import BackendClient, OnProgress
 from parity_audit.workers.bundle import bundle
 from parity_audit.workers.channel import Channel, Ended, Garbled, TimedOut
 from parity_audit.workers.forks import end_servers, forked
@@ -51,7 +51,7 @@ HINTS = {
 _ALIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
-class Worker(Asking):
+class Worker(BackendClient):
     """A running backend process. Create it with `start`, send requests with the typed methods, and always `kill` it at the end."""
 
     def __init__(self, channel: Channel, label: str, mark: str, timeout: float, temporary: OwnTemporary | None) -> None:

@@ -24,7 +24,7 @@ from parity_audit.core.errors import BackendFailed, ParityError, UsageError
 from parity_audit.core.jsonio import dumps, to_plain
 from parity_audit.core.types import BackendRef
 from parity_audit.core.wire import LoadRequest
-from parity_audit.workers.asking import Asking, OnProgress
+from parity_audit.workers.asking import BackendClient, OnProgress
 from parity_audit.workers.client import backend_failed
 
 KEY = "parity_audit.backends.live:LiveModel"
@@ -67,7 +67,7 @@ def lent(model: Any, **settings: Any) -> Iterator[BackendRef]:
         del LENT[target]
 
 
-class LiveWorker(Asking):
+class LiveWorker(BackendClient):
     """A worker that runs in this process. `kill` restores the model to its earlier state."""
 
     def __init__(self, label: str, log: Path) -> None:

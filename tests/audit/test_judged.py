@@ -10,7 +10,7 @@ from report.sample import WRONG
 
 from parity_audit.audit.judged import keep_result, kept_result
 from parity_audit.backends.sink import write_site
-from parity_audit.capture.store import SPENT, Capture, open_capture, write_manifest
+from parity_audit.capture.store import RESULTS_ONLY, Capture, open_capture, write_manifest
 from parity_audit.core.manifest import Manifest
 from parity_audit.core.types import Checkpoint, Probe
 from parity_audit.core.wire import RunRequest
@@ -37,7 +37,7 @@ def test_a_result_comes_back_as_it_was_and_the_tensors_are_gone(taken: Capture):
     assert found is not None
     assert found[0] == WRONG
     assert found[1].manifest == taken.manifest
-    assert sorted(path.name for path in taken.folder.iterdir()) == [SPENT, "manifest.json", "manifest.sha256"]
+    assert sorted(path.name for path in taken.folder.iterdir()) == [RESULTS_ONLY, "manifest.json", "manifest.sha256"]
 
 
 def test_a_capture_without_a_result_is_left_alone(taken: Capture):
@@ -52,6 +52,6 @@ def test_a_capture_without_a_result_is_left_alone(taken: Capture):
 def test_another_question_or_a_damaged_result_is_no_answer(taken: Capture, damage: str | None):
     keep_result(WRONG, taken, "another" if damage is None else "question")
     if damage is not None:
-        (taken.folder / SPENT).write_text(damage)
+        (taken.folder / RESULTS_ONLY).write_text(damage)
 
     assert kept_result(taken.folder, "question") is None

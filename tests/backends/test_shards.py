@@ -7,7 +7,7 @@ import torch
 
 from parity_audit.backends.hf_ranks import require_whole_heads
 from parity_audit.backends.rank_tensors import rank_tensor
-from parity_audit.backends.shards import WHOLE, Cut, apart, by_width, held_by, joined
+from parity_audit.backends.shards import WHOLE, Shard, by_width, copy_differences, join_shards, rank_spans
 from parity_audit.core.types import WeightTap
 
 SIZES = {"n_heads": 4, "n_kv_heads": 2, "d_head": 3, "d_mlp": 10, "d_model": 7}
@@ -21,7 +21,7 @@ def fused(ranks: int, kv_heads: int = 2):
         torch.cat([q.chunk(ranks)[rank], *(one.chunk(ranks // copies)[rank // copies] for one in (k, v))])
         for rank in range(ranks)
     ]
-    cut = Cut(sizes=(12 // ranks, *(3 * kv_heads * copies // ranks,) * 2), copies=(1, copies, copies))
+    cut = Shard(sizes=(12 // ranks, *(3 * kv_heads * copies // ranks,) * 2), copies=(1, copies, copies))
     return torch.cat([q, k, v])[None, None], [part[None, None] for part in parts], cut
 
 
@@ -29,15 +29,15 @@ def fused(ranks: int, kv_heads: int = 2):
 def test_fused_parts_are_joined_part_by_part_and_copies_of_heads_once(ranks):
     whole, parts, cut = fused(ranks)
 
-    assert torch.equal(joined(parts, [cut] * ranks), whole)
-    assert apart(parts, cut) == [0.0] * ranks
+    assert torch.equal(join_shards(parts, [cut] * ranks), whole)
+    assert copy_differences(parts, cut) == [0.0] * ranks
 
 
 def test_a_copy_of_a_head_that_differs_is_seen():
     _, parts, cut = fused(4)
     parts[3][..., -1] += 2
 
-    differs = apart(parts, cut)
+    differs = copy_differences(parts, cut)
 
     assert differs[:3] == [0.0] * 3
     assert differs[3] == pytest.approx((4 / 9) ** 0.5)
@@ -46,27 +46,27 @@ def test_a_copy_of_a_head_that_differs_is_seen():
 def test_summands_are_added_and_whole_copies_taken_once():
     parts = [torch.full((1, 2, 3), float(rank)) for rank in (1, 2)]
 
-    assert torch.equal(joined(parts, [Cut(summand=True)] * 2), torch.full((1, 2, 3), 3.0))
-    assert torch.equal(joined(parts, [WHOLE] * 2), parts[0])
-    assert apart(parts, WHOLE) == [0.0, 1.0]
-    assert apart(parts, Cut(summand=True)) == [0.0, 0.0]
+    assert torch.equal(join_shards(parts, [Shard(summand=True)] * 2), torch.full((1, 2, 3), 3.0))
+    assert torch.equal(join_shards(parts, [WHOLE] * 2), parts[0])
+    assert copy_differences(parts, WHOLE) == [0.0, 1.0]
+    assert copy_differences(parts, Shard(summand=True)) == [0.0, 0.0]
 
 
 def test_padding_of_a_vocabulary_is_dropped_in_every_part():
     whole = torch.arange(10.0).view(5, 2)
     parts = [whole[:4], torch.cat([whole[4:], torch.full((3, 2), 9.0)])]
-    cuts = [Cut(axis=0, sizes=(4,), real=4), Cut(axis=0, sizes=(4,), real=1)]
+    cuts = [Shard(axis=0, sizes=(4,), real=4), Shard(axis=0, sizes=(4,), real=1)]
 
-    assert torch.equal(joined(parts, cuts), whole)
+    assert torch.equal(join_shards(parts, cuts), whole)
 
 
 @pytest.mark.parametrize(
     ("site", "shape", "cut"),
     [
-        ("blocks.0.q", (1, 5, 2, 3), Cut(sizes=(2,), copies=(1,))),
+        ("blocks.0.q", (1, 5, 2, 3), Shard(sizes=(2,), copies=(1,))),
         ("blocks.0.q", (1, 5, 12), WHOLE),
-        ("blocks.0.rot_k", (1, 5, 3), Cut(sizes=(3,), copies=(1,))),
-        ("blocks.0.mlp.post", (1, 5, 5), Cut(sizes=(5,), copies=(1,))),
+        ("blocks.0.rot_k", (1, 5, 3), Shard(sizes=(3,), copies=(1,))),
+        ("blocks.0.mlp.post", (1, 5, 5), Shard(sizes=(5,), copies=(1,))),
         ("blocks.0.resid_post", (1, 5, 7), WHOLE),
         ("blocks.0.z", (1, 5, 5), None),
     ],
@@ -76,11 +76,11 @@ def test_width_says_how_a_site_is_cut(site, shape, cut):
 
 
 def test_heads_that_several_ranks_hold_are_copies():
-    assert by_width((1, 5, 1, 3), "blocks.0.k", SIZES, ranks=4) == Cut(sizes=(1,), copies=(2,))
+    assert by_width((1, 5, 1, 3), "blocks.0.k", SIZES, ranks=4) == Shard(sizes=(1,), copies=(2,))
 
 
 def test_spans_are_runs_of_one_rank():
-    assert held_by(torch.tensor([0, 0, 1, 1, 1])) == ((0, 0, 2), (1, 2, 5))
+    assert rank_spans(torch.tensor([0, 0, 1, 1, 1])) == ((0, 0, 2), (1, 2, 5))
 
 
 def said(parts, cut, stored, name="q", **where):
@@ -91,7 +91,7 @@ def said(parts, cut, stored, name="q", **where):
 def test_what_a_rank_holds_in_the_place_of_its_part(dtype):
     torch.manual_seed(0)
     q, k = torch.randn(4, 3), torch.randn(4, 3)
-    cut, stored = Cut(axis=0, sizes=(2, 2), copies=(1, 1)), {"q": q, "k": k}
+    cut, stored = Shard(axis=0, sizes=(2, 2), copies=(1, 1)), {"q": q, "k": k}
     right = [torch.cat([q[:2], k[:2]]).to(dtype), torch.cat([q[2:], k[2:]]).to(dtype)]
     exchanged = [right[0], torch.cat([q[:2], k[2:]]).to(dtype)]
     by_block = list(torch.cat([q, k]).to(dtype).chunk(2))
@@ -106,7 +106,7 @@ def test_what_a_rank_holds_in_the_place_of_its_part(dtype):
 def test_columns_of_another_place_and_copies_that_differ():
     torch.manual_seed(0)
     first, second = torch.randn(3, 4), torch.randn(3, 4)
-    cut, stored = Cut(axis=1, sizes=(2,)), {"q": first, "k": second}
+    cut, stored = Shard(axis=1, sizes=(2,)), {"q": first, "k": second}
 
     assert said([first[:, :2], second[:, 2:]], cut, stored).holds == ("own", "rows of other places")
     assert said([first, first + 1], WHOLE, stored).holds == ("own", "other values")

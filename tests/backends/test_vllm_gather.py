@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from parity_audit.backends.taps import Recorder
 from parity_audit.backends.vllm_engine import cache_bytes, typed
-from parity_audit.backends.vllm_gather import COMPUTE_LOGITS, Gatherer, place, real_rows
+from parity_audit.backends.vllm_gather import COMPUTE_LOGITS, StepGatherer, place, real_rows
 from parity_audit.capture.probes import plan_probes
 from parity_audit.core.types import Probe, SiteTap
 from parity_audit.core.wire import RunRequest
@@ -39,7 +39,7 @@ def test_every_token_comes_back_to_its_place(probe, budget, backwards, tmp_path)
     """
     request = RunRequest(probe=probe, taps=(), out=str(tmp_path))
     recorder = Recorder(request)
-    gatherer = Gatherer(request, recorder)
+    gatherer = StepGatherer(request, recorder)
     for ids, positions in steps(gatherer.rows, budget, backwards):
         gatherer.before_step(torch.nn.Identity(), (torch.tensor(ids), torch.tensor(positions)), {})
         value = 1000.0 * torch.tensor(ids) + torch.tensor(positions)
@@ -57,7 +57,7 @@ def test_every_token_comes_back_to_its_place(probe, budget, backwards, tmp_path)
 def test_tokens_on_another_axis_come_back_to_their_places(budget, tmp_path):
     """Streams `[stream token d]`, four of them, also where a step has four tokens."""
     request = RunRequest(probe=SAME, taps=(), out=str(tmp_path))
-    gatherer = Gatherer(request, Recorder(request))
+    gatherer = StepGatherer(request, Recorder(request))
     tap = SiteTap(site="x", module="", layout="stream b p d -> b p stream d")
     for ids, positions in steps(gatherer.rows, budget, False):
         gatherer.before_step(torch.nn.Identity(), (torch.tensor(ids), torch.tensor(positions)), {})
@@ -76,7 +76,7 @@ def test_what_has_no_row_for_every_token_hides_its_site(tmp_path):
     """Positions `[1 token]` would fill every row of a site of one row."""
     request = RunRequest(probe=PROBES["short"], taps=(SiteTap(site="x", module=""),), out=str(tmp_path))
     recorder = Recorder(request)
-    gatherer = Gatherer(request, recorder)
+    gatherer = StepGatherer(request, recorder)
     for ids, positions in steps(gatherer.rows, 1000, False):
         gatherer.before_step(torch.nn.Identity(), (torch.tensor(ids), torch.tensor(positions)), {})
         gatherer.see(request.taps[0], torch.tensor(positions)[None])
@@ -93,7 +93,7 @@ def test_logits_are_computed_of_the_kept_positions_and_what_was_sampled_from_sta
     probe = replace(PROBES["short"], kept=(0, 5, 30, 47))
     request = RunRequest(probe=probe, taps=(), out=str(tmp_path), returned=True)
     recorder = Recorder(request)
-    gatherer = Gatherer(request, recorder)
+    gatherer = StepGatherer(request, recorder)
     asked = []
 
     def head(hidden):
@@ -114,7 +114,7 @@ def test_logits_are_computed_of_the_kept_positions_and_what_was_sampled_from_sta
 
 def test_tokens_that_never_ran_are_an_error(tmp_path):
     request = RunRequest(probe=PROBES["short"], taps=(), out=str(tmp_path))
-    gatherer = Gatherer(request, Recorder(request))
+    gatherer = StepGatherer(request, Recorder(request))
     ids, positions = steps(gatherer.rows, 40, False)[0]
     gatherer.before_step(
         torch.nn.Identity(), (), {"input_ids": torch.tensor(ids), "positions": torch.tensor(positions)}
@@ -127,7 +127,7 @@ def test_tokens_that_never_ran_are_an_error(tmp_path):
 def test_a_cut_inside_a_shared_prefix_out_of_order_is_refused_and_not_guessed(tmp_path):
     """All rows begin with BOS: run alone and last row first, it could be anybody's."""
     request = RunRequest(probe=PROBES["ragged"], taps=(), out=str(tmp_path))
-    gatherer = Gatherer(request, Recorder(request))
+    gatherer = StepGatherer(request, Recorder(request))
     for ids, positions in steps(gatherer.rows, 1, True):
         gatherer.before_step(torch.nn.Identity(), (torch.tensor(ids), torch.tensor(positions)), {})
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parity_audit.backends.taps import Recorder
-from parity_audit.capture.bounded import EDGE, ENDS, LONG, ROOM, SPREAD, Writes, fitted, told_positions
+from parity_audit.capture.bounded import EDGE, ENDS, LONG, ROOM, SPREAD, Writes, kept_positions, reduce_to_fit
 from parity_audit.capture.estimate import planned_cost
 from parity_audit.capture.probes import plan_probes
 from parity_audit.capture.scratch import Scratch
@@ -26,7 +26,7 @@ WHOLE = WRITES.total(PROBES)
 
 
 def chosen(bound):
-    return fitted(PROBES, (), WRITES, CONFIG, bound)
+    return reduce_to_fit(PROBES, (), WRITES, CONFIG, bound)
 
 
 def test_a_bound_that_is_wide_enough_changes_nothing():
@@ -60,16 +60,16 @@ def test_without_a_bound_captures_of_one_and_a_half_gibibytes_are_whole_and_larg
     layers = (3 << 29) // WHOLE
     below, above = (replace(WRITES, taps=[*WRITES.taps] * count) for count in (layers, layers + 1))
     assert below.total(PROBES) <= ROOM < above.total(PROBES)
-    assert fitted(PROBES, (), below, CONFIG, None).left_out == ()
-    fit = fitted(PROBES, (), above, CONFIG, None)
+    assert reduce_to_fit(PROBES, (), below, CONFIG, None).left_out == ()
+    fit = reduce_to_fit(PROBES, (), above, CONFIG, None)
     assert [gap.what for gap in fit.left_out] == ["positions of probe long"]
     assert "more than 1.6 GB, which a larger --disk allows" in fit.left_out[0].why
-    assert fitted(PROBES, (), above, CONFIG, above.total(PROBES)).left_out == ()
+    assert reduce_to_fit(PROBES, (), above, CONFIG, above.total(PROBES)).left_out == ()
 
 
 def test_without_a_bound_no_probe_is_left_out_however_large_the_model():
     huge = replace(WRITES, taps=[*WRITES.taps] * 10_000)
-    fit = fitted(PROBES, (), huge, CONFIG, None)
+    fit = reduce_to_fit(PROBES, (), huge, CONFIG, None)
     assert [probe.name for probe in fit.probes] == [probe.name for probe in PROBES]
     assert {probe.sites for probe in fit.probes[1:]} == {"residual"}
     assert fit.needed == huge.total(fit.probes) > ROOM
@@ -83,12 +83,12 @@ def test_what_is_chosen_is_within_the_bound(share):
 
 def test_a_text_of_the_users_own_is_never_left_out():
     own = PROBES[1:2]
-    fit = fitted(PROBES[:1], own, WRITES, CONFIG, WRITES.total([*PROBES[:1], *own]))
+    fit = reduce_to_fit(PROBES[:1], own, WRITES, CONFIG, WRITES.total([*PROBES[:1], *own]))
     assert (fit.probes, fit.left_out) == (PROBES[:1], ())
 
 
 def test_ends_window_edges_and_a_spread_are_kept():
-    kept = told_positions(1088, (1024,))
+    kept = kept_positions(1088, (1024,))
     assert set(range(ENDS)) | set(range(1088 - ENDS, 1088)) | set(range(1024 - EDGE, 1024 + EDGE)) < set(kept)
     assert max(later - earlier for earlier, later in itertools.pairwise(kept)) <= 1088 // (SPREAD - 1) + 1
     assert len(kept) < LONG < 1088

@@ -5,14 +5,14 @@ import math
 import pytest
 
 from parity_audit.checks.limits import Found, Sensitivity, chosen_probe, detection_limits
-from parity_audit.checks.responses import Moved, Response, movable, smallest
+from parity_audit.checks.responses import PerturbableConstant, Response, perturbable_constants, smallest
 from parity_audit.compare.deltas import Comparison
 from parity_audit.core.limits import INNER_RATIO, PARITY_RATIO
 from parity_audit.core.report import SiteDelta
 from parity_audit.core.types import NotTested, Probe
 from parity_audit.specs.schema import ResolvedKnob
 
-SCALE = Moved(name="attention.scale", knob="attention.scale", value=16.0, whole=16.0)
+SCALE = PerturbableConstant(name="attention.scale", knob="attention.scale", value=16.0, whole=16.0)
 FLOORS = {"blocks.0.attn_scores": 1e-6, "blocks.0.resid_mid": 1e-7, "logits": 1e-6}
 
 
@@ -70,7 +70,7 @@ def test_numbers_can_be_moved_and_words_and_maps_cannot():
         "rope.scaling": ResolvedKnob(value={"rope_type": "llama3", "factor": 32.0}, kind="variant"),
         "attention.window": ResolvedKnob(value=4096, layers=(0, 2)), "flag": ResolvedKnob(value=True),
     }  # fmt: skip
-    found = {item.name: item for item in movable(knobs)}
+    found = {item.name: item for item in perturbable_constants(knobs)}
 
     assert found.keys() == {"attention.scale", "rope.scaling.factor", "attention.window"}
     assert found["rope.scaling.factor"].given(33.0) == {"rope_type": "llama3", "factor": 33.0}
@@ -90,7 +90,7 @@ def test_the_probe_is_the_longest_of_the_cheap_ones():
 
 
 def test_a_count_is_off_by_one_or_not_at_all():
-    heads = Moved(name="moe.top_k", knob="moe.top_k", value=2.0, whole=2)
+    heads = PerturbableConstant(name="moe.top_k", knob="moe.top_k", value=2.0, whole=2)
     seen = Response(moved=heads, amount=heads.amount(0.002), by_site={"logits": 1.0})
     blunt = Response(moved=heads, amount=heads.amount(3.2), by_site={"logits": 3e-6})
     found = Sensitivity(probe="short", floors=FLOORS, responses=(Found(everywhere=seen), Found(everywhere=blunt)))

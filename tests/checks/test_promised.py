@@ -7,7 +7,7 @@ from torch import nn
 from parity_audit.backends.sink import write_site
 from parity_audit.capture.store import open_capture, write_manifest
 from parity_audit.checks.changes import EDIT_FACTOR, Changes
-from parity_audit.checks.promised import Promises, norm_input, results
+from parity_audit.checks.promised import ExpectedTensors, norm_input, results
 from parity_audit.core.manifest import Manifest
 from parity_audit.core.types import Checkpoint, Probe
 from parity_audit.core.wire import FLOAT64, RunRequest
@@ -69,7 +69,7 @@ def test_a_norms_hooks_have_the_names_that_users_type():
 
 
 def test_scale_and_normalized_are_those_of_torch(judge, tmp_path, norm):
-    promises = Promises(judge, PROBE, Plan(tmp_path, norm))
+    promises = ExpectedTensors(judge, PROBE, Plan(tmp_path, norm))
     x = judge.tensor("short", "blocks.1.resid_pre")
 
     normalized = promises.of(hook(NORMALIZED))()
@@ -89,7 +89,7 @@ def test_an_edit_inside_a_norm_is_the_same_edit_of_its_output(judge, tmp_path, n
 
 def test_an_edit_is_large_and_leaves_every_other_position_alone(judge, tmp_path, norm):
     change = Changes(judge, PROBE, Plan(tmp_path, norm)).at_hook(hook(SCALE))
-    plain = Promises(judge, PROBE, Plan(tmp_path, norm)).of(hook(SCALE))()
+    plain = ExpectedTensors(judge, PROBE, Plan(tmp_path, norm)).of(hook(SCALE))()
 
     ratio = change.candidate[hook(SCALE).name] / plain
     assert ratio.flatten().tolist() == pytest.approx([1.0, EDIT_FACTOR, 1.0, EDIT_FACTOR])

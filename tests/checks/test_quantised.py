@@ -1,7 +1,7 @@
 """A quantised model is one finding, and another format or other layers are another."""
 
 from parity_audit.checks.quantised import quantised_as_one
-from parity_audit.checks.weights import told_once
+from parity_audit.checks.weights import without_repeated_tensor_findings
 from parity_audit.core.report import Finding
 
 TENSORS = {(role, at): f"model.layers.{at}.{role}" for role in ("attn.q", "attn.k", "mlp.up") for at in (0, 1)}
@@ -13,7 +13,7 @@ def fit(role, value=INT8, layers=None):
 
 
 def as_one(findings):
-    return quantised_as_one(told_once(findings, TENSORS))
+    return quantised_as_one(without_repeated_tensor_findings(findings, TENSORS))
 
 
 def finding(knob, value, layers, site, **evidence):
@@ -64,27 +64,27 @@ def test_a_tensor_that_is_known_to_be_another_stays():
 
 def test_a_fit_names_the_tensors_that_it_speaks_of_and_they_are_none_of_their_own():
     scale, other = fit("attn.q.scale", 1.05), differs("mlp.up")
-    found = told_once([differs("attn.q"), other, scale], TENSORS)
+    found = without_repeated_tensor_findings([differs("attn.q"), other, scale], TENSORS)
 
     assert [one.knob for one in found] == ["weights", "weights.attn.q.scale"]
     assert found[0] is other
     assert found[1].evidence["tensors"] == ["model.layers.0.attn.q", "model.layers.1.attn.q"]
     elsewhere = fit("attn.q.scale", 1.05, layers=(0,))
-    assert told_once([differs("attn.q"), elsewhere], TENSORS) == [differs("attn.q"), elsewhere]
+    assert without_repeated_tensor_findings([differs("attn.q"), elsewhere], TENSORS) == [differs("attn.q"), elsewhere]
 
 
 def test_a_fit_that_says_that_the_tensor_is_the_checkpoints_explains_no_other_tensor():
     """Norms folded into a projection: what it makes is the checkpoint's of normalised inputs, and one row of it may be wrong."""
     folded = fit("attn.q", "the checkpoint's, of inputs with rms norm ln1")
 
-    assert told_once([differs("attn.q"), folded], TENSORS) == [differs("attn.q"), folded]
+    assert without_repeated_tensor_findings([differs("attn.q"), folded], TENSORS) == [differs("attn.q"), folded]
 
 
 def test_what_a_tensor_of_its_own_holds_is_told_once():
     tensors = {("attn.sinks", at): f"sinks.{at}" for at in (0, 1)}
     lost = finding("weights", 0.0, (0, 1), "sinks.0", tensor="sinks.0", tensors=["sinks.0", "sinks.1"])
 
-    (one,) = told_once([lost, finding("attention.sinks", None, None, "blocks.0.z")], tensors)
+    (one,) = without_repeated_tensor_findings([lost, finding("attention.sinks", None, None, "blocks.0.z")], tensors)
     assert (one.knob, one.evidence["tensors"]) == ("attention.sinks", ["sinks.0", "sinks.1"])
 
 
@@ -98,12 +98,12 @@ def test_the_gain_of_a_norm_speaks_of_the_weight_of_that_norm_alone():
         "ln1.out.gain", "0.9 to 1.1", (0, 1), "blocks.0.ln1.out", sites=["blocks.0.ln1.out", "blocks.1.ln1.out"]
     )
     last = finding("ln_final.out.gain", "0.9 to 1.1", None, "ln_final.out")
-    found = told_once([*weight, final, gain, last], tensors)
+    found = without_repeated_tensor_findings([*weight, final, gain, last], tensors)
     read = [{"layer": at, "read_from": site} for at in (0, 1) for site in ("ln1.out", "ln2.out")]
     offset = finding(
         "norm.offset", 1.0, None, "blocks.0.ln1.out", candidate=[*read, {"layer": None, "read_from": "ln_final.out"}]
     )
 
-    assert [one.knob for one in told_once([*weight, final, offset], tensors)] == ["norm.offset"]
+    assert [one.knob for one in without_repeated_tensor_findings([*weight, final, offset], tensors)] == ["norm.offset"]
     assert [one.site for one in found] == [*(one.site for one in weight[2:]), gain.site, last.site]
     assert [one.evidence["tensors"] for one in found[2:]] == [["0.norm.ln1", "1.norm.ln1"], ["norm"]]

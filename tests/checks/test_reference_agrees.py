@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parity_audit.checks.reference_agrees import apart, twisted
+from parity_audit.checks.reference_agrees import apart, causality_and_padding_probe
 from parity_audit.core.types import Probe
 
 ROW = tuple(range(10, 58))
@@ -13,7 +13,7 @@ PROBE = Probe(name="short", purpose="", token_ids=(ROW,), mask=((1,) * 48,))
 @pytest.mark.parametrize("length", [2, 9, 48])
 def test_the_rows_share_a_past_and_nothing_else(length):
     row = ROW[:length]
-    probe, half = twisted(Probe(name="short", purpose="", token_ids=(row,), mask=((1,) * length,)))
+    probe, half = causality_and_padding_probe(Probe(name="short", purpose="", token_ids=(row,), mask=((1,) * length,)))
     future, padded = probe.token_ids
 
     assert probe.shape == (2, length)
@@ -37,7 +37,7 @@ def logits(ids, mask, *, causal, counts_padding):
 @pytest.mark.parametrize("counts_padding", [True, False])
 def test_what_looks_ahead_or_counts_padding_is_told_from_what_does_not(causal, counts_padding):
     options = {"causal": causal, "counts_padding": counts_padding}
-    changed, half = twisted(PROBE)
+    changed, half = causality_and_padding_probe(PROBE)
     exact = logits(PROBE.token_ids, PROBE.mask, **options)[0]
     own = exact.float().double()
     seen = logits(changed.token_ids, changed.mask, **options).float().double()

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from parity_audit.checks.preflight import weight_findings
-from parity_audit.checks.weights import grouped, told_once, with_origins, with_right_tensors, without_consequences
+from parity_audit.checks.weights import (
+    grouped,
+    with_origins,
+    with_right_tensors,
+    without_consequences,
+    without_repeated_tensor_findings,
+)
 from parity_audit.core.report import Finding
 from parity_audit.diagnose.structure.sample import NOT_STORED
 from parity_audit.formulas.fingerprint import fingerprint
@@ -199,7 +205,7 @@ def test_parts_of_a_fused_tensor_that_is_another_one_are_one_finding(parts, left
         for part in parts
     ]
 
-    assert [one.knob for one in told_once([*tensor, *fits], tensor_of)] == left
+    assert [one.knob for one in without_repeated_tensor_findings([*tensor, *fits], tensor_of)] == left
 
 
 def test_other_tensors_and_other_causes_stay_apart():

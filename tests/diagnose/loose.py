@@ -11,7 +11,7 @@ from torch import Tensor
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import Evidence, KnobFit
-from parity_audit.diagnose.findings import says_nothing
+from parity_audit.diagnose.findings import is_equivalent_implementation
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.sides import sites_with_formula
 from parity_audit.diagnose.fitting import READERS, causes_at, identify_by_formula, read_structure
@@ -60,6 +60,6 @@ def differ(candidate: dict[int | None, Evidence], reference: dict[int | None, Ev
 def told(candidate: dict[int | None, Evidence], reference: dict[int | None, Evidence]) -> dict[str, Finding]:
     """The findings by knob, as a diagnosis has them: by formula, and by structure where no formula explains a site."""
     findings, _ = causes_at(candidate, reference, sites_with_formula(candidate))
-    findings = [finding for finding in findings if not says_nothing(finding)]
+    findings = [finding for finding in findings if not is_equivalent_implementation(finding)]
     assert len({finding.knob for finding in findings}) == len(findings), "one knob was reported twice"
     return {finding.knob: finding for finding in findings}

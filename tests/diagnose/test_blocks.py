@@ -5,8 +5,8 @@ import pytest
 from architectures import Architecture
 
 from parity_audit.diagnose.fit.explain import explanations
-from parity_audit.diagnose.fit.left import explains, left_by, under
 from parity_audit.diagnose.fit.residuals import Component, Residuals
+from parity_audit.diagnose.fit.site_residual import explains, values_with_setting, with_residual
 from parity_audit.formulas.choices import BLOCK_BEFORE, FIRST_NORM, OF_FIRST, OF_SECOND, OF_SECOND_WITHIN, OWN
 from parity_audit.formulas.decoder import Run
 from parity_audit.specs.resolve import resolve_model
@@ -72,7 +72,7 @@ def test_an_eps_that_no_norm_has_explains_nothing(architecture, decoder, batch):
     residuals = Residuals(decoder=decoder, captured=lambda name, asked: captured.get(asked))
     part = [Component(probe=architecture.probe, site="blocks.1.resid_post")]
 
-    huge = left_by(residuals, part, {"norm.eps": 1e22})
+    huge = with_residual(residuals, part, {"norm.eps": 1e22})
 
     assert huge.residual <= LIMIT
     assert not explains(residuals, part, huge, LIMIT)
@@ -86,8 +86,8 @@ def test_heads_that_a_layer_does_not_have_are_impossible_and_stop_no_search(arch
     part = [Component(probe=architecture.probe, site="blocks.0.attn_scores")]
     heads, kv_heads = decoder.dims["n_heads"], decoder.dims["n_kv_heads"]
 
-    assert left_by(residuals, part, {"n_kv_heads": [kv_heads] * heads}).residual == float("inf")
-    assert left_by(residuals, part, {}).residual <= LIMIT
+    assert with_residual(residuals, part, {"n_kv_heads": [kv_heads] * heads}).residual == float("inf")
+    assert with_residual(residuals, part, {}).residual <= LIMIT
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_values_that_ask_for_a_tensor_that_is_not_stored_are_told_from_impossibl
     residuals = Residuals(decoder=decoder, captured=lambda name, asked: captured.get(asked))
     part = Component(probe=architecture.probe, site="blocks.0.pattern")
 
-    assert residuals.lacks(part, under(residuals, setting, 0)) is lacks
+    assert residuals.lacks(part, values_with_setting(residuals, setting, 0)) is lacks
 
 
 @pytest.mark.parametrize(("layer", "value", "block"), [(1, OF_SECOND, 1), (0, OF_SECOND, 0), (2, BLOCK_BEFORE, 1)])

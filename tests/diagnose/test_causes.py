@@ -11,9 +11,9 @@ from parity_audit.diagnose.evidence import PICTURE_POINTS
 from parity_audit.diagnose.findings import places_of
 from parity_audit.diagnose.fit.causes import causes
 from parity_audit.diagnose.fit.explain import explanations
-from parity_audit.diagnose.fit.left import residual
 from parity_audit.diagnose.fit.search import fitted
 from parity_audit.diagnose.fit.sides import side_of, sites_with_formula
+from parity_audit.diagnose.fit.site_residual import residual
 from parity_audit.diagnose.fitting import causes_at, identify_by_formula
 from parity_audit.diagnose.thresholds import MANY_ROUNDINGS
 from parity_audit.formulas.caps import capped

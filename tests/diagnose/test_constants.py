@@ -10,18 +10,18 @@ from loose import SHORT, differ, loose
 from test_extent import said
 from test_findings import fit
 
-from parity_audit.diagnose.agreement import Pair, differs, same
+from parity_audit.diagnose.agreement import FitPair, differs, same
 from parity_audit.diagnose.confidence import REMAINDER
 from parity_audit.diagnose.describe import _even
 from parity_audit.diagnose.extent import Tokens
 from parity_audit.diagnose.findings import _marks
-from parity_audit.diagnose.fit import left
+from parity_audit.diagnose.fit import site_residual
 from parity_audit.diagnose.fit.by_pair import Layout, _with_factor, laws, read_off
 from parity_audit.diagnose.fit.settings import Explanation
 from parity_audit.diagnose.forms.described import _whole_heads, described
 from parity_audit.diagnose.forms.kinds import _projected
 from parity_audit.diagnose.forms.order import order_of
-from parity_audit.diagnose.forms.pair import Pair as Tensors
+from parity_audit.diagnose.forms.pair import ActualExpected as Tensors
 from parity_audit.diagnose.numerics import tf32_share
 from parity_audit.diagnose.returned import _far
 from parity_audit.formulas.alibi import standard_slopes, times_usual
@@ -33,7 +33,7 @@ G = torch.Generator().manual_seed(3)
 def test_standard_errors_between_two_values(sigmas, apart):
     own, other = fit(16.0, stderr=0.01), fit(16.0 + sigmas * 0.01 * 2**0.5, stderr=0.01)
 
-    assert differs(Pair(candidate=own, reference=other)) is apart
+    assert differs(FitPair(candidate=own, reference=other)) is apart
 
 
 @pytest.mark.parametrize(("factor", "alike"), [(1.003, True), (1.03, False)])
@@ -69,7 +69,7 @@ def test_tokens_that_a_rule_may_get_wrong(wrong, strays, rule):
 def test_what_a_block_that_is_run_once_more_may_leave(knob, roundings, explained):
     found = Explanation(values={knob: "another"}, residual=roundings * 1e-7)
 
-    assert left.explains(SimpleNamespace(), (), found, limit=1e-7) is explained
+    assert site_residual.explains(SimpleNamespace(), (), found, limit=1e-7) is explained
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,15 @@ def test_what_a_narrow_dtype_may_leave_where_all_else_leaves_ten_times_as_much(m
     even = torch.full((64,), 1 / 8, dtype=torch.float64)
     decoder = SimpleNamespace(dims={"n_layers": 1}, values={}, knob=lambda name, layer: None)
     monkeypatch.setattr(
-        left, "joined", lambda residuals, parts, values: even * leaves * (1 if values.get("norm.dtype") else 10)
+        site_residual,
+        "combined_difference",
+        lambda residuals, parts, values: even * leaves * (1 if values.get("norm.dtype") else 10),
     )
     narrow = Explanation(values={"norm.dtype": "bfloat16 throughout"}, residual=leaves)
 
-    assert left.explains(SimpleNamespace(decoder=decoder), [SimpleNamespace(layer=0)], narrow, 1e-7) is explained
+    assert (
+        site_residual.explains(SimpleNamespace(decoder=decoder), [SimpleNamespace(layer=0)], narrow, 1e-7) is explained
+    )
 
 
 @pytest.mark.parametrize(("off", "even"), [(4e-3, True), (0.03, False)])

@@ -14,8 +14,8 @@ from parity_audit.diagnose.decoding import (
     decoded_probes,
     identify_decoded,
     not_in,
-    not_left_in_whole_runs,
     run_whole,
+    without_unexplained_in_whole_runs,
 )
 from parity_audit.diagnose.fit.by_token import where_they_stand
 
@@ -321,7 +321,7 @@ def test_what_whole_runs_leave_unexplained_is_not_explained_by_single_tokens():
     decoded = [f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("mlp.router_weights", "z", "q")]
     whole = ["blocks.0.mlp.router_weights", "blocks.1.pattern"]
 
-    assert not_left_in_whole_runs(decoded, whole, []) == [
+    assert without_unexplained_in_whole_runs(decoded, whole, []) == [
         "blocks.0.z", "blocks.0.q", "blocks.1.mlp.router_weights", "blocks.1.q",
     ]  # fmt: skip
-    assert not_left_in_whole_runs(decoded, [], []) == decoded
+    assert without_unexplained_in_whole_runs(decoded, [], []) == decoded

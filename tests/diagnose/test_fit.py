@@ -10,7 +10,7 @@ from architectures import Architecture
 
 from parity_audit.core.progress import SILENT
 from parity_audit.diagnose.fit.residuals import Component, Residuals, changed
-from parity_audit.diagnose.fit.search import ENUMERATED, ROUNDING, SAME_WITHIN, fitted
+from parity_audit.diagnose.fit.search import ENUMERATED, FLOAT64_RESIDUAL, SAME_WITHIN, fitted
 from parity_audit.diagnose.fit.settings import Explanation, starts_of
 from parity_audit.formulas.decoder import decoder_of
 from parity_audit.formulas.knobs import KNOBS
@@ -34,7 +34,7 @@ def cap(value):
 def test_a_cap_is_found_from_another_and_from_none(knob, truth, start):
     found = fitted(KNOBS[knob], lambda value: cap(value) - cap(truth), start, 0)
 
-    assert found.left < ROUNDING
+    assert found.residual < FLOAT64_RESIDUAL
     assert found.value == truth if truth is None else math.isclose(found.value, truth, rel_tol=1e-9)
 
 
@@ -75,7 +75,7 @@ def test_a_whole_number_without_a_slope_towards_it_is_enumerated(limit):
     """Rotated components of Phi-2's heads of 80 and of Gemma's of 256: every wrong number leaves about the same."""
     found = fitted(KNOBS["rope.partial"], lambda value: torch.tensor([0.0 if value == 46 else 0.5]), 30, limit)
 
-    assert (found.value, found.left) == (46, 0.0)
+    assert (found.value, found.residual) == (46, 0.0)
 
 
 def test_one_number_of_a_dictionary_is_found():
@@ -112,7 +112,7 @@ def test_a_choice_that_changes_nothing_is_not_held_while_others_are_searched():
 def test_what_no_value_explains_is_left():
     found = fitted(KNOBS["embed.scale"], lambda value: torch.ones(3, dtype=torch.float64) + 0 * X[:3], 1.0, 0)
 
-    assert found.left > 1
+    assert found.residual > 1
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parity_audit.diagnose.forms.described import described
-from parity_audit.diagnose.forms.pair import Pair
+from parity_audit.diagnose.forms.pair import ActualExpected
 
 TOKENS, HEADS, D_HEAD = 40, 3, 8
 CHANNELS = HEADS * D_HEAD
@@ -23,7 +23,7 @@ def noisy(x):
 
 
 def form(own, true, **others):
-    return described(Pair(own=own, true=true, d_head=D_HEAD, others=others))
+    return described(ActualExpected(own=own, true=true, d_head=D_HEAD, others=others))
 
 
 def test_what_does_not_differ_has_no_form(true):
@@ -108,7 +108,7 @@ def test_heads_that_are_normalised_and_have_a_gain(true):
     found = form((heads / heads.square().mean(-1, keepdim=True).sqrt() * gain).flatten(1), true)
 
     assert (found.kind, found.value) == ("norm", "each head normalised, times 0.5 to 2 per channel")
-    assert found.left < 1e-12
+    assert found.share_left < 1e-12
 
 
 ORDERS = {
@@ -152,7 +152,7 @@ def test_heads_that_are_normalised_are_not_said_to_be_scaled_where_they_have_nea
     unit = directions / directions.norm(dim=-1, keepdim=True)
     sizes = 3 + 0.02 * torch.randn(200, 4, 1, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
 
-    found = described(Pair(own=unit.flatten(1), true=(sizes * unit).flatten(1), d_head=8))
+    found = described(ActualExpected(own=unit.flatten(1), true=(sizes * unit).flatten(1), d_head=8))
 
     assert found is not None
     assert (found.kind, found.value) == ("norm", "each head normalised to rms 0.3536")
@@ -294,7 +294,7 @@ def test_rounded_times_a_scale(kind, part):
     shapes = {"tensor": (-1,), "token": (TOKENS, -1), "head": (TOKENS, HEADS, 32)}
     own = quantised(true.reshape(shapes[part]), kind).reshape(TOKENS, -1).float().double()
 
-    found = described(Pair(own=own, true=true.reshape(TOKENS, -1), d_head=32))
+    found = described(ActualExpected(own=own, true=true.reshape(TOKENS, -1), d_head=32))
     assert (found.kind, found.value) == ("rounded", f"{kind} times a scale")
 
 
@@ -312,7 +312,7 @@ def test_a_few_weights_among_zeros_are_on_no_grid():
     true.scatter_(1, chosen, torch.rand(TOKENS, 3, dtype=torch.float64, generator=draw) + 0.5)
     own = true * (1 + 0.1 * torch.rand(true.shape, dtype=torch.float64, generator=draw))
 
-    found = described(Pair(own=own, true=true, d_head=0))
+    found = described(ActualExpected(own=own, true=true, d_head=0))
     assert found is None or found.kind != "rounded"
 
 
@@ -321,6 +321,6 @@ def test_one_or_two_numbers_of_a_token_are_on_any_grid_and_not_said_to_be_rounde
     own = true.clone()
     own[:, :channels] *= 1.01
 
-    found = described(Pair(own=own, true=true, d_head=0))
+    found = described(ActualExpected(own=own, true=true, d_head=0))
     assert found is not None
     assert (found.kind, float(found.value)) == ("scale", pytest.approx(1.01))

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_port import probe
 
-from parity_audit.diagnose.describe import nearer
+from parity_audit.diagnose.describe import better_description
 from parity_audit.diagnose.forms.attended import attended, averaged, solved
 from parity_audit.diagnose.forms.described import described
-from parity_audit.diagnose.forms.pair import Form
+from parity_audit.diagnose.forms.pair import Description
 
 POS, HEADS, KV, WIDTH = 48, 4, 2, 16
 
@@ -96,12 +96,12 @@ def test_nothing_to_be_had_is_none():
 
 
 def test_what_was_done_to_values_is_said_where_it_leaves_clearly_less():
-    outputs = Form(kind="norm", value="per token", usual="as computed", left=3e-3)
-    values = Form(kind="values.norm", value="to rms 1", usual="as computed", left=1e-6)
+    outputs = Description(kind="norm", value="per token", usual="as computed", share_left=3e-3)
+    values = Description(kind="values.norm", value="to rms 1", usual="as computed", share_left=1e-6)
 
-    assert nearer(outputs, values) is values
-    assert nearer(None, outputs) is outputs
-    assert nearer(replace(outputs, left=2e-6), values).kind == "norm"
+    assert better_description(outputs, values) is values
+    assert better_description(None, outputs) is outputs
+    assert better_description(replace(outputs, share_left=2e-6), values).kind == "norm"
 
 
 def with_a_sink(values: torch.Tensor, noise: float = 0.0) -> Held:

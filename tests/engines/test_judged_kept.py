@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from interrupting import obey_ctrl_c
 
-from parity_audit.capture.store import SPENT
+from parity_audit.capture.store import RESULTS_ONLY
 from parity_audit.capture.workspace import kept_captures
 
 CANDIDATES = ("hf,attn_implementation=sdpa", "spec")
@@ -39,7 +39,7 @@ def test_a_judged_candidate_is_reported_from_what_was_kept_of_it(tmp_path):
     first.stderr.read()
     assert first.wait(60) == 130
     assert kept_captures(cache)[0] == 3, "reference, judge and the judged candidate"
-    (kept,) = (cache / "captures").glob(f"*/{SPENT}")
+    (kept,) = (cache / "captures").glob(f"*/{RESULTS_ONLY}")
     assert not [*kept.parent.glob("*/*.safetensors")], "nobody asks for its tensors any more"
 
     other = tmp_path / "other"

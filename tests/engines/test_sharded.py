@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from parity_audit.audit.first_look import sharded
+from parity_audit.audit.before_diagnosis import sharded
 from parity_audit.audit.reference import Reference
 from parity_audit.capture.plan import plan_audit, side_plan
 from parity_audit.capture.session import Session

@@ -100,7 +100,7 @@ def test_after_a_failure_a_damaged_environment_is_made_again(folder, damage, cap
     DAMAGE[damage](folder)
     assert not works(folder)
     with caplog.at_level(logging.WARNING, "parity_audit"):
-        assert heal.healed(BROKEN, BackendRef(name="hf"), environment(folder), device="cpu")
+        assert heal.rebuild_if_damaged(BROKEN, BackendRef(name="hf"), environment(folder), device="cpu")
 
     assert works(folder)
     assert damage_of(folder, whole=True) == ""
@@ -110,7 +110,7 @@ def test_after_a_failure_a_damaged_environment_is_made_again(folder, damage, cap
 def test_an_intact_environment_is_not_to_blame(folder, caplog):
     before = folder.stat().st_ino
 
-    assert not heal.healed(BROKEN, BackendRef(name="hf"), environment(folder), device="cpu")
+    assert not heal.rebuild_if_damaged(BROKEN, BackendRef(name="hf"), environment(folder), device="cpu")
     assert (folder.stat().st_ino, caplog.text) == (before, "")
 
 
@@ -120,7 +120,7 @@ def test_a_failure_that_says_another_cause_is_none_of_the_environments(folder, c
     monkeypatch.setattr(heal, "damage_of", lambda *_, **__: pytest.fail("its files were compared"))
 
     failure = BackendFailed("`enforce_eagr` is not a setting of vLLM", code=code)
-    assert not heal.healed(failure, BackendRef(name="hf"), environment(folder), device="cpu")
+    assert not heal.rebuild_if_damaged(failure, BackendRef(name="hf"), environment(folder), device="cpu")
 
 
 @pytest.mark.parametrize(("damage", "seen"), [("truncated", "has 5 bytes"), ("deleted", "is missing"), ("flipped", "")])
@@ -164,4 +164,4 @@ def test_an_interpreter_of_the_users_own_is_left_alone(folder, tmp_path):
     own = replace(environment(folder), python=str(tmp_path / "bin" / "python"))
 
     assert heal.folder_of(own) is None
-    assert not heal.healed(BROKEN, BackendRef(name="hf"), own, device="cpu")
+    assert not heal.rebuild_if_damaged(BROKEN, BackendRef(name="hf"), own, device="cpu")

@@ -10,7 +10,7 @@ import torch
 from parity_audit.formulas.alibi import penalties, standard_slopes
 from parity_audit.formulas.choices import FROM_PADDING
 from parity_audit.formulas.place import Batch
-from parity_audit.formulas.positions import counted, standing
+from parity_audit.formulas.positions import assigned_positions, counted
 
 LENGTH = 320
 SLOPES = torch.tensor(standard_slopes(4), dtype=torch.float64)
@@ -34,7 +34,7 @@ def batch() -> Batch:
     ],
 )
 def test_rows_of_a_table(batch: Batch, said: str, expected: dict[int, int]):
-    rows = standing(batch, said)[0]
+    rows = assigned_positions(batch, said)[0]
 
     assert {place: int(rows[place]) for place in expected} == expected
 
@@ -44,13 +44,13 @@ def test_rows_of_a_table(batch: Batch, said: str, expected: dict[int, int]):
     [("start again after 7", [2, 3]), ("stop at 8", [8, 8]), ("0 at decoded tokens", [0, 0])],
 )
 def test_what_is_said_of_far_positions_holds_of_decoded_tokens_alone(batch: Batch, said: str, decoded: list[int]):
-    rows = standing(dataclasses.replace(batch, decoded_from=10), said)[0]
+    rows = assigned_positions(dataclasses.replace(batch, decoded_from=10), said)[0]
 
     assert rows[:12].tolist() == [*range(10), *decoded]
 
 
 def test_rows_that_are_counted_from_the_padding_have_what_the_model_adds(batch: Batch):
-    assert standing(batch, "counted from the padding + 2")[1].tolist() == list(range(2, LENGTH + 2))
+    assert assigned_positions(batch, "counted from the padding + 2")[1].tolist() == list(range(2, LENGTH + 2))
 
 
 def test_a_softmax_sees_no_difference_between_positions_and_distances(batch: Batch):
@@ -101,4 +101,4 @@ def test_tokens_out_of_a_longer_text_stand_where_they_stand_in_it(batch: Batch, 
     some = Batch(**own, shown=shown)
 
     assert torch.equal(some.places, batch.places[:, shown])
-    assert torch.equal(standing(some, said), standing(batch, said)[:, shown])
+    assert torch.equal(assigned_positions(some, said), assigned_positions(batch, said)[:, shown])

@@ -8,7 +8,7 @@ from parity_audit.diagnose.findings import DEFAULTS
 from parity_audit.formulas.activations import CLAMPED, CLAMPED_ALONE, NAMED
 from parity_audit.formulas.experts import SCORES
 from parity_audit.formulas.knob import CHOICE, COUNT, FLAG, REAL, ROUNDING
-from parity_audit.formulas.knobs import KNOBS, ROWS, said_by
+from parity_audit.formulas.knobs import KNOBS, ROWS, name_in_spec
 from parity_audit.formulas.page import page
 from parity_audit.specs.load import list_specs
 
@@ -66,4 +66,4 @@ def test_the_manual_has_this_table():
     ],
 )
 def test_what_is_said_of_norms_holds_for_norms_of_heads_but_not_where_they_stand(knob, known, name):
-    assert said_by(knob, known) == name
+    assert name_in_spec(knob, known) == name

@@ -12,7 +12,7 @@ from parity_audit.core.gate import Case, Status
 from parity_audit.gate.cells import cells_of
 from parity_audit.gate.changes import changes_since
 from parity_audit.gate.pins import pins
-from parity_audit.gate.retry import asked
+from parity_audit.gate.retry import run_with_retries
 from parity_audit.specs.places import knob_line
 
 FAMILY = "architecture: (family)\nextends: llama\n"
@@ -162,7 +162,7 @@ def seen(cases):
 def test_only_what_the_machine_failed_at_is_asked_again():
     first = [case("a", Status.FAILED), case("b", Status.INFRA, message="no space"), case("c", Status.PASSED)]
     ask, left = runs(first, [case("a", Status.PASSED), case("b", Status.PASSED), case("c", Status.FAILED)])
-    found = asked(ask, group="g", retries=3)
+    found = run_with_retries(ask, group="g", retries=3)
 
     assert seen(found) == [("a", Status.FAILED), ("c", Status.PASSED), ("b", Status.FLAKE)]
     assert "no space" in found[2].message
@@ -171,30 +171,33 @@ def test_only_what_the_machine_failed_at_is_asked_again():
 
 def test_a_mismatch_after_an_infrastructure_failure_is_a_failure():
     ask, _ = runs([case("b", Status.INFRA)], [case("b: norm.eps", Status.FAILED), case("b: rope.theta", Status.FAILED)])
-    assert seen(asked(ask, group="g", retries=1)) == [("b: norm.eps", Status.FAILED), ("b: rope.theta", Status.FAILED)]
+    assert seen(run_with_retries(ask, group="g", retries=1)) == [
+        ("b: norm.eps", Status.FAILED),
+        ("b: rope.theta", Status.FAILED),
+    ]
 
 
 def test_numbers_are_never_asked_again():
     ask, left = runs([case("a", Status.FAILED)], [case("a", Status.PASSED)])
-    assert seen(asked(ask, group="g", retries=5)) == [("a", Status.FAILED)]
+    assert seen(run_with_retries(ask, group="g", retries=5)) == [("a", Status.FAILED)]
     assert len(left) == 1
 
 
 def test_what_fails_every_time_stays_infra_and_what_a_program_raises_is_an_error():
     ask, _ = runs(EnvFailed("no wheel"), EnvFailed("no wheel"))
-    assert seen(asked(ask, group="g", retries=1)) == [("audit", Status.INFRA)]
+    assert seen(run_with_retries(ask, group="g", retries=1)) == [("audit", Status.INFRA)]
     ask, left = runs(NotJudged("NaN"), [case("a", Status.PASSED)])
-    assert seen(asked(ask, group="g", retries=1)) == [("audit", Status.ERROR)]
+    assert seen(run_with_retries(ask, group="g", retries=1)) == [("audit", Status.ERROR)]
     assert len(left) == 1
 
 
 def test_a_run_that_ended_before_anything_was_judged_is_replaced_whole():
     ask, _ = runs(EnvFailed("no wheel"), [case("a", Status.PASSED), case("b", Status.NOT_TESTED)])
-    assert seen(asked(ask, group="g", retries=1)) == [("a", Status.FLAKE), ("b", Status.NOT_TESTED)]
+    assert seen(run_with_retries(ask, group="g", retries=1)) == [("a", Status.FLAKE), ("b", Status.NOT_TESTED)]
 
 
 def test_seconds_are_shared_among_what_was_judged():
     ask, _ = runs([case("a", Status.PASSED), case("b", Status.NOT_TESTED)])
-    first, second = asked(ask, group="g", retries=0)
+    first, second = run_with_retries(ask, group="g", retries=0)
     assert first.seconds > 0
     assert replace(second, seconds=0.0) == second

@@ -17,7 +17,7 @@ from parity_audit.core.report import Verdict
 from parity_audit.core.rollouts import Completion, Sampling
 from parity_audit.core.types import Checkpoint
 from parity_audit.logprobs.files import writing
-from parity_audit.logprobs.files.export import NEEDS, check_exports, export
+from parity_audit.logprobs.files.export import MODULE_OF_KIND, check_exports, export
 from parity_audit.logprobs.paired import paired
 from parity_audit.logprobs.reporting import pair_report, token_table
 from parity_audit.logprobs.texts import with_text
@@ -142,7 +142,7 @@ def test_another_kind_is_refused_with_the_known_ones():
     with pytest.raises(UsageError) as caught:
         check_exports(["xls"])
 
-    assert all(kind in caught.value.expected for kind in NEEDS)
+    assert all(kind in caught.value.expected for kind in MODULE_OF_KIND)
     assert check_exports(["svg", "svg"]) == ("svg",)
 
 

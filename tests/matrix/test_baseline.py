@@ -9,7 +9,7 @@ import pytest
 from report.sample import CLEAN, REPORT, WRONG
 from typer.testing import CliRunner
 
-from parity_audit.audit.baseline import BAND, held_against
+from parity_audit.audit.baseline import BAND, with_baseline_comparison
 from parity_audit.audit.reporting import tokens_hash
 from parity_audit.cli.app import app
 from parity_audit.core.errors import UsageError
@@ -30,7 +30,7 @@ def moved(factor: float, figure: str = "noise_ratio") -> Report:
 
 
 def test_the_same_report_is_within_every_band():
-    held = held_against(THEN, THEN)
+    held = with_baseline_comparison(THEN, THEN)
 
     assert (held.exit_code, held.baseline.departures, held.baseline.changed_question) == (0, (), ())
     assert [figure.ratio for figure in held.baseline.figures] == [1.0] * 4
@@ -39,7 +39,7 @@ def test_the_same_report_is_within_every_band():
 @pytest.mark.parametrize(("factor", "code"), [(3.9, 0), (1 / 3.9, 0), (4.1, 1), (1 / 4.1, 1)])
 @pytest.mark.parametrize("figure", ["noise_ratio", "max_abs", "rmse", "rel"])
 def test_a_figure_may_move_by_the_band_in_either_direction(factor, code, figure):
-    held = held_against(moved(factor, figure), THEN)
+    held = with_baseline_comparison(moved(factor, figure), THEN)
 
     assert held.exit_code == code
     assert len(held.baseline.departures) == code
@@ -51,7 +51,7 @@ def test_the_band_is_that_of_parity():
 
 
 def test_a_figure_that_becomes_zero_has_left_its_band():
-    held = held_against(moved(0.0), THEN)
+    held = with_baseline_comparison(moved(0.0), THEN)
 
     assert (held.exit_code, held.baseline.figures[3].ratio, held.baseline.figures[3].within) == (1, None, False)
 
@@ -59,8 +59,10 @@ def test_a_figure_that_becomes_zero_has_left_its_band():
 def test_a_verdict_that_changes_departs_and_a_missing_candidate_too():
     worse = replace(THEN, candidates=(replace(CLEAN, verdict=Verdict.MISMATCH),), exit_code=1)
 
-    assert held_against(worse, THEN).baseline.departures == ("vllm: parity became mismatch, which is worse",)
-    missing = held_against(replace(THEN, candidates=(WRONG,), exit_code=1), THEN)
+    assert with_baseline_comparison(worse, THEN).baseline.departures == (
+        "vllm: parity became mismatch, which is worse",
+    )
+    missing = with_baseline_comparison(replace(THEN, candidates=(WRONG,), exit_code=1), THEN)
     assert missing.baseline.departures == (
         "vllm: was judged in the baseline, and not in this audit", "transformer_lens: is not in the baseline",
     )  # fmt: skip
@@ -69,7 +71,7 @@ def test_a_verdict_that_changes_departs_and_a_missing_candidate_too():
 def test_a_known_mismatch_stays_one():
     known = replace(THEN, candidates=(WRONG,), exit_code=1)
 
-    assert held_against(known, known).exit_code == 1
+    assert with_baseline_comparison(known, known).exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_known_mismatch_stays_one():
     ],
 )
 def test_another_question_is_no_regression_and_no_pass(changes, named):
-    held = held_against(replace(moved(100.0), **changes), THEN)
+    held = with_baseline_comparison(replace(moved(100.0), **changes), THEN)
 
     assert (held.exit_code, held.baseline.changed_question, held.baseline.figures) == (3, named, ())
     assert "another question" in render(held)
@@ -96,7 +98,7 @@ def test_another_release_is_the_same_question():
         THEN, candidates=(replace(CLEAN, version="0.33.0"),), reference=replace(REPORT.reference, version="5")
     )
 
-    assert held_against(newer, THEN).exit_code == 0
+    assert with_baseline_comparison(newer, THEN).exit_code == 0
 
 
 def test_the_hash_of_a_probe_sees_tokens_mask_and_decoding():

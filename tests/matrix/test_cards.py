@@ -19,9 +19,9 @@ from parity_audit.core.jsonio import to_plain
 from parity_audit.core.report import Candidate, Verdict
 from parity_audit.core.version import __version__
 from parity_audit.matrix import ask
+from parity_audit.matrix.card_from_report import cards_of, command_of
 from parity_audit.matrix.cards import card_path, current_card, read_card, read_cards, write_card
 from parity_audit.matrix.command import Table, exit_code_of, rendered
-from parity_audit.matrix.made import cards_of, command_of
 from parity_audit.matrix.run import run_cells
 from parity_audit.report.matrix_content import cell, grid, headline, why
 from parity_audit.report.schema import card_schema, schema_text

@@ -26,7 +26,7 @@ from parity_audit.matrix.fleet.resources import GB, Resources, Rule, resources_o
 from parity_audit.matrix.fleet.run import CellState, Fleet, run_fleet
 from parity_audit.matrix.fleet.shared import shared_key
 from parity_audit.matrix.fleet.store import Store, StoreFailed
-from parity_audit.matrix.fleet.task import MachineFailed, answer_cell, pulled
+from parity_audit.matrix.fleet.task import MachineFailed, answer_cell, card_from_store
 
 ASKED = Asked(
     model="gpt2", candidate="hf", reference="hf", synthetic="mini", seed=0, dtype="float32", device="cpu",
@@ -144,7 +144,7 @@ def audits(monkeypatch):
 def test_a_cell_is_answered_once_however_often_its_task_is_run(store, audits, tmp_path):
     for _ in range(3):
         assert answer_cell(ASKED, store, True, node="n1") == card_path(Path(), ASKED).name
-    card = pulled(ASKED, store, tmp_path / "here")
+    card = card_from_store(ASKED, store, tmp_path / "here")
     (record,) = store.names("runs")
 
     assert len(audits.seen) == 1

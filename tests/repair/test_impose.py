@@ -6,7 +6,7 @@ import pytest
 
 from parity_audit.core.report import Finding
 from parity_audit.core.types import Description
-from parity_audit.repair.impose import places, set_aside, ways_of
+from parity_audit.repair.impose import impositions_of, places, set_aside
 from parity_audit.specs.resolve import resolve_model
 
 LLAMA = resolve_model("meta-llama/Llama-3.2-1B")
@@ -24,7 +24,7 @@ def finding(knob="attention.scale", value=9.5, **how):
 
 
 def test_a_value_is_imposed_in_the_layers_of_its_finding():
-    (way,) = ways_of([finding()], REFERENCE)
+    (way,) = impositions_of([finding()], REFERENCE)
 
     assert way.why == ""
     assert [edit.path for edit in way.edits] == ["model.layers[1].self_attn.scaling"]
@@ -32,7 +32,7 @@ def test_a_value_is_imposed_in_the_layers_of_its_finding():
 
 
 def test_several_values_of_one_setting_are_each_imposed_in_their_own_layers():
-    ways = ways_of([finding(value=16.0, layers=(0,)), finding(value=32.0, layers=(1,))], REFERENCE)
+    ways = impositions_of([finding(value=16.0, layers=(0,)), finding(value=32.0, layers=(1,))], REFERENCE)
 
     assert [(edit.path, edit.value) for way in ways for edit in way.edits] == [
         ("model.layers[0].self_attn.scaling", 1 / 16), ("model.layers[1].self_attn.scaling", 1 / 32),
@@ -50,7 +50,7 @@ def test_several_values_of_one_setting_are_each_imposed_in_their_own_layers():
 def test_a_value_is_imposed_on_the_norms_that_have_it(read_from, norms):
     facts = [{"layer": None if site == "ln_final.out" else 0, "read_from": site} for site in read_from]
     eps = finding("norm.eps", 1e-3, layers=None, site="blocks.0.ln2.out", evidence={"candidate": facts})
-    (way,) = ways_of([eps], REFERENCE)
+    (way,) = impositions_of([eps], REFERENCE)
 
     assert {edit.path.rpartition(".")[0] for edit in way.edits} == set(norms)
 
@@ -66,7 +66,7 @@ def test_a_value_is_imposed_on_the_norms_that_have_it(read_from, norms):
     ],
 )
 def test_what_no_setting_of_the_reference_says_is_not_imposed_and_why(wrong, why):
-    (way,) = ways_of([wrong], REFERENCE)
+    (way,) = impositions_of([wrong], REFERENCE)
 
     assert way.edits == ()
     assert why in way.why
@@ -81,8 +81,8 @@ def test_what_no_setting_of_the_reference_says_is_not_imposed_and_why(wrong, why
 )
 def test_what_no_setting_says_is_imposed_in_the_formula_where_a_formula_leaves_rounding(fact, by_formula):
     evidence = {"candidate": [fact], "extent": "in row 1 of a batch"}
-    (no_setting,) = ways_of([finding(evidence=evidence)], REFERENCE)
-    (setting,) = ways_of([finding(evidence={"candidate": [fact]})], REFERENCE)
+    (no_setting,) = impositions_of([finding(evidence=evidence)], REFERENCE)
+    (setting,) = impositions_of([finding(evidence={"candidate": [fact]})], REFERENCE)
 
     assert no_setting.in_formula is by_formula
     assert not setting.in_formula
@@ -91,7 +91,7 @@ def test_what_no_setting_says_is_imposed_in_the_formula_where_a_formula_leaves_r
 def test_a_cause_in_decoded_tokens_does_not_change_what_is_imposed_everywhere():
     late = finding(value=12.0, evidence={"extent": "in tokens decoded from the cache"})
 
-    first, second = ways_of([finding(), late], REFERENCE)
+    first, second = impositions_of([finding(), late], REFERENCE)
 
     assert first.edits[0].value == pytest.approx(1 / 9.5)
     assert second.edits == ()
@@ -135,6 +135,6 @@ def test_a_bloom_that_adds_to_its_norms_is_what_a_setting_says_and_other_sums_ar
         knob="resid_mid.source", kind="variant", layers=None, site="blocks.0.resid_mid",
         reference_value="as computed", candidate_value=source,
     )  # fmt: skip
-    (way,) = ways_of([wrong], reference)
+    (way,) = impositions_of([wrong], reference)
 
     assert [edit.value for edit in way.edits] == ([] if value is None else [value])

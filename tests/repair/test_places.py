@@ -7,7 +7,7 @@ import pytest
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.types import Edit
 from parity_audit.repair.choose import Proposal
-from parity_audit.repair.verify import with_places
+from parity_audit.repair.verify import with_live_setting
 
 
 class Applies:
@@ -32,7 +32,7 @@ SCALE, THETA = proposal("attention.scale", "scaling"), proposal("rope.theta", "i
 
 def test_what_has_no_place_is_left_out_and_said():
     session = Applies("inv_freq")
-    there, gaps = with_places(session, [SCALE, THETA])
+    there, gaps = with_live_setting(session, [SCALE, THETA])
 
     assert there == [SCALE]
     assert session.edits == SCALE.edits
@@ -44,10 +44,10 @@ def test_what_has_no_place_is_left_out_and_said():
 def test_what_has_a_place_is_in_force():
     session = Applies("elsewhere")
 
-    assert with_places(session, [SCALE, THETA]) == ([SCALE, THETA], [])
+    assert with_live_setting(session, [SCALE, THETA]) == ([SCALE, THETA], [])
     assert session.edits == (*SCALE.edits, *THETA.edits)
 
 
 def test_another_failure_is_not_taken_for_a_missing_place():
     with pytest.raises(BackendFailed):
-        with_places(Applies("inv_freq", error="RuntimeError"), [THETA])
+        with_live_setting(Applies("inv_freq", error="RuntimeError"), [THETA])

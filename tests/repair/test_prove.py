@@ -7,7 +7,7 @@ import pytest
 from parity_audit.core.errors import BackendFailed
 from parity_audit.core.report import Finding, Verdict
 from parity_audit.core.types import Edit
-from parity_audit.repair.impose import Way, imposed_value
+from parity_audit.repair.impose import Imposition, imposed_value
 from parity_audit.repair.prove import accepted, set_right, statement, wants_proof
 
 SCALE = Finding(
@@ -59,7 +59,7 @@ def test_one_list_of_longrope_at_every_length_is_imposed_as_both_lists():
 
 def test_a_patch_sets_right_what_whole_runs_show_of_its_knob():
     decoded = dataclasses.replace(SCALE, evidence={"extent": "in tokens decoded from the cache one at a time"})
-    whole, only_decoded, other = (Way(finding=finding) for finding in (SCALE, decoded, CAP))
+    whole, only_decoded, other = (Imposition(finding=finding) for finding in (SCALE, decoded, CAP))
 
     assert set_right([whole, only_decoded, other], {"attention.scale"}) == [whole]
 
@@ -81,9 +81,9 @@ class Picky:
 
 def test_a_value_that_the_reference_fails_on_is_not_imposed_and_why():
     reference = Picky()
-    bad, good = (Way(finding=SCALE, edits=(Edit(op="set", path=path, value=1),)) for path in ("bad", "good"))
+    bad, good = (Imposition(finding=SCALE, edits=(Edit(op="set", path=path, value=1),)) for path in ("bad", "good"))
 
-    assert accepted(bad, reference) == Way(
+    assert accepted(bad, reference) == Imposition(
         finding=SCALE, why="the reference fails with it: hf failed during `load`: KeyError: 'x'"
     )
     assert accepted(good, reference) is good
@@ -103,7 +103,7 @@ def test_the_words():
 
 
 def test_what_is_not_imposed_is_said_with_the_reason_and_never_alone():
-    aside = [Way(finding=UNKNOWN, why="no cause is known")]
+    aside = [Imposition(finding=UNKNOWN, why="no cause is known")]
     end = " Not imposed: mlp (no cause is known); there the candidate's own values were taken over."
 
     assert statement([SCALE], True, [], aside=aside) == (

@@ -12,7 +12,7 @@ import pytest
 import xmlschema
 from report.sample import EVIL, EVIL_REPORT, NOTHING, ONE_DEAD, REPORT
 
-from parity_audit.core.gate import Case, GateReport, Status, exit_code_of_cases, with_nothing_said
+from parity_audit.core.gate import Case, GateReport, Status, exit_code_of_cases, with_error_if_nothing_compared
 from parity_audit.core.report import Finding, Verdict
 from parity_audit.report import annotations, junit, markdown, sarif
 from parity_audit.report.cases import gate_of, in_one_line, status_of_error
@@ -38,7 +38,7 @@ GATES = {
     "one that died": gate_of(ONE_DEAD),
     "an error": gate_of(NOTHING),
     "foreign text": gate_of(EVIL_REPORT),
-    "nothing": gate(*with_nothing_said(())),
+    "nothing": gate(*with_error_if_nothing_compared(())),
     "text that XML cannot hold": gate(Case(group=EVIL, name="\x00\ud800]]>", status=Status.FAILED, details="\x0b<a>&")),
 }
 
@@ -167,7 +167,7 @@ def test_markdown_of_a_gate_shows_foreign_text_as_text():
 def test_exit_codes(statuses, code):
     cases = tuple(map(case, statuses))
     assert exit_code_of_cases(cases) == code
-    assert exit_code_of_cases(with_nothing_said(cases)) == code
+    assert exit_code_of_cases(with_error_if_nothing_compared(cases)) == code
     assert headline(gate(*cases)).startswith({0: "Passed", 1: "Failed", 3: "Not everything"}[code])
 
 

@@ -26,11 +26,11 @@ from parity_audit.core.jsonio import to_plain
 from parity_audit.core.report import Verdict
 from parity_audit.core.version import __version__
 from parity_audit.logprobs.files.writing import read_tokens, write_tokens
+from parity_audit.matrix.card_from_report import cards_of
 from parity_audit.matrix.cards import read_cards, write_card
 from parity_audit.matrix.cells import Matrix, cells
 from parity_audit.matrix.command import Table
 from parity_audit.matrix.command import rendered as table_text
-from parity_audit.matrix.made import cards_of
 from parity_audit.report.files import read_finished, set_aside, write_report
 from parity_audit.report.matrix_content import TITLES
 from parity_audit.report.schema import card_schema

@@ -9,7 +9,7 @@ import pytest
 
 from parity_audit.specs import installed
 from parity_audit.specs.canonical import canonical, written_name
-from parity_audit.specs.installed import FOLDER, class_says
+from parity_audit.specs.installed import FOLDER, config_class_values
 
 QWEN = {
     "model_type": "qwen2",
@@ -55,12 +55,12 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def test_a_class_is_asked_once_of_each_config(asked: list[object]) -> None:
-    first = class_says(QWEN)
+    first = config_class_values(QWEN)
     assert first is not None
     assert first.values["num_hidden_layers"] == 3
-    assert class_says(dict(reversed(QWEN.items()))) == first
+    assert config_class_values(dict(reversed(QWEN.items()))) == first
     assert asked == [QWEN]
-    other = class_says({**QWEN, "sliding_window": 8})
+    other = config_class_values({**QWEN, "sliding_window": 8})
     assert other is not None
     assert other.values["sliding_window"] == 8
 
@@ -73,40 +73,40 @@ def test_where_transformers_is_imported_the_class_that_is_registered_is_asked_on
 
     monkeypatch.setattr(installed, "_is_imported", lambda: True)
     config = {**QWEN, "hidden_size": 80}
-    assert class_says(config) == class_says(config)
+    assert config_class_values(config) == config_class_values(config)
     assert asked == [config]
 
     monkeypatch.setattr(installed, "configuration_class", lambda _: transformers.GPT2Config)
-    assert class_says(config) is not None
+    assert config_class_values(config) is not None
     assert asked == [config, config]
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"values": '], ids=["empty", "list", "cut short"])
 def test_what_is_damaged_is_asked_again(text: str, asked: list[object], tmp_path: Path) -> None:
-    first = class_says(GPT2)
+    first = config_class_values(GPT2)
     [kept] = (tmp_path / FOLDER).iterdir()
     whole = kept.read_text()
     kept.write_text(text)
-    assert class_says(GPT2) == first
+    assert config_class_values(GPT2) == first
     assert asked == [GPT2, GPT2]
     assert kept.read_text() == whole
 
 
 def test_another_release_is_asked_itself(asked: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    class_says(GPT2)
+    config_class_values(GPT2)
     monkeypatch.setattr(installed, "release", lambda: "5.99")
-    class_says(GPT2)
+    config_class_values(GPT2)
     assert asked == [GPT2, GPT2]
 
 
 def test_a_cache_that_cannot_be_written_costs_time_alone(asked: list[object], tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("a file where the folder would be")
-    assert class_says(GPT2) == class_says(GPT2)
+    assert config_class_values(GPT2) == config_class_values(GPT2)
     assert asked == [GPT2, GPT2]
 
 
 def test_a_model_type_that_is_missing_is_not_remembered(asked: list[object], tmp_path: Path) -> None:
-    assert class_says({"model_type": "of-tomorrow"}) is None
+    assert config_class_values({"model_type": "of-tomorrow"}) is None
     assert not (tmp_path / FOLDER).exists()
 
 
@@ -122,7 +122,7 @@ def test_a_class_that_a_program_registers_is_asked_itself(tmp_path: Path, monkey
 
     monkeypatch.setenv("PARITY_AUDIT_CACHE", str(tmp_path))
     transformers.AutoConfig.register(Own.model_type, Own)
-    says = class_says({"model_type": Own.model_type})
+    says = config_class_values({"model_type": Own.model_type})
     assert says is not None
     assert says.values["width"] == 7
     assert not (tmp_path / FOLDER).exists()

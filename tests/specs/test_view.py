@@ -12,10 +12,10 @@ from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edits
 from parity_audit.specs.shown import show_spec
 from parity_audit.specs.view import (
-    cannot,
     dims,
     knob_values,
     not_visible,
+    reason_not_supported,
     roles,
     spec_values,
     taps,
@@ -255,7 +255,7 @@ def test_gemma_4_rotates_a_quarter_of_a_large_head_as_transformers_does():
     ],
 )
 def test_a_release_that_runs_an_architecture_in_one_dtype_on_a_cpu_says_so(version, device, dtype, runs):
-    why = cannot(load_spec("qwen3_next"), "vllm", version, {}, device=device, dtype=dtype)
+    why = reason_not_supported(load_spec("qwen3_next"), "vllm", version, {}, device=device, dtype=dtype)
 
     assert ("bfloat16 alone" in why) is not runs
 
@@ -266,7 +266,7 @@ def test_a_release_that_runs_an_architecture_in_one_dtype_on_a_cpu_says_so(versi
      ("cuda:1", "float32", "0.5.23", True), ("cpu", "float32", "0.5.24", True)],
 )  # fmt: skip
 def test_what_a_release_cannot_run_on_a_kind_of_device_in_any_dtype(device, dtype, version, runs):
-    why = cannot(load_spec("qwen2_moe"), "sglang", version, {}, device=device, dtype=dtype)
+    why = reason_not_supported(load_spec("qwen2_moe"), "sglang", version, {}, device=device, dtype=dtype)
 
     assert ("triton" in why) != runs
 

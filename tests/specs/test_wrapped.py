@@ -17,7 +17,7 @@ from parity_audit.specs.checkpoints import find_checkpoint, stored_names
 from parity_audit.specs.load import load_spec
 from parity_audit.specs.resolve import resolve_model
 from parity_audit.specs.settings import edits
-from parity_audit.specs.view import cannot, knob_values
+from parity_audit.specs.view import knob_values, reason_not_supported
 from parity_audit.specs.wrapped import WRAPPED_IN, text_config
 
 TEXT = {"gemma3": "google/gemma-3-1b-it", "llava": "meta-llama/Llama-3.2-1B"}
@@ -119,6 +119,6 @@ def test_a_backend_that_runs_a_text_model_only_inside_its_release_says_so():
     alone = {"model_type": "gemma3n_text"}
     inside = text_config({"model_type": "gemma3n", "text_config": alone})
 
-    assert "Gemma3nForConditionalGeneration alone" in cannot(spec, "transformer_bridge", "4.3.0", alone)
-    assert cannot(spec, "transformer_bridge", "4.3.0", inside) == ""
-    assert "no release" in cannot(spec, "hooked_transformer", "3.9.0", inside)
+    assert "Gemma3nForConditionalGeneration alone" in reason_not_supported(spec, "transformer_bridge", "4.3.0", alone)
+    assert reason_not_supported(spec, "transformer_bridge", "4.3.0", inside) == ""
+    assert "no release" in reason_not_supported(spec, "hooked_transformer", "3.9.0", inside)

@@ -1,1 +1,1 @@
-"""Batch-invariant kernels for CUDA, written in Triton. Imported when a CUDA tensor asks for the first of them."""
+"""Batch-invariant kernels for CUDA, written in Triton. Imported when the first of them is needed for a CUDA tensor."""

@@ -1,8 +1,9 @@
-"""Triton kernels: every program computes one fixed tile by one fixed order of sums, however many programs there are.
+"""Triton kernels: every program computes one tile of a fixed size and adds its terms in a fixed order.
 
-Numbers of rows, columns and keys are not specialised on, and callers lay inputs out alike for every batch, so one compiled
-kernel serves all sizes. Products of float32 are not rounded to TF32. Kernels are launched without fused multiply-adds across
-operations, whose choice is the compiler's.
+The number of programs depends on the size of the batch; the order of the sums within a program does not. Triton must not
+compile different kernels for different numbers of rows, columns and keys, so these arguments are not specialised, and callers
+use the same memory layout for every batch: one compiled kernel serves all sizes. float32 products are not rounded to TF32.
+Kernels are launched without fusing separate multiplications and additions, because the compiler chooses which it fuses.
 """
 
 # ruff: noqa: N803
@@ -14,7 +15,10 @@ import triton.language as tl
 
 @triton.jit
 def multiplied(left, right, total, WIDEN: tl.constexpr, DOUBLE: tl.constexpr):
-    """`total + left @ right` for one tile. In float64 by columns, since not every device has a product of tiles for it."""
+    """Return `total + left @ right` for one tile.
+
+    float64 products are computed as sums of elementwise products, because not every device has a float64 `tl.dot`.
+    """
     if DOUBLE:
         return total + tl.sum(left[:, :, None] * right[None, :, :], axis=1)
     if WIDEN:
@@ -29,7 +33,7 @@ def product(
     out_batch, out_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, WIDEN: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """One tile `[ROWS, COLUMNS]` of one product of a batch, `TERMS` terms at a time from the first on."""
+    """Compute one tile `[ROWS, COLUMNS]` of one product of a batch, adding `TERMS` terms at a time in ascending order."""
     across = tl.cdiv(columns, COLUMNS)
     tiles = tl.cdiv(rows, ROWS) * across
     batch = (tl.program_id(0) // tiles).to(tl.int64)
@@ -56,7 +60,7 @@ def product(
 
 @triton.jit(do_not_specialize=["width"])
 def row_sum(values, out, width, BLOCK: tl.constexpr):
-    """The sum of one row, block after block, in the dtype of `out`."""
+    """Compute the sum of one row, block after block, in the dtype of `out`."""
     row = tl.program_id(0).to(tl.int64)
     total = tl.sum(tl.zeros((BLOCK,), dtype=out.dtype.element_ty), axis=0)
     for start in range(0, width, BLOCK):
@@ -68,7 +72,7 @@ def row_sum(values, out, width, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["width"])
 def row_softmax(values, out, width, LOG: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Softmax of one row, or its logarithm: the sum of the exponentials block after block."""
+    """Compute the softmax of one row, or its logarithm if `LOG`, in dtype `WIDE`; exponentials are summed block after block."""
     row = tl.program_id(0).to(tl.int64)
     peak = tl.max(tl.full((BLOCK,), float("-inf"), dtype=WIDE), axis=0)
     for start in range(0, width, BLOCK):
@@ -92,7 +96,11 @@ def row_norm(
     values, weight, bias, out, mean, rstd, width, eps, CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """LayerNorm (`CENTRED`) or RMSNorm of one row: mean, then mean square of what is left, then the row itself."""
+    """Compute LayerNorm (if `CENTRED`) or RMSNorm of one row.
+
+    The first pass computes the mean (LayerNorm only), the second the mean square of the values minus the mean, and the third
+    the normed row.
+    """
     row = tl.program_id(0).to(tl.int64)
     wide = rstd.dtype.element_ty
     centre = tl.sum(tl.zeros((BLOCK,), dtype=wide), axis=0)
@@ -125,8 +133,15 @@ def attention_split(
     mask_head, mask_query, width, value_width, QUERIES: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One split of `SPLIT` keys for `QUERIES` queries of one of all `heads`, `own` of them in each sequence: the weighted sum of
-    values, the largest score, the sum of weights."""
+    """Attend from a tile of `QUERIES` queries of one head to one split of `SPLIT` keys.
+
+    Stores three results per query: the sum of the values weighted by `exp(score - largest score)`, the largest score, and the
+    sum of these weights.
+
+    Args:
+        heads: number of heads of all sequences together (batch size times `own`).
+        own: number of heads of one sequence.
+    """
     split = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(queries, QUERIES)
     head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -174,7 +189,7 @@ def attention_split(
 
 @triton.jit(do_not_specialize=["lines", "splits"])
 def attention_combined(sums, peaks, totals, out, lines, splits, value_width, VALUE_WIDTH: tl.constexpr):
-    """All splits of one query, one after the other from the first on; a query without keys gets zeros."""
+    """Combine the results of all splits of one query in ascending order; a query whose keys are all masked gets zeros."""
     line = tl.program_id(0).to(tl.int64)
     outer = tl.arange(0, VALUE_WIDTH)
     inside = outer < value_width

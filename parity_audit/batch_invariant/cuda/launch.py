@@ -1,4 +1,4 @@
-"""How the kernels are started: where tensors are, and without what a compiler may fuse."""
+"""Launch the kernels on the device of their tensors, with a memory layout and compiler options that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from parity_audit.batch_invariant.batched import LOW, widened
 
 WARPS = 4
 ALIGNMENT = 16
-"""Bytes: Triton compiles another kernel for pointers and strides that are no multiples of it."""
+"""Bytes; Triton compiles a different kernel if a pointer is not a multiple of this number."""
 ELEMENTS = 16
-"""Numbers: the same for strides."""
+"""Elements; Triton compiles a different kernel if a stride is not a multiple of this number."""
 
 
 def interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter, which multiplies bfloat16 only after it was widened."""
+    """Whether Triton runs kernels in its interpreter, which can multiply bfloat16 only after a conversion to float32."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -29,17 +29,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
 
 
 def aligned(values: Tensor) -> Tensor:
-    """Contiguous and where torch would allocate it."""
+    """Return the tensor in contiguous memory that starts at a multiple of `ALIGNMENT`; copied only if it is not there already."""
     if values.is_contiguous() and values.data_ptr() % ALIGNMENT == 0:
         return values
     return values.clone(memory_format=torch.contiguous_format)
 
 
 def accumulated(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums: float32 or wider, int64 for whole numbers."""
+    """Return the dtype in which values of `dtype` are summed: float32 or wider for floating point, else int64."""
     return widened(dtype) if dtype.is_floating_point else torch.int64
 
 
 def widen(dtype: torch.dtype) -> bool:
-    """Whether tiles have to be widened before they are multiplied."""
+    """Whether tiles have to be converted to float32 before they are multiplied, which only Triton's interpreter needs."""
     return dtype in LOW and interpreted()

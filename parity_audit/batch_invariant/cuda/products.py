@@ -12,45 +12,52 @@ from parity_audit.batch_invariant.cuda.launch import ELEMENTS, aligned, launch, 
 from parity_audit.core.errors import CannotRun
 
 ROWS, COLUMNS, TERMS = 32, 64, 32
-"""Outputs of a program and terms of a step: chosen for tensor cores of any generation, not tuned for one."""
+"""Rows and columns of the output tile of a program, and terms added per step.
+
+They suit tensor cores of any generation and are not tuned for a particular one.
+"""
 DOUBLE_TILE = 16
-"""The same three in float64, where a program holds rows x terms x columns at once."""
+"""Rows, columns and terms in float64; smaller, because a program then holds rows x terms x columns numbers at once."""
 
 
 def mm(rows: Tensor, weight: Tensor) -> Tensor:
-    """`[row, in]` times `[in, out]`."""
+    """Return `[row, in]` times `[in, out]`."""
     return _product(aligned(rows)[None], weight[None], rows.dtype)[0]
 
 
 def addmm(bias: Tensor, rows: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """`beta * bias + alpha * rows @ weight`."""
+    """Return `beta * bias + alpha * rows @ weight`."""
     product = _product(aligned(rows)[None], weight[None], widened(rows.dtype))[0]
     return _added(bias, product, beta, alpha, rows.dtype)
 
 
 def mv(matrix: Tensor, vector: Tensor) -> Tensor:
-    """`[row, in]` times `[in]`."""
+    """Return `[row, in]` times `[in]`."""
     return mm(matrix, vector[:, None])[:, 0]
 
 
 def bmm(left: Tensor, right: Tensor) -> Tensor:
-    """`[batch, row, term]` times `[batch, term, column]`."""
+    """Return `[batch, row, term]` times `[batch, term, column]`."""
     return _batch(left, right, left.dtype)
 
 
 def baddbmm(added: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """`beta * added + alpha * left @ right`."""
+    """Return `beta * added + alpha * left @ right`."""
     return _added(added, _batch(left, right, widened(left.dtype)), beta, alpha, left.dtype)
 
 
 def _added(added: Tensor, product: Tensor, beta: float, alpha: float, dtype: torch.dtype) -> Tensor:
-    """With `beta` 0 whatever `added` holds is ignored."""
+    """Return `beta * added + alpha * product` in `dtype`; if `beta` is 0, `added` is ignored, NaN included."""
     product = product if alpha == 1 else product * alpha
     return (product if beta == 0 else product + added * beta).to(dtype)
 
 
 def _batch(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Both factors filled up with zeros, so that keys and queries of any number have strides of one kind."""
+    """Return the batched product of two activations.
+
+    Both factors are padded with zeros to multiples of `ELEMENTS`, so that all strides are such multiples whatever the number
+    of queries and keys, and Triton uses the same compiled kernel.
+    """
     transposed = right.stride(1) == 1 and right.stride(2) != 1
     missing = -left.shape[2] % ELEMENTS
     left = aligned(pad(left, (0, missing)))
@@ -62,7 +69,10 @@ def _batch(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """The first factor contiguous; the second one as it lies in memory."""
+    """Launch the kernel and return the product `[batch, row, column]` in `dtype`.
+
+    The left factor must be contiguous; the right factor may have any strides.
+    """
     if left.dtype != right.dtype or not left.is_floating_point():
         raise CannotRun(
             "no batch-invariant product of these tensors on CUDA", code="no-invariant-kernel",
@@ -84,5 +94,5 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _strides(values: Tensor) -> list[int]:
-    """Steps in memory; of a dimension that holds one number none, whatever torch calls it."""
+    """Return the strides of the tensor, with 0 for dimensions of size 1, for which torch may report any stride."""
     return [stride if size > 1 else 0 for stride, size in zip(values.stride(), values.shape, strict=True)]

@@ -1,4 +1,4 @@
-"""Operations of CUDA whose sums depend on the batch or on the order of threads, and that have no kernel here: errors."""
+"""CUDA operations that raise an error: their sums depend on the batch or the order of threads, and there is no kernel for them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ REFUSED = (
 
 
 def no_kernel(name: str, *args: Any, **kwargs: Any) -> Any:
-    """The error for an operation; whole numbers add up to the same in any order, so their running sums are let through.
+    """Raise the error for an operation without a kernel; only the `cumsum` of an integer tensor is computed and returned.
+
+    The sum of integers is the same in any order.
 
     Raises:
-        CannotRun: always, for floating numbers.
+        CannotRun: for every call except `cumsum` of an integer tensor without a `dtype` argument.
     """
     if name == "cumsum" and not args[0].is_floating_point() and not kwargs.get("dtype"):
         values: Tensor = args[0].to(torch.int64)
@@ -43,13 +45,16 @@ def no_kernel(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _running(values: Tensor, dim: int, place: Tensor) -> Tensor:
-    """Running sums of whole numbers: each place sums what stands before it."""
+    """Return the cumulative sums of integers along `dim`: each entry is the sum of itself and all entries before it.
+
+    `place` holds the indices along `dim`, from 0.
+    """
     last = values.movedim(dim, -1)
     return torch.where(place <= place[:, None], last[..., None, :], 0).sum(-1).movedim(-1, dim).contiguous()
 
 
 def refusals() -> dict[str, Callable[..., Any]]:
-    """Those of the refused operations that this release of torch has."""
+    """Return, by name, the functions that replace those operations of `REFUSED` that the installed torch has."""
     known: dict[str, Callable[..., Any]] = {}
     for name in REFUSED:
         base, _, overload = name.partition(".")

@@ -1,4 +1,4 @@
-"""Sums along rows on CUDA (`softmax`, `log_softmax`, `logsumexp`, `mean`, `sum`, norms): one program a row, one fixed order."""
+"""Sums along rows on CUDA (`softmax`, `log_softmax`, `logsumexp`, `mean`, `sum`, norms): one program per row, in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from parity_audit.batch_invariant.cuda.launch import accumulated, aligned, launc
 from parity_audit.core.errors import CannotRun
 
 BLOCK = 1024
-"""Numbers summed at once, the rest of the last block zeros."""
+"""Numbers that a program reads and sums at once; an incomplete last block is filled with numbers that add nothing."""
 
 
 def softmax(scores: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
-    """`_softmax`."""
+    """Return the softmax along `dim` (torch operation `_softmax`)."""
     return _softmax(scores, dim, half_to_float, log=False)
 
 
 def log_softmax(values: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
-    """`_log_softmax`."""
+    """Return the logarithm of the softmax along `dim` (torch operation `_log_softmax`)."""
     return _softmax(values, dim, half_to_float, log=True)
 
 
@@ -44,7 +44,7 @@ def _softmax(values: Tensor, dim: int, half_to_float: bool, *, log: bool) -> Ten
 def total(
     values: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """`sum.dim_IntList`, along any dimensions: what is summed is laid out as rows first."""
+    """Return the sum along any dimensions (torch operation `sum.dim_IntList`), which are moved to the end first."""
     exact = not values.is_floating_point()
     return _sums(values, dim, keepdim).to(dtype or (torch.int64 if exact else values.dtype))
 
@@ -52,14 +52,14 @@ def total(
 def mean(
     values: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """`mean.dim`."""
+    """Return the mean along any dimensions (torch operation `mean.dim`)."""
     values = values if dtype is None else values.to(dtype)
     sums = _sums(values, dim, keepdim)
     return (sums / (values.numel() / max(1, sums.numel()))).to(values.dtype)
 
 
 def logsumexp(values: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
-    """`logsumexp` from its parts."""
+    """Return `log(sum(exp(values)))` along `dim` (torch operation `logsumexp`), computed as maximum plus log of a sum."""
     values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
     peak = values.amax(tuple(dim), keepdim=True)
     peak = torch.where(peak.isinf(), torch.zeros_like(peak), peak)
@@ -68,7 +68,7 @@ def logsumexp(values: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tens
 
 
 def _sums(values: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
-    """Sums in the dtype that they are accumulated in."""
+    """Return the sums in the dtype in which they are accumulated: float32 or wider, or int64."""
     if values.is_complex():
         raise CannotRun("no batch-invariant sum of complex numbers on CUDA", code="no-invariant-kernel")
     every = range(values.dim())
@@ -83,7 +83,7 @@ def _sums(values: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
 
 
 def rms_norm(values: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-    """`_fused_rms_norm`: the normed rows and the reciprocal of their root mean square."""
+    """Return the normed rows and `1 / sqrt(mean square + eps)` of each (torch operation `_fused_rms_norm`)."""
     eps = torch.finfo(values.dtype).eps if eps is None else eps
     out, _, rstd = _normed(values, shape, weight, None, eps, centred=False)
     return out, rstd
@@ -92,7 +92,7 @@ def rms_norm(values: Tensor, shape: Sequence[int], weight: Tensor | None, eps: f
 def layer_norm(
     values: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`native_layer_norm`: the normed rows, their means and the reciprocals of their deviations."""
+    """Return the normed rows, and the mean and `1 / sqrt(variance + eps)` of each (torch operation `native_layer_norm`)."""
     return _normed(values, shape, weight, bias, eps, centred=True)
 
 

@@ -1,7 +1,8 @@
-"""Attention on CUDA: keys in splits of one size, each split summed alone, the splits one after the other.
+"""Attention on CUDA: the keys are divided into splits of a fixed size, which are summed separately and then combined in order.
 
-The number of splits grows with the keys and their boundaries stay, so a query has the same bits in a prompt, in a chunk and
-decoded from the cache. Every call has a mask, so that one compiled kernel serves all of them.
+More keys mean more splits, but the boundaries of the earlier splits stay the same. So the output for a query has the same bits
+in a prefill, in a chunk of a prefill and in a decode step with the KV cache. Every call has a mask, so that one compiled kernel
+serves all calls.
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ from parity_audit.batch_invariant.cuda import kernels
 from parity_audit.batch_invariant.cuda.launch import ELEMENTS, aligned, launch, widen
 
 QUERIES, KEYS = 16, 32
-"""Queries of a program, and keys of a step of it."""
+"""Queries that a program processes, and keys that it processes per step."""
 SPLIT = 256
-"""Keys of a program."""
+"""Keys that a program processes in all: the size of a split."""
 
 Composed = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, composed: Composed) -> Tensor:
-    """`softmax(query @ key.T * scale + mask) @ value`, differentiable; `mask` is float32 and broadcasts over the heads.
+    """Return `softmax(query @ key.T * scale + mask) @ value`, differentiable.
 
-    `[batch, head, query_pos or key_pos, d_head]`; `composed` computes the same from products, for the gradients.
+    Args:
+        query, key, value: `[batch, head, query_pos or key_pos, d_head]`.
+        mask: float32 `[batch, head, query_pos, key_pos]`, added to the scores; all dimensions but the last may be 1.
+        composed: computes the same formula from separate products and a softmax; the gradients are those of this function.
     """
     found: Tensor = _Attention.apply(query, key, value, mask, scale, composed)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Attention(torch.autograd.Function):
-    """The kernel forwards; backwards the gradients of the composition."""
+    """Runs the kernel in the forward pass and differentiates `composed` in the backward pass."""
 
     @staticmethod
     def forward(
@@ -53,7 +57,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _splits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """All splits of all queries, then their combination."""
+    """Return the attention output: one launch computes all splits, and a second combines those of each query."""
     batch, own, queries, width = query.shape
     keys, value_width, heads = key.shape[2], value.shape[3], batch * own
     out = query.new_zeros(batch, own, queries, value_width)
@@ -77,10 +81,10 @@ def _splits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
 
 
 def _even(values: Tensor) -> Tensor:
-    """Contiguous, with heads of a width whose strides are of one kind."""
+    """Return the tensor contiguous, with the head width padded with zeros to a multiple of `ELEMENTS`."""
     return aligned(torch.constant_pad_nd(values, (0, -values.shape[3] % ELEMENTS)))
 
 
 def _power(width: int) -> int:
-    """The least power of two that holds a head, and that products of tiles take."""
+    """Return the smallest power of two that is at least the head width and at least 16, the least size that `tl.dot` accepts."""
     return max(16, 1 << (width - 1).bit_length())

@@ -14,7 +14,7 @@ import torch
 from parity_audit.core.sites import local_name
 from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values
-from parity_audit.diagnose.fit.search import DIGITS, Difference, Fitted, at_value, together
+from parity_audit.diagnose.fit.search import DIGITS, Difference, Fitted, at_value, gauss_newton
 from parity_audit.diagnose.thresholds import ALIKE
 from parity_audit.formulas.attention import consecutive
 from parity_audit.formulas.choices import AT_DISTANCE
@@ -36,7 +36,7 @@ def one_per_head(row: Knob, difference: Difference, start: Any, heads: int, kv_h
         yield from _maps(difference, heads, kv_heads)
         return
     first = float(start) if is_number(start) else 0.0
-    numbers, _ = together(lambda values: difference(list(values)), [first] * heads, [False] * heads)
+    numbers, _ = gauss_newton(lambda values: difference(list(values)), [first] * heads, [False] * heads)
     yield at_value(difference, list(numbers))
 
 
@@ -59,7 +59,7 @@ def _map(difference: Difference, usual: Sequence[int], kv_heads: int) -> list[in
     chosen = list(usual)
     for head in range(len(chosen)):
         tries = [at_value(difference, [*chosen[:head], kv, *chosen[head + 1 :]]) for kv in range(kv_heads)]
-        chosen = min(tries, key=lambda one: one.left).value
+        chosen = min(tries, key=lambda one: one.residual).value
     return chosen
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.fit.residuals import IMPOSSIBLE
-from parity_audit.diagnose.fit.search import Difference, Path, free_paths, number_at, together, variants
+from parity_audit.diagnose.fit.search import Difference, Path, free_paths, gauss_newton, number_at, variants
 from parity_audit.diagnose.fit.settings import with_numbers
 from parity_audit.diagnose.thresholds import SAME_VALUE
 from parity_audit.formulas.choices import SCALINGS
@@ -74,7 +74,7 @@ def read_off(layout: Layout, difference: Difference, longest: int, factor: float
         return None
     found = _halved(layout, difference, _table(grid[tried.argmin(0)], factor), float(grid[1]))
     # With a wrong factor, the residual hardly depends on the frequencies near the right ones: fit the factor, then refine.
-    (factor,), _ = together(lambda numbers: difference({**found, FACTOR: numbers[0]}), (factor,), (True,))
+    (factor,), _ = gauss_newton(lambda numbers: difference({**found, FACTOR: numbers[0]}), (factor,), (True,))
     return sharpened(layout, difference, {**found, FACTOR: factor}, longest)
 
 
@@ -154,4 +154,4 @@ def _nearest(start: dict[str, Any], paths: Sequence[Path], frequencies: Tensor, 
         return (made.clamp_min(LEAST_ANGLE).log() - target) * weights
 
     first = tuple(number_at(start, path) for path in paths)
-    return with_numbers(start, paths, together(off, first, [True] * len(first))[0] if first else first)
+    return with_numbers(start, paths, gauss_newton(off, first, [True] * len(first))[0] if first else first)

@@ -25,24 +25,24 @@ from parity_audit.core.types import NotTested
 from parity_audit.diagnose.attempt import attempt
 from parity_audit.diagnose.evidence import EXPLAINED_BY, FORMULA, KnobFit
 from parity_audit.diagnose.fit.explain import explanations
-from parity_audit.diagnose.fit.left import (
-    MORE_ON_ALL,
-    OF_A_BLOCK,
-    asked,
-    difference_of,
-    explains,
-    joined,
-    left_by,
-    most_left,
-    residual,
-    under,
-    without_rounding,
-)
 from parity_audit.diagnose.fit.pictures import picture
 from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Values
 from parity_audit.diagnose.fit.search import SAME_WITHIN, uncertainty
 from parity_audit.diagnose.fit.settings import Explanation, Setting
 from parity_audit.diagnose.fit.sides import ByLayer, Side, as_shown_by, side_of, sites_with_formula
+from parity_audit.diagnose.fit.site_residual import (
+    MORE_ON_ALL,
+    OF_A_BLOCK,
+    combined_difference,
+    difference_of,
+    explains,
+    knobs_asked,
+    most_left,
+    residual,
+    values_with_setting,
+    with_residual,
+    without_rounding,
+)
 from parity_audit.diagnose.localise import component_of
 from parity_audit.diagnose.thresholds import CLEARLY_MORE, MANY_ROUNDINGS, TIED
 from parity_audit.formulas.knob import CHOICE, REAL, ROUNDING
@@ -197,7 +197,7 @@ def _explain(site: str, sides: Sequence[Searched], found: Causes) -> None:
 def _add_where_right(site: str, knob: str, sides: Sequence[Searched], found: Causes) -> None:
     """Append the fits of a knob at a site that asks for it and is right on both sides."""
     parts = sides[0].side.shown(site)
-    if not parts or knob not in asked(sides[0].side.residuals, parts[0]):
+    if not parts or knob not in knobs_asked(sides[0].side.residuals, parts[0]):
         return
     both = _both(site, sides)
     if both and all(one.is_right for one in both):
@@ -233,7 +233,7 @@ def _explanation(at: _AtSite) -> Explanation | None:
 def _asked_for(at: _AtSite, setting: Setting | None = None) -> frozenset[str]:
     """Return the knobs that a site's formulas ask for in any probe, under the spec's values or a setting: a long text captures
     fewer sites than a short one, and so asks for the knobs of those too."""
-    return frozenset().union(*(asked(at.searched.side.residuals, part, setting) for part in at.parts))
+    return frozenset().union(*(knobs_asked(at.searched.side.residuals, part, setting) for part in at.parts))
 
 
 def _as_read(at: _AtSite, setting: Setting, knobs: frozenset[str]) -> Setting:
@@ -261,7 +261,7 @@ def _found_before(at: _AtSite, knobs: frozenset[str]) -> Setting:
         more = _as_read(at, known.values, knobs)
         if more and held.keys().isdisjoint(more):
             more = {**held, **more}
-            left = left_by(residuals, at.parts, more).residual
+            left = with_residual(residuals, at.parts, more).residual
             if math.isfinite(left) and left <= SAME_WITHIN * at.residual:
                 held = more
     return held
@@ -275,7 +275,7 @@ def _tried(at: _AtSite, held: Setting) -> list[Explanation]:
         together = _needed(at, held, held)
         if together.residual <= at.enough:
             return [together]
-        decoder = replace(residuals.decoder, values=under(residuals, held, at.parts[0].layer))
+        decoder = replace(residuals.decoder, values=values_with_setting(residuals, held, at.parts[0].layer))
         beside = explanations(replace(residuals, decoder=decoder), at.parts, at.enough, floor)
         if beside:
             return [_needed(at, {**held, **one.values}, held) for one in beside]
@@ -287,16 +287,16 @@ def _needed(at: _AtSite, values: Setting, held: Setting) -> Explanation:
     residuals = at.searched.side.residuals
     for knob in held:
         without = {name: value for name, value in values.items() if name != knob}
-        if left_by(residuals, at.parts, without).residual <= at.enough:
+        if with_residual(residuals, at.parts, without).residual <= at.enough:
             values = without
-    return left_by(residuals, at.parts, values)
+    return with_residual(residuals, at.parts, values)
 
 
 def _holds(at: _AtSite, one: Explanation) -> bool:
     """Return whether a setting leaves rounding here and passes `_admits` at the layer's other sites that ask for its knobs. A
     narrow dtype is tested at later sites alone: an earlier site may be captured before that rounding."""
     residuals = at.searched.side.residuals
-    values = under(residuals, one.values, at.parts[0].layer)
+    values = values_with_setting(residuals, one.values, at.parts[0].layer)
     here = Explanation(values=one.values, residual=residual(residuals, at.parts, values))
     if not explains(residuals, at.parts, here, at.enough):
         return False
@@ -338,7 +338,7 @@ def _is_worse_elsewhere(at: _AtSite, one: Explanation, chosen: Explanation) -> b
     """Return whether a setting leaves more than rounding, and more than the chosen one, at another site of the layer: a value
     for queries alone is not tied with one for queries and keys if the keys need it too."""
     residuals = at.searched.side.residuals
-    mine, theirs = (under(residuals, each.values, at.parts[0].layer) for each in (one, chosen))
+    mine, theirs = (values_with_setting(residuals, each.values, at.parts[0].layer) for each in (one, chosen))
     return any(
         residual(residuals, other, mine) > max(at.limit, TIED * residual(residuals, other, theirs))
         for knob in one.values
@@ -353,7 +353,7 @@ def _may_leave(at: _AtSite, knob: str, values: Values, other: Sequence[Component
     by_spec = residual(residuals, other)
     if knob not in ORDER_OF_A_BLOCK or not math.isfinite(by_spec):
         return max(MORE_ON_ALL * by_spec, at.limit)
-    is_moved = not _equal(joined(residuals, other), joined(residuals, other, values))
+    is_moved = not _equal(combined_difference(residuals, other), combined_difference(residuals, other, values))
     return MORE_ON_ALL * at.limit if is_moved else max(MORE_ON_ALL * by_spec, at.limit)
 
 
@@ -366,7 +366,7 @@ def _siblings(at: _AtSite, knob: str) -> Iterator[list[Component]]:
     side, own = at.searched.side, at.parts[0]
     for site in sites_with_formula(side.evidence):
         parts = side.shown(site) if layer_of(site) == own.layer and site != own.site else []
-        if parts and knob in asked(side.residuals, parts[0]):
+        if parts and knob in knobs_asked(side.residuals, parts[0]):
             yield parts
 
 
@@ -379,12 +379,12 @@ def _fit(at: _AtSite, knob: str, explanation: Explanation | None) -> KnobFit:
     off = difference(value)
     left = float("inf") if off is None else float(off.norm())
     # A number that the formula does not ask for under these values is not determined by this side: it has no error.
-    known = asked(residuals, first, held) if KNOBS[knob].kind == REAL else frozenset()
+    known = knobs_asked(residuals, first, held) if KNOBS[knob].kind == REAL else frozenset()
     is_read = knob in known
     full = without_rounding(residuals, first.layer, held, known)
     smooth = difference_of(residuals, at.parts, knob, {**held, **full})
     stderr = uncertainty(smooth, value, off) if is_read and off is not None else None
-    drawn = picture(residuals, first, knob, under(residuals, {**held, knob: value}, first.layer))
+    drawn = picture(residuals, first, knob, values_with_setting(residuals, {**held, knob: value}, first.layer))
     return KnobFit(
         knob=knob, layer=layer_of(first.site), value=value, stderr=stderr, residual=left, n=0 if off is None else off.numel(),
         site=local_name(first.site), evidence={EXPLAINED_BY: FORMULA, **_tied(explanation, knob), **drawn},

@@ -21,18 +21,6 @@ from parity_audit.diagnose.agreement import is_number
 from parity_audit.diagnose.fit.by_head import biases_by_distance, one_per_head
 from parity_audit.diagnose.fit.by_pair import SCALING, THETA, Layout, laws, read_off, sharpened
 from parity_audit.diagnose.fit.by_token import first_wrong, positions_one_by_one, where_it_differs
-from parity_audit.diagnose.fit.left import (
-    COARSE_RESIDUAL,
-    MORE_ON_ALL,
-    asked,
-    difference_of,
-    explains,
-    joined,
-    left_by,
-    residual,
-    under,
-    without_rounding,
-)
 from parity_audit.diagnose.fit.residuals import OF_EACH_TOKEN, Component, Residuals, Values, largest
 from parity_audit.diagnose.fit.search import (
     SAME_WITHIN,
@@ -41,10 +29,10 @@ from parity_audit.diagnose.fit.search import (
     Path,
     at_value,
     fitted,
+    gauss_newton,
     named,
     number_at,
-    shortened,
-    together,
+    with_few_digits,
     with_number,
 )
 from parity_audit.diagnose.fit.settings import (
@@ -62,11 +50,23 @@ from parity_audit.diagnose.fit.settings import (
     starts_of,
     with_numbers,
 )
+from parity_audit.diagnose.fit.site_residual import (
+    COARSE_RESIDUAL,
+    MORE_ON_ALL,
+    combined_difference,
+    difference_of,
+    explains,
+    knobs_asked,
+    residual,
+    values_with_setting,
+    with_residual,
+    without_rounding,
+)
 from parity_audit.diagnose.thresholds import TIED
-from parity_audit.formulas.choices import BY_PART, MISSING
+from parity_audit.formulas.choices import MISSING, QUERY_KEY_PARTS
 from parity_audit.formulas.frequencies import attention_factor
 from parity_audit.formulas.knob import ROUNDING
-from parity_audit.formulas.knobs import KNOBS, of_part
+from parity_audit.formulas.knobs import KNOBS, for_queries_or_keys
 from parity_audit.formulas.place import Decoder
 
 MOST_KNOBS = 3
@@ -182,7 +182,7 @@ class _Search:
     def by_size(self) -> Iterator[list[Explanation]]:
         """Yield settings of one knob, then of two and more. Those far from rounding on the smallest probe are not tried on
         all."""
-        whole = left_by(self.residuals, [self.small], {})
+        whole = with_residual(self.residuals, [self.small], {})
         tried = list(self._with_one_more(whole))
         yield self._on_all(best_of_each(tried))
         yield from self._beyond_the_small()
@@ -207,7 +207,7 @@ class _Search:
     def _with_one_more(self, start: Explanation) -> Iterator[Explanation]:
         """Yield a setting with one more knob that the formula asks for: the knob's best value and its other named values."""
         beside_numbers = bool(spots_of(start.values))
-        known = asked(self.residuals, self.small, start.values)
+        known = knobs_asked(self.residuals, self.small, start.values)
         full = without_rounding(self.residuals, self.small.layer, start.values, known)
         for knob in sorted(known - set(start.values)):
             if KNOBS[knob].kind == ROUNDING and start.values and start.residual > COARSE_RESIDUAL:
@@ -226,7 +226,7 @@ class _Search:
             )  # fmt: skip
             more = [] if start.values else self._with_parts(knob, difference, [best, *others])
             for one in (best, *(other for other in others if other.value != best.value), *more):
-                yield Explanation(values={**start.values, knob: one.value}, residual=one.left)
+                yield Explanation(values={**start.values, knob: one.value}, residual=one.residual)
 
     def _where_short_is_right(self, knob: str, held: Setting) -> Difference:
         """Return the difference of the smallest probe for a value of one knob; None for a value that the short probe refutes,
@@ -245,8 +245,8 @@ class _Search:
 
     def _with_parts(self, knob: str, difference: Difference, tried: Sequence[Fitted]) -> list[Fitted]:
         """Return values with a number per head, distance or token, or with separate entries for queries and keys."""
-        row, dims, best = KNOBS[knob], self.residuals.decoder.dims, min(tried, key=lambda one: one.left)
-        if best.left <= self.limit:
+        row, dims, best = KNOBS[knob], self.residuals.decoder.dims, min(tried, key=lambda one: one.residual)
+        if best.residual <= self.limit:
             return self._of_this_part(knob, tried)
         is_alone = local_name(self.small.site) in OF_EACH_TOKEN and self.small.probe.decode_from is None
         if knob in POSITIONS and is_alone:
@@ -267,8 +267,8 @@ class _Search:
             return []
         biases = biases_by_distance(self.residuals, self.parts, self.residuals.decoder.values)
         tried = [at_value(difference, bias) for bias in biases]
-        nearest = min((one.left for one in tried), default=0.0)
-        return [one for one in tried if one.left <= SAME_WITHIN * nearest][:1]
+        nearest = min((one.residual for one in tried), default=0.0)
+        return [one for one in tried if one.residual <= SAME_WITHIN * nearest][:1]
 
     def _of_this_part(self, knob: str, tried: Sequence[Fitted]) -> list[Fitted]:
         """Return the values that explain queries or keys as values of that part alone, with the spec's value for the other
@@ -277,9 +277,9 @@ class _Search:
         if part is None or not KNOBS[knob].by_part:
             return []
         own = self.residuals.decoder.knob(knob, self.small.layer)
-        both = {each: of_part(own, each) for each in BY_PART}
-        enough = [one for one in tried if one.left <= MORE_ON_ALL * self.limit]
-        return [Fitted(value={**both, part: one.value}, left=one.left) for one in enough]
+        both = {each: for_queries_or_keys(own, each) for each in QUERY_KEY_PARTS}
+        enough = [one for one in tried if one.residual <= MORE_ON_ALL * self.limit]
+        return [Fitted(value={**both, part: one.value}, residual=one.residual) for one in enough]
 
     def _as_other_layers(self) -> Iterator[list[Explanation]]:
         """Yield sets of two and more values that the spec gives to another kind of layer, the smaller sets first: a program that
@@ -290,17 +290,17 @@ class _Search:
         kinds: dict[str, Setting] = {}
         for layer in range(spec.dims["n_layers"]):
             other = {knob: values[layer] for knob, values in spec.values.items() if values[layer] != values[own]}
-            read = asked(self.residuals, self.small) | asked(self.residuals, self.small, other)
+            read = knobs_asked(self.residuals, self.small) | knobs_asked(self.residuals, self.small, other)
             kind = {knob: value for knob, value in sorted(other.items()) if knob in read}
             if 1 < len(kind) <= OF_A_KIND:
                 kinds[repr(kind)] = kind
         for size in range(2, OF_A_KIND + 1):
             sets = (chosen for kind in kinds.values() for chosen in combinations(kind.items(), size))
-            yield [left_by(self.residuals, [self.small], dict(chosen)) for chosen in sets]
+            yield [with_residual(self.residuals, [self.small], dict(chosen)) for chosen in sets]
 
     def _by_frequencies(self) -> list[Explanation]:
         """Return the bases and scalings that explain fitted rotary frequencies, and the frequencies themselves as a scaling."""
-        if local_name(self.small.site) not in AFTER or THETA not in asked(self.residuals, self.small):
+        if local_name(self.small.site) not in AFTER or THETA not in knobs_asked(self.residuals, self.small):
             return []
         said = {knob: self.residuals.decoder.knob(knob, self.small.layer) for knob in (THETA, SCALING, *LAYOUT)}
         d_head = self.residuals.shape(self.small)[-1]
@@ -315,14 +315,14 @@ class _Search:
         found = read_off(layout, small, length, attention_factor(said[SCALING]))
         if found is None:
             return []
-        tried = [left_by(self.residuals, [self.small], setting) for setting in laws(found, said, length)]
+        tried = [with_residual(self.residuals, [self.small], setting) for setting in laws(found, said, length)]
         near = sorted(
             (one for one in tried if self._is_near(one)),
             key=lambda one: (freedom_of(one.values, said), sum(digits_of(one.values, said))),
         )
         return [
             *near[: 2 * BEAM],
-            left_by(self.residuals, [self.small], {SCALING: sharpened(layout, whole, found, longest)}),
+            with_residual(self.residuals, [self.small], {SCALING: sharpened(layout, whole, found, longest)}),
         ]
 
     def _beyond_the_small(self) -> Iterator[list[Explanation]]:
@@ -331,7 +331,7 @@ class _Search:
         alone, found = least(self.on_small_alone, BEAM), []
         self.on_small_alone.clear()
         for one in alone:
-            values = under(self.residuals, one.values, self.small.layer)
+            values = values_with_setting(self.residuals, one.values, self.small.layer)
             longer = replace(self, small=_smallest_wrong(self.residuals, self.parts, self.limit, values))
             found += longer._on_all(best_of_each(list(longer._with_one_more(one))))
         yield found
@@ -349,26 +349,25 @@ class _Search:
         return explains(self.residuals, [self.small], one, MORE_ON_ALL * self.limit)
 
     def _polished(self, one: Explanation, parts: Sequence[Component]) -> Explanation:
-        """Fit all numbers of a set together to the nearest minimum, and round each to the fewest digits that leave the same
-        residual."""
-        layer, values = parts[0].layer, dict(one.values)
+        """Fit all numbers of a set together, and round each to the fewest digits that leave the same residual."""
+        values = dict(one.values)
         spots = spots_of(values)
 
         def difference(these: Sequence[float]) -> Tensor | None:
-            return joined(self.residuals, parts, under(self.residuals, with_numbers(values, spots, these), layer))
+            return _difference(self.residuals, parts, with_numbers(values, spots, these))
 
         if spots:
             start, positive = (
                 [number_at(values, spot) for spot in spots],
                 [is_positive(spot) for spot in spots],
             )
-            at, _ = together(difference, start, positive)
+            at, _ = gauss_newton(difference, start, positive)
             values = with_numbers(values, spots, at)
         for spot in spots:
             own = _at_spot(self.residuals, parts, values, spot)
-            number = shortened(own, number_at(values, spot), positive=is_positive(spot)).value
+            number = with_few_digits(own, number_at(values, spot), positive=is_positive(spot)).value
             values = with_number(values, spot, number)
-        before, after = (left_by(self.residuals, parts, setting) for setting in (one.values, values))
+        before, after = (with_residual(self.residuals, parts, setting) for setting in (one.values, values))
         best = after if after.residual <= SAME_WITHIN * before.residual else before
         return self._without_what_is_as_said(self._without_what_is_as_absent(best, parts), parts)
 
@@ -378,7 +377,7 @@ class _Search:
             str(knob) for knob, *more in spots_of(one.values) if not more or isinstance(one.values[str(knob)], str)
         ]
         for knob in (knob for knob in numbers if KNOBS[knob].optional):
-            absent = left_by(self.residuals, parts, {**one.values, knob: None})
+            absent = with_residual(self.residuals, parts, {**one.values, knob: None})
             one = absent if absent.residual <= SAME_WITHIN * one.residual else one
         return one
 
@@ -387,12 +386,15 @@ class _Search:
         rounds has no slope, and is found only beside another place of rounding."""
         for knob in one.values if len(one.values) > 1 else ():
             rest = {other: value for other, value in one.values.items() if other != knob}
-            as_said = left_by(self.residuals, parts, rest) if rest else one
+            as_said = with_residual(self.residuals, parts, rest) if rest else one
             one = as_said if as_said.residual <= SAME_WITHIN * one.residual else one
         return one
 
 
 def _at_spot(residuals: Residuals, parts: Sequence[Component], values: Setting, spot: Path) -> Difference:
     """Return the differences of all parts as a function of one number of a setting, with the others fixed."""
-    layer = parts[0].layer
-    return lambda number: joined(residuals, parts, under(residuals, with_number(dict(values), spot, number), layer))
+    return lambda number: _difference(residuals, parts, with_number(dict(values), spot, number))
+
+
+def _difference(residuals: Residuals, parts: Sequence[Component], setting: Setting) -> Tensor | None:
+    return combined_difference(residuals, parts, values_with_setting(residuals, setting, parts[0].layer))

@@ -11,7 +11,7 @@ from parity_audit.core.sites import local_name
 from parity_audit.diagnose.evidence import POINTS, drawn_points
 from parity_audit.diagnose.fit.residuals import Component, Residuals, Values, value_under, with_value
 from parity_audit.formulas.frequencies import inverse_frequencies
-from parity_audit.formulas.knobs import KNOBS, of_part
+from parity_audit.formulas.knobs import KNOBS, for_queries_or_keys
 
 LAW_OFF: dict[str, Any] = {"attention.scale": 1.0, "attention.softcap": None, "attention.alibi": None}
 """Values under which the formula of the scores returns the product q.k itself."""
@@ -30,7 +30,9 @@ def picture(residuals: Residuals, part: Component, knob: str, values: Values) ->
 def _frequencies(residuals: Residuals, part: Component, values: Values) -> list[float]:
     """Return the frequency of each pair of components, in radians per position; empty where nothing is rotated."""
     own = local_name(part.site).removeprefix("rot_")
-    theta, scaling, partial = (of_part(value_under(residuals, values, knob, part.layer), own) for knob in FREQUENCIES)
+    theta, scaling, partial = (
+        for_queries_or_keys(value_under(residuals, values, knob, part.layer), own) for knob in FREQUENCIES
+    )
     if theta is None:
         return []
     d_rot = int(partial or residuals.decoder.dims["d_head"])

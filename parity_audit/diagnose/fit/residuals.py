@@ -24,11 +24,11 @@ from parity_audit.core.types import Probe
 from parity_audit.diagnose.fit.search import norm_of
 from parity_audit.diagnose.thresholds import LEFT_OUT
 from parity_audit.formulas.decoder import Run
-from parity_audit.formulas.kept import Kept
 from parity_audit.formulas.knob import COUNT
 from parity_audit.formulas.knobs import KNOBS
 from parity_audit.formulas.place import Batch, Decoder, MissingTensor, MissingTokens
 from parity_audit.formulas.positions import counted
+from parity_audit.formulas.site_cache import SiteCache
 
 IMPOSSIBLE = (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError)
 """The errors that a formula raises for values that this decoder cannot have, or where a value that it reads is
@@ -125,7 +125,7 @@ class Residuals:
     decoder: Decoder
     captured: Captured
     batches: dict[str, Batch] = field(default_factory=dict)
-    made_before: Kept = field(default_factory=Kept)
+    made_before: SiteCache = field(default_factory=SiteCache)
     shown: dict[tuple[str, str], _Shown] = field(default_factory=dict)
 
     def difference(self, component: Component, values: Values) -> Tensor | None:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from parity_audit.diagnose.agreement import is_number
-from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS, OTHER_LAWS, and_more, number_in, with_number_in
+from parity_audit.formulas.choices import AT_EVERY_LENGTH, FACTORS, OTHER_FORMULAS, and_more, number_in, with_number_in
 from parity_audit.formulas.knob import COUNT, STRUCTURE, Knob
 
-ROUNDING = 1e-10
+FLOAT64_RESIDUAL = 1e-10
 """The residual that float64 rounding may leave: measured 1e-15 to 1e-14. A number that is rounded to float32 leaves
 1e-8."""
-STEP = math.sqrt(ROUNDING)
+STEP = math.sqrt(FLOAT64_RESIDUAL)
 """The relative step of a numeric derivative. At this size the error of the step and the error of rounding are about
 equal."""
 STEPS, HALVINGS = 20, 6
@@ -35,7 +35,7 @@ right one."""
 FIXED = ("step", "partial_rotary_factor", "beyond")
 """Parts of a dictionary that are not fitted and keep their start value: the result does not change smoothly with
 them."""
-MADE_UP_FOR = ("original_max_position_embeddings", "max_position_embeddings")
+COMPENSATED_PARTS = ("original_max_position_embeddings", "max_position_embeddings")
 """Parts of a dictionary that are held fixed where several parts are fitted together: thresholds or a factor can
 compensate for them."""
 LARGEST_LOG = math.log(torch.finfo(torch.float32).max)
@@ -55,10 +55,10 @@ in place of the number."""
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A value, and in `left` the residual that it leaves."""
+    """A value, and the residual that it leaves."""
 
     value: Any
-    left: float
+    residual: float
 
 
 def named(row: Knob, difference: Difference, start: Any, limit: int) -> list[Fitted]:
@@ -73,7 +73,7 @@ def fitted(
     start: Any,
     limit: int,
     *,
-    enough: float = ROUNDING,
+    enough: float = FLOAT64_RESIDUAL,
     tried: Sequence[Fitted] | None = None,
     near: bool = False,
     alone: bool = True,
@@ -109,17 +109,17 @@ def fitted(
         tried.append(_narrowed(difference, int, limit, enough))
     elif row.span is not None and row.kind != COUNT:
         tried.append(_real(difference, start, row.span, enough, near=near))
-        if smooth is not None and tried[-1].left > enough:
+        if smooth is not None and tried[-1].residual > enough:
             nearest = _real(smooth, start, row.span, enough, near=near).value
-            tried.append(shortened(difference, nearest, positive=row.span[0] > 0))
+            tried.append(with_few_digits(difference, nearest, positive=row.span[0] > 0))
     if limit > ENUMERATED:
         tried += [_narrowed(difference, words.format, limit, enough) for words in row.counted]
-    if row.measured and min((one.left for one in tried), default=math.inf) > enough:
+    if row.measured and min((one.residual for one in tried), default=math.inf) > enough:
         tried += _measured(row, difference, enough, alone=alone)
-    best = min(tried, key=lambda one: one.left, default=Fitted(value=start, left=math.inf))
+    best = min(tried, key=lambda one: one.residual, default=Fitted(value=start, residual=math.inf))
     # If a named value (for example no cap) leaves a residual within 1.1 times that of the fitted number (a cap of 5000), return
     # the named value; of several such named values, return the first.
-    return next((one for one in by_name if one.left <= max(SAME_WITHIN * best.left, ROUNDING)), best)
+    return next((one for one in by_name if one.residual <= max(SAME_WITHIN * best.residual, FLOAT64_RESIDUAL)), best)
 
 
 def uncertainty(smooth: Difference, value: Any, off: Tensor) -> float | None:
@@ -175,20 +175,20 @@ def norm_of(off: Tensor | None) -> float:
 
 def at_value(difference: Difference, value: Any) -> Fitted:
     """Return a value with the residual that it leaves."""
-    return Fitted(value=value, left=norm_of(difference(value)))
+    return Fitted(value=value, residual=norm_of(difference(value)))
 
 
 def _narrowed(difference: Difference, said: Callable[[int], Any], high: int, enough: float) -> Fitted:
     """Search a whole number from 1 on, or the choice that `said` makes of it, on a geometric grid narrowed round its
     best point."""
-    low, best = 1, Fitted(value=said(1), left=math.inf)
+    low, best = 1, Fitted(value=said(1), residual=math.inf)
     within = 0, 0
-    while within != (low, high) and best.left > enough:
+    while within != (low, high) and best.residual > enough:
         within = low, high
         points = sorted({round(low * (high / low) ** (k / (GRID - 1))) for k in range(GRID)})
         found = [at_value(difference, said(point)) for point in points]
-        at = min(range(len(points)), key=lambda k: found[k].left)
-        best = min(best, found[at], key=lambda one: one.left)
+        at = min(range(len(points)), key=lambda k: found[k].residual)
+        best = min(best, found[at], key=lambda one: one.residual)
         low, high = points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)]
     return best
 
@@ -196,18 +196,20 @@ def _narrowed(difference: Difference, said: Callable[[int], Any], high: int, eno
 def _measured(row: Knob, difference: Difference, enough: float, *, alone: bool) -> list[Fitted]:
     """Return the fitted choices that contain a real number.
 
-    A choice of `OTHER_LAWS` is returned only if it explains everything (a residual of at most `enough`), and is tried
+    A choice of `OTHER_FORMULAS` is returned only if it explains everything (a residual of at most `enough`), and is tried
     only if no other knob is wrong: beside another wrong knob it may lower the residual by chance.
     """
-    asked = {words: first for words, first in row.measured.items() if alone or words not in OTHER_LAWS}
+    asked = {words: first for words, first in row.measured.items() if alone or words not in OTHER_FORMULAS}
     found = {words: _in_words(difference, words, first) for words, first in asked.items()}
-    return [one for words, one in found.items() if words not in OTHER_LAWS or one.left <= enough]
+    return [one for words, one in found.items() if words not in OTHER_FORMULAS or one.residual <= enough]
 
 
 def _in_words(difference: Difference, words: str, start: float) -> Fitted:
     """Fit the number of a choice with a real number, from a start value."""
-    found = _gauss_newton(lambda number: difference(with_number_in(words, number)), start, positive=words in OTHER_LAWS)
-    return Fitted(value=with_number_in(words, found.value), left=found.left)
+    found = _gauss_newton(
+        lambda number: difference(with_number_in(words, number)), start, positive=words in OTHER_FORMULAS
+    )
+    return Fitted(value=with_number_in(words, found.value), residual=found.residual)
 
 
 def _real(difference: Difference, start: Any, span: tuple[float, float], enough: float, *, near: bool) -> Fitted:
@@ -215,36 +217,36 @@ def _real(difference: Difference, start: Any, span: tuple[float, float], enough:
     is set."""
     low, high = span
     given = float(start) if is_number(start) else None
-    found = Fitted(value=start, left=math.inf)
+    found = Fitted(value=start, residual=math.inf)
     if given is not None and (given > 0 or low < 0):
         found = _gauss_newton(difference, given, positive=low > 0)
-    if found.left <= enough or (near and given is not None):
+    if found.residual <= enough or (near and given is not None):
         return found
     grid = torch.linspace(0, 1, 2 * GRID - 1, dtype=torch.float64).tolist()
     points = [low * (high / low) ** t if low > 0 else low + (high - low) * t for t in grid]
-    best = min((at_value(difference, point) for point in points), key=lambda one: one.left)
-    if math.isinf(best.left):
+    best = min((at_value(difference, point) for point in points), key=lambda one: one.residual)
+    if math.isinf(best.residual):
         return found
-    return min(found, _gauss_newton(difference, best.value, positive=low > 0), key=lambda one: one.left)
+    return min(found, _gauss_newton(difference, best.value, positive=low > 0), key=lambda one: one.residual)
 
 
 def _gauss_newton(difference: Difference, start: float, *, positive: bool) -> Fitted:
     """Fit one number to the nearest minimum, and round it to the fewest digits that leave the same residual."""
-    (value,), _ = together(lambda values: difference(values[0]), (start,), (positive,))
-    return shortened(difference, value, positive=positive)
+    (value,), _ = gauss_newton(lambda values: difference(values[0]), (start,), (positive,))
+    return with_few_digits(difference, value, positive=positive)
 
 
-def shortened(difference: Difference, value: float, *, positive: bool) -> Fitted:
+def with_few_digits(difference: Difference, value: float, *, positive: bool) -> Fitted:
     """Round a number to the fewest digits that leave the same residual; 0, where the knob can be 0, counts as
     fewest."""
     exact = at_value(difference, value)
     digits = [float(f"{value:.{digits}g}") for digits in DIGITS]
     short = (at_value(difference, number) for number in ([] if positive else [0.0]) + digits)
     # Values very near the constant leave the same residual; the constant is the one of them with the fewest digits.
-    return next((one for one in short if one.left <= max(SAME_WITHIN * exact.left, ROUNDING)), exact)
+    return next((one for one in short if one.residual <= max(SAME_WITHIN * exact.residual, FLOAT64_RESIDUAL)), exact)
 
 
-def together(
+def gauss_newton(
     difference: Callable[[Sequence[float]], Tensor | None], start: Sequence[float], positive: Sequence[bool]
 ) -> tuple[tuple[float, ...], float]:
     """Fit several numbers by Gauss-Newton: return the nearest minimum and its residual. A step that raises the residual
@@ -303,7 +305,7 @@ def number_paths(value: Any) -> list[Path]:
 
 def free_paths(value: Any) -> list[Path]:
     """Return the paths of the numbers in a dictionary that are fitted together; numbers in lists are not among them."""
-    return [path for path in number_paths(value) if len(path) == 1 and path[0] not in (*FIXED, *MADE_UP_FOR)]
+    return [path for path in number_paths(value) if len(path) == 1 and path[0] not in (*FIXED, *COMPENSATED_PARTS)]
 
 
 def with_number(value: Any, path: Path, number: float) -> Any:
@@ -350,4 +352,4 @@ def _part(difference: Difference, start: dict[str, Any], path: Path) -> Fitted:
     found = _gauss_newton(
         lambda number: difference(with_number(start, path, number)), number_at(start, path), positive=True
     )
-    return Fitted(value=with_number(start, path, found.value), left=found.left)
+    return Fitted(value=with_number(start, path, found.value), residual=found.residual)

@@ -20,7 +20,7 @@ FREEDOM = {FLAG: 0, CHOICE: 0, ROUNDING: 0, COUNT: 1, REAL: 2, STRUCTURE: 3}
 """By kind of knob, how many other values may explain as much: few for names, some for whole numbers, more for any
 real number, most for a value with several parts. A choice that contains a real number counts like a value with
 parts."""
-READ_OFF = 2 * max(FREEDOM.values()) + 1
+FITTED_PER_PART = 2 * max(FREEDOM.values()) + 1
 """The freedom of a value that is fitted separately to each head, distance, token or pair: more than that of any two
 other values."""
 MOST_DIGITS = round(-math.log10(torch.finfo(torch.float32).resolution))
@@ -44,12 +44,12 @@ class Explanation:
     tied: tuple[Setting, ...] = ()
 
 
-def freedom(knob: str, value: Any) -> int:
+def freedom_rank(knob: str, value: Any) -> int:
     """Return how many other values of this kind would explain as much: of explanations with equal residuals, the
     least free comes first."""
     is_law = KNOBS[knob].kind == STRUCTURE and knob != BIAS and "inv_freq" not in (value or {})
     if (isinstance(value, (list, dict)) and not is_law) or value == OTHERS:
-        return READ_OFF
+        return FITTED_PER_PART
     if value is None or value in KNOBS[knob].choices:
         return FREEDOM[CHOICE]
     return FREEDOM[STRUCTURE if words_of(knob, value) else KNOBS[knob].kind]
@@ -75,9 +75,9 @@ def digits_of(values: Setting, said: Setting) -> list[int]:
 def freedom_of(values: Setting, said: Setting) -> int:
     """Return the freedom of a setting, the sum over its values. A dictionary that differs from the spec's in one
     number counts as one number."""
-    free = {knob: freedom(knob, value) for knob, value in values.items()}
+    free = {knob: freedom_rank(knob, value) for knob, value in values.items()}
     for knob, value in values.items():
-        if isinstance(value, dict) and isinstance(said[knob], dict) and free[knob] != READ_OFF:
+        if isinstance(value, dict) and isinstance(said[knob], dict) and free[knob] != FITTED_PER_PART:
             others = [key for key in {*value, *said[knob]} if value.get(key) != said[knob].get(key)]
             is_number_alone = (
                 len(others) == 1 and is_number(value.get(others[0])) and is_number(said[knob].get(others[0]))
@@ -93,9 +93,9 @@ def place_in_row(values: Setting) -> int:
     return sum(choices.index(value) if value in choices else len(choices) for choices, value in rows)
 
 
-def has_parts(one: Explanation) -> bool:
+def has_numbers_per_part(one: Explanation) -> bool:
     """Return whether some value has a number fitted separately to each head, distance, token or pair."""
-    return any(freedom(knob, value) == READ_OFF for knob, value in one.values.items())
+    return any(freedom_rank(knob, value) == FITTED_PER_PART for knob, value in one.values.items())
 
 
 def left_of(one: Explanation) -> float:
@@ -132,7 +132,9 @@ def spots_of(values: Setting) -> list[Path]:
     single: list[Path] = [(knob,) for knob, value in values.items() if _is_fitted(knob, value)]
     listed = [(knob, value) for knob, value in values.items() if isinstance(value, list) and KNOBS[knob].kind != COUNT]
     laws = [
-        (knob, value) for knob, value in values.items() if isinstance(value, dict) and freedom(knob, value) != READ_OFF
+        (knob, value)
+        for knob, value in values.items()
+        if isinstance(value, dict) and freedom_rank(knob, value) != FITTED_PER_PART
     ]
     worded = [(knob, words) for knob, value in values.items() for words in words_of(knob, value)]
     return [
@@ -157,7 +159,7 @@ def best_of_each(tried: Sequence[Explanation]) -> list[Explanation]:
     """
     by_knobs: dict[tuple[frozenset[str], bool], list[Explanation]] = {}
     for one in sorted(tried, key=left_of):
-        by_knobs.setdefault((frozenset(one.values), has_parts(one)), []).append(one)
+        by_knobs.setdefault((frozenset(one.values), has_numbers_per_part(one)), []).append(one)
     return [
         one for alike in by_knobs.values() for one in alike[:BEAM] if one.residual <= SAME_WITHIN * alike[0].residual
     ]
@@ -177,10 +179,10 @@ def starts_of(tried: Sequence[Explanation], whole: float, enough: float) -> list
     help alone may be needed in a set. Only one setting with separate numbers is kept, because so many numbers lower the
     residual whatever the cause is.
     """
-    helping = [one for one in tried if one.residual <= enough and not has_parts(one)]
+    helping = [one for one in tried if one.residual <= enough and not has_numbers_per_part(one)]
     first = (one for one in tried if len(one.values) == 1 and one.residual != whole)
     choices = [one for one in first if all(is_choice(*item) for item in one.values.items())]
-    listed = least((one for one in tried if one.residual <= enough and has_parts(one)), 1)
+    listed = least((one for one in tried if one.residual <= enough and has_numbers_per_part(one)), 1)
     starts: list[Explanation] = []
     for one in (*least(best_of_each(helping), BEAM), *least(helping, BEAM), *listed, *choices):
         if one not in starts and one.residual < float("inf"):

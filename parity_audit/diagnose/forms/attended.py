@@ -21,8 +21,8 @@ from parity_audit.core.limits import TINY
 from parity_audit.core.sites import layer_of
 from parity_audit.core.types import Probe
 from parity_audit.diagnose.evidence import f64, real
-from parity_audit.diagnose.forms.kinds import MOST_LEFT, NARROW, OWN_TOKENS, STEPS, late
-from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.forms.kinds import MOST_LEFT, NARROW, OWN_TOKENS, STEPS, shift_in_words
+from parity_audit.diagnose.forms.pair import ActualExpected, Description
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, NEAR
 from parity_audit.formulas.rotary import ADJACENT, HALF, joined_pairs, parts_of_pairs
 
@@ -31,7 +31,7 @@ ROUNDING = 3 * dtype_eps("float32")
 BESIDE = ("q", "k", "rot_q", "rot_k")
 
 
-def attended(site: str, own: Capture, true: Capture, d_head: int) -> Pair | None:
+def attended(site: str, own: Capture, true: Capture, d_head: int) -> ActualExpected | None:
     """Return the attended values and those of the `v` site, `[token, (head d_head)]`; None if too few tokens can be
     recovered.
 
@@ -43,10 +43,10 @@ def attended(site: str, own: Capture, true: Capture, d_head: int) -> Pair | None
     if sum(len(row["attended"]) for row in rows) < FEWEST_TOKENS:
         return None
     parts = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-    return Pair(own=parts.pop("attended"), true=parts.pop("v"), d_head=d_head, others=parts)
+    return ActualExpected(own=parts.pop("attended"), true=parts.pop("v"), d_head=d_head, others=parts)
 
 
-def averaged(site: str, own: Capture, true: Capture) -> Form | None:
+def averaged(site: str, own: Capture, true: Capture) -> Description | None:
     """Return a description of the averaged values if the pattern times values rounded to a narrow dtype, or of another
     token, gives z.
 
@@ -70,9 +70,9 @@ def averaged(site: str, own: Capture, true: Capture) -> Form | None:
     ]
     for step in STEPS:
         moved, own_tokens = (apart(partial(_left_moved, step=by, ends=step)) for by in (step, 0))
-        tries.append(("position", late(step), OWN_TOKENS, moved / own_tokens))
+        tries.append(("position", shift_in_words(step), OWN_TOKENS, moved / own_tokens))
     kind, value, usual, left = min(tries, key=lambda tried: tried[-1])
-    return Form(kind=kind, value=value, usual=usual, left=left) if left < MOST_LEFT else None
+    return Description(kind=kind, value=value, usual=usual, share_left=left) if left < MOST_LEFT else None
 
 
 def _left(pattern: Tensor, z: Tensor, v: Tensor) -> Tensor:

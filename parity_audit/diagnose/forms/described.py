@@ -30,54 +30,54 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.limits import TINY
-from parity_audit.diagnose.forms.kinds import FREER, MOST_LEFT, PLAIN, Maker, clamped, hidden, ordered
-from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.forms.kinds import FEW_NUMBERS, MANY_NUMBERS, MOST_LEFT, Maker, clamped, hidden, ordered
+from parity_audit.diagnose.forms.pair import ActualExpected, Description
 from parity_audit.diagnose.thresholds import CLEAN, CLEARLY_MORE, MAJORITY, NEARLY_ALL, SHOWN
 
 
-def described(pair: Pair) -> Form | None:
+def described(pair: ActualExpected) -> Description | None:
     """Return the first description that fits, None if none does. Tensors that do not differ have no description."""
     return next(descriptions(pair), None)
 
 
-def descriptions(pair: Pair) -> Iterator[Form]:
+def descriptions(pair: ActualExpected) -> Iterator[Description]:
     """Yield every description that fits, the simplest first. Of those with a number or two, the ones with the
     smallest residuals come first."""
     scale = max(float(pair.true.norm()), float(pair.own.norm()))
     gone = hidden(pair)
-    if gone is not None and gone.left < CLEAN:
+    if gone is not None and gone.share_left < CLEAN:
         yield _with_rest(gone, pair, pair)
         return
     if pair.apart <= CLEAN * scale or not bool(torch.isfinite(pair.own).all() & torch.isfinite(pair.true).all()):
         return
     moved = ordered(pair)  # uses all channels, also those in their own places
-    if moved is not None and moved.left < MOST_LEFT:
+    if moved is not None and moved.share_left < MOST_LEFT:
         yield _with_rest(moved, pair, pair)
     part, channels, tokens = _where_it_differs(pair)
-    plain = list(_fitting(PLAIN, part))
-    least = CLEARLY_MORE * min((form.left for form in plain), default=0.0)
+    plain = list(_fitting(FEW_NUMBERS, part))
+    least = CLEARLY_MORE * min((form.share_left for form in plain), default=0.0)
     bounds = next(_fitting([clamped], pair), None)
-    for form in (*sorted(plain, key=lambda form: form.left > max(least, CLEAN)), *_fitting(FREER, part)):
+    for form in (*sorted(plain, key=lambda form: form.share_left > max(least, CLEAN)), *_fitting(MANY_NUMBERS, part)):
         if bounds is not None and form.kind == bounds.kind:
             yield _with_rest(bounds, pair, pair)  # bounds determine which entries change
             continue
         yield dataclasses.replace(_with_rest(form, part, pair), channels=channels, tokens=tokens)
 
 
-def _with_rest(form: Form, part: Pair, pair: Pair) -> Form:
+def _with_rest(form: Description, part: ActualExpected, pair: ActualExpected) -> Description:
     """Return a description of a part with `rest` set: what it leaves of that part, relative to the norm of the
     candidate's whole tensor."""
-    return dataclasses.replace(form, rest=form.left * part.apart / max(float(pair.own.norm()), TINY))
+    return dataclasses.replace(form, rest=form.share_left * part.apart / max(float(pair.own.norm()), TINY))
 
 
-def _fitting(makers: Iterable[Maker], pair: Pair) -> Iterator[Form]:
+def _fitting(makers: Iterable[Maker], pair: ActualExpected) -> Iterator[Description]:
     for maker in makers:
         form = maker(pair)
-        if form is not None and form.left < MOST_LEFT:
+        if form is not None and form.share_left < MOST_LEFT:
             yield form
 
 
-def _where_it_differs(pair: Pair) -> tuple[Pair, str, str]:
+def _where_it_differs(pair: ActualExpected) -> tuple[ActualExpected, str, str]:
     """Return the pair restricted to the channels and tokens that differ, and words for each of these; empty words
     mean all."""
     wrong = (pair.own - pair.true).abs() > 1e-4 * pair.true.square().mean().sqrt()

@@ -15,7 +15,7 @@ from torch.nn import functional
 from parity_audit.core.limits import TINY
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.forms.kinds import CURVES, MOST_LEFT
-from parity_audit.diagnose.forms.pair import Form
+from parity_audit.diagnose.forms.pair import Description
 from parity_audit.diagnose.thresholds import CLEAN
 from parity_audit.formulas.activations import NAMED, Curve
 
@@ -55,7 +55,7 @@ OTHERS: dict[str, Curve] = {
 """Activations that configs do not name, tried by name before one is tabulated."""
 
 
-def elementwise(post: Tensor, right: Tensor, pre: Tensor, linear: Tensor | None, spec: KnobValue) -> Form | None:
+def elementwise(post: Tensor, right: Tensor, pre: Tensor, linear: Tensor | None, spec: KnobValue) -> Description | None:
     """Describe an MLP's `post` as one function of `pre`, times `linear` where the MLP is gated; None if it is not one.
 
     Args:
@@ -70,7 +70,7 @@ def elementwise(post: Tensor, right: Tensor, pre: Tensor, linear: Tensor | None,
     for name, curve in OTHERS.items():
         left = float((post - curve(pre) * factor).norm()) / difference
         if left <= CLEAN:
-            return Form(kind=ACTIVATION, value=name, usual=spec, left=left)
+            return Description(kind=ACTIVATION, value=name, usual=spec, share_left=left)
     # Dividing by a small factor magnifies rounding, so only the larger half of the factors is used.
     usable = factor.abs() >= factor.abs().median()
     x, order = pre[usable].sort()
@@ -82,7 +82,7 @@ def elementwise(post: Tensor, right: Tensor, pre: Tensor, linear: Tensor | None,
     if not left < MOST_LEFT:
         return None
     table = ", ".join(f"{_between(x, y, at):g} at {at:g}" for at in SHOWN_AT if float(x[0]) <= at <= float(x[-1]))
-    return Form(kind=ACTIVATION, value=f"another function of its input ({table})", usual=spec, left=left)
+    return Description(kind=ACTIVATION, value=f"another function of its input ({table})", usual=spec, share_left=left)
 
 
 def _between(x: Tensor, y: Tensor, at: float) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parity_audit.core.limits import TINY
-from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.forms.pair import ActualExpected, Description
 from parity_audit.diagnose.thresholds import CLEAN, FEWEST_TOKENS
 from parity_audit.formulas.rounding import LARGEST_INTEGERS
 
@@ -28,7 +28,7 @@ tensor to count as rounded to it. It is below 1, because a number near the middl
 and close to 1, because a finer grid holds most numbers of a coarser one."""
 
 
-def rounded_with_a_scale(pair: Pair) -> Form | None:
+def rounded_with_a_scale(pair: ActualExpected) -> Description | None:
     """Return a description if (nearly) every number lies on the grid of one format times a scale, next to the true
     number; else None."""
     heads = pair.own.shape[1] // pair.d_head if pair.d_head and pair.own.shape[1] % pair.d_head == 0 else 1
@@ -42,7 +42,7 @@ def rounded_with_a_scale(pair: Pair) -> Form | None:
             # Test the first rows first: numbers that are on no grid fail there already, at a hundredth of the cost.
             few = _is_on_grid(name, own[:FEWEST_TOKENS], true[:FEWEST_TOKENS])
             if few and _is_on_grid(name, own, true):
-                return Form(kind="rounded", value=f"{name} times a scale", usual="full", left=0.0)
+                return Description(kind="rounded", value=f"{name} times a scale", usual="full", share_left=0.0)
     return None
 
 

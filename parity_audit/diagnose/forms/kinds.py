@@ -1,4 +1,4 @@
-"""The descriptions that `forms` tries, one function each. Each returns None, or a `Form` with the share of the
+"""The descriptions that `forms` tries, one function each. Each returns None, or a `Description` with the share of the
 difference that it leaves."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from parity_audit.compare.golden import lowest
 from parity_audit.core.limits import TINY
 from parity_audit.diagnose.forms.grids import EXACT_SHARE, rounded_with_a_scale
 from parity_audit.diagnose.forms.order import order_of
-from parity_audit.diagnose.forms.pair import Form, Pair
+from parity_audit.diagnose.forms.pair import ActualExpected, Description
 from parity_audit.diagnose.thresholds import ALIKE, CLEAN, FEWEST_TOKENS, LEFT_OUT, MAJORITY
 from parity_audit.formulas.activations import NAMED
 
@@ -39,19 +39,19 @@ OF_A_TOKEN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _zero(pair: Pair) -> Form | None:
+def _zero(pair: ActualExpected) -> Description | None:
     gone = float(pair.own.norm()) == 0.0
-    return Form(kind="source", value="zero", usual="as computed", left=0.0) if gone else None
+    return Description(kind="source", value="zero", usual="as computed", share_left=0.0) if gone else None
 
 
-def _copied(pair: Pair) -> Form | None:
+def _copied(pair: ActualExpected) -> Description | None:
     for name, other in pair.others.items():
-        if (left := pair.left(other)) < MOST_LEFT:
-            return Form(kind="source", value=f"equal to {name}", usual="as computed", left=left)
+        if (left := pair.share_left(other)) < MOST_LEFT:
+            return Description(kind="source", value=f"equal to {name}", usual="as computed", share_left=left)
     return None
 
 
-def hidden(pair: Pair) -> Form | None:
+def hidden(pair: ActualExpected) -> Description | None:
     """Describe a tensor in which one low number, or -inf, replaces all but the largest entries of each token, as
     samplers do to logits."""
     low = float(pair.own.min())
@@ -62,16 +62,18 @@ def hidden(pair: Pair) -> Form | None:
     few, many = int(kept.min()), int(kept.max())
     count = str(few) if few == many else f"{few} to {many}"
     left = float((pair.own - pair.true)[~gone].norm()) / max(float(pair.true.norm()), TINY)
-    return Form(kind="hidden", value=f"{low:.4g} but at the {count} largest", usual="as computed", left=left)
+    return Description(
+        kind="hidden", value=f"{low:.4g} but at the {count} largest", usual="as computed", share_left=left
+    )
 
 
-def _constant(pair: Pair) -> Form | None:
+def _constant(pair: ActualExpected) -> Description | None:
     value = float(pair.own.mean())
     even = float((pair.own - value).abs().max()) <= CLEAN * abs(value)
-    return Form(kind="constant", value=value, usual="as computed", left=0.0) if even else None
+    return Description(kind="constant", value=value, usual="as computed", share_left=0.0) if even else None
 
 
-def _same_for_all(pair: Pair) -> Form | None:
+def _same_for_all(pair: ActualExpected) -> Description | None:
     """Describe one vector shared by all tokens, or by many (those of a sequence), where the true vectors differ at
     the same precision."""
     held = (
@@ -81,10 +83,12 @@ def _same_for_all(pair: Pair) -> Form | None:
     vectors, due = (len(torch.unique(x.to(dtype).float(), dim=0)) for x in (pair.own, pair.true))
     if vectors > due / FEWEST_TOKENS:
         return None
-    return Form(kind="constant", value=f"{vectors} vectors for {len(pair.own)} tokens", usual="as computed", left=0.0)
+    return Description(
+        kind="constant", value=f"{vectors} vectors for {len(pair.own)} tokens", usual="as computed", share_left=0.0
+    )
 
 
-def _projected(pair: Pair) -> Form | None:
+def _projected(pair: ActualExpected) -> Description | None:
     """Describe a tensor without its components in a few directions, which are those of the difference."""
     apart = pair.own - pair.true
     if min(apart.shape) < FEWEST_TOKENS:
@@ -94,61 +98,61 @@ def _projected(pair: Pair) -> Form | None:
     if rank > (1 - LEFT_OUT) * min(apart.shape):
         return None
     v = directions[:rank]
-    left = pair.left(pair.true - pair.true @ v.T @ v)
+    left = pair.share_left(pair.true - pair.true @ v.T @ v)
     words = f"without {rank} of {apart.shape[1]} directions"
-    return Form(kind="projection", value=words, usual="as computed", left=left)
+    return Description(kind="projection", value=words, usual="as computed", share_left=left)
 
 
-def _late(pair: Pair) -> Form | None:
+def _late(pair: ActualExpected) -> Description | None:
     """Describe tokens that hold the values of one or two tokens before or after them; the ends of sequences need not
     match."""
     size = pair.own.norm(dim=1)
     for step in STEPS:
         near = (pair.own - pair.true.roll(step, 0)).norm(dim=1) <= ALIKE * size
         if float(near.double().mean()) >= 1 - LEFT_OUT:
-            return Form(kind="position", value=late(step), usual=OWN_TOKENS, left=0.0)
+            return Description(kind="position", value=shift_in_words(step), usual=OWN_TOKENS, share_left=0.0)
     return None
 
 
-def late(step: int) -> str:
+def shift_in_words(step: int) -> str:
     """Return words for the tokens whose values are found in the place of each token's own: `step` before it, or
     after it if negative."""
     return f"those of {abs(step)} {'before' if step > 0 else 'after'}"
 
 
-def _rounded(pair: Pair) -> Form | None:
+def _rounded(pair: ActualExpected) -> Description | None:
     for name, dtype in NARROW.items():
         if float(pair.own.abs().max()) > torch.finfo(dtype).max:
             continue
         exact = (pair.own == pair.own.to(dtype).double()).double().mean()
         near = (pair.own - pair.true).abs() <= torch.finfo(dtype).eps * pair.true.abs() + torch.finfo(dtype).tiny
         if float(exact) >= EXACT_SHARE and float(near.double().mean()) >= EXACT_SHARE:
-            return Form(kind="rounded", value=name, usual="full", left=0.0)
-        if (left := pair.left(pair.true.to(dtype).double())) < MOST_LEFT:
-            return Form(kind="rounded", value=name, usual="full", left=left)
+            return Description(kind="rounded", value=name, usual="full", share_left=0.0)
+        if (left := pair.share_left(pair.true.to(dtype).double())) < MOST_LEFT:
+            return Description(kind="rounded", value=name, usual="full", share_left=left)
     return None
 
 
-def _scaled(pair: Pair) -> Form | None:
+def _scaled(pair: ActualExpected) -> Description | None:
     factor = float((pair.own * pair.true).sum() / pair.true.square().sum().clamp_min(TINY))
-    return Form(kind="scale", value=factor, usual=1.0, left=pair.left(factor * pair.true))
+    return Description(kind="scale", value=factor, usual=1.0, share_left=pair.share_left(factor * pair.true))
 
 
-def _shifted(pair: Pair) -> Form | None:
+def _shifted(pair: ActualExpected) -> Description | None:
     shift = float((pair.own - pair.true).mean())
-    return Form(kind="shift", value=shift, usual=0.0, left=pair.left(pair.true + shift))
+    return Description(kind="shift", value=shift, usual=0.0, share_left=pair.share_left(pair.true + shift))
 
 
-def clamped(pair: Pair) -> Form | None:
+def clamped(pair: ActualExpected) -> Description | None:
     """Describe values bounded by the smallest and the largest value of the candidate, if true values lie beyond
     these."""
     low, high = float(pair.own.min()), float(pair.own.max())
     used = [bound for bound, hit in ((low, pair.true.min() < low), (high, pair.true.max() > high)) if bool(hit)]
-    form = Form(kind="clamp", value=used, usual=None, left=pair.left(pair.true.clamp(low, high)))
+    form = Description(kind="clamp", value=used, usual=None, share_left=pair.share_left(pair.true.clamp(low, high)))
     return form if used else None
 
 
-def _capped(pair: Pair) -> Form | None:
+def _capped(pair: ActualExpected) -> Description | None:
     """Describe a soft-cap c, found by golden section in log c. A cap far above the values has no effect and is not
     searched."""
     top = float(pair.own.abs().max())
@@ -157,29 +161,31 @@ def _capped(pair: Pair) -> Form | None:
 
     def left(log_cap: float) -> float:
         cap = top * 2.0**log_cap
-        return pair.left(cap * torch.tanh(pair.true / cap))
+        return pair.share_left(cap * torch.tanh(pair.true / cap))
 
     # tanh x is about x - x^3 / 3: the upper end is the cap, relative to the largest value, at which the cube is rounding.
     best = lowest(left, 0.0, -0.5 * math.log2(3 * CLEAN))
-    return Form(kind="softcap", value=top * 2.0**best, usual=None, left=left(best))
+    return Description(kind="softcap", value=top * 2.0**best, usual=None, share_left=left(best))
 
 
-def ordered(pair: Pair) -> Form | None:
+def ordered(pair: ActualExpected) -> Description | None:
     """Describe a tensor whose channels are in another order, see `order_of`."""
     found = order_of(pair.own, pair.true, pair.d_head)
     if found is None:
         return None
     words, permutation = found
-    return Form(kind="order", value=words, usual="as computed", left=pair.left(pair.true[:, permutation]))
+    return Description(
+        kind="order", value=words, usual="as computed", share_left=pair.share_left(pair.true[:, permutation])
+    )
 
 
-def _one_added(pair: Pair) -> Form | None:
+def _one_added(pair: ActualExpected) -> Description | None:
     """Describe the true value plus a multiple of one site. If several sites fit (they are multiples of each other),
     take the one whose factor is nearest to 1 or -1."""
     found = []
     for name, x in pair.others.items():
         factor = float(((pair.own - pair.true) * x).sum() / x.square().sum().clamp_min(TINY))
-        left = pair.left(pair.true + factor * x)
+        left = pair.share_left(pair.true + factor * x)
         if left < MOST_LEFT and factor != 0.0:
             found.append(
                 (
@@ -191,20 +197,22 @@ def _one_added(pair: Pair) -> Form | None:
     if not found:
         return None
     _, said, left = min(found, key=lambda one: one[0])
-    return Form(kind="source", value=said, usual="as computed", left=left)
+    return Description(kind="source", value=said, usual="as computed", share_left=left)
 
 
-def _plainly_summed(pair: Pair) -> Form | None:
+def _plainly_summed(pair: ActualExpected) -> Description | None:
     """Describe a plain sum of two or three sites. Of sites with equal contents, take those nearest to this one."""
     for count in (2, 3):
         for names in combinations(reversed(list(pair.others)), count):
-            left = pair.left(torch.stack([pair.others[name] for name in names]).sum(0))
+            left = pair.share_left(torch.stack([pair.others[name] for name in names]).sum(0))
             if left < MOST_LEFT:
-                return Form(kind="source", value=" + ".join(reversed(names)), usual="as computed", left=left)
+                return Description(
+                    kind="source", value=" + ".join(reversed(names)), usual="as computed", share_left=left
+                )
     return None
 
 
-def _summed(pair: Pair) -> Form | None:
+def _summed(pair: ActualExpected) -> Description | None:
     """Describe a weighted sum of the true value and the sites before it, by least squares; terms with a negligible
     weight are left out."""
     others = {name: x for name, x in pair.others.items() if float((x - pair.true).norm()) > CLEAN * float(x.norm())}
@@ -218,7 +226,7 @@ def _summed(pair: Pair) -> Form | None:
     again = torch.linalg.lstsq(x[:, keep], pair.own.flatten()[:, None], driver="gelsd").solution[:, 0]
     terms = [f"{float(b):.4g} {name}" for b, name in zip(again, _kept(names, keep), strict=True)]
     guess = (x[:, keep] @ again).view_as(pair.own)
-    return Form(kind="source", value=" + ".join(terms), usual="as computed", left=pair.left(guess))
+    return Description(kind="source", value=" + ".join(terms), usual="as computed", share_left=pair.share_left(guess))
 
 
 def _kept(names: list[str], keep: Tensor) -> list[str]:
@@ -230,46 +238,46 @@ def _gain(own: Tensor, true: Tensor) -> Tensor:
     return (own * true).sum(0) / true.square().sum(0).clamp_min(TINY)
 
 
-def _gained(pair: Pair) -> Form | None:
+def _gained(pair: ActualExpected) -> Description | None:
     if len(pair.own) < FEWEST_TOKENS:
         return None
     gain = _gain(pair.own, pair.true)
     said = f"{float(gain.min()):.4g} to {float(gain.max()):.4g} per channel"
-    return Form(kind="gain", value=said, usual=1.0, left=pair.left(pair.true * gain))
+    return Description(kind="gain", value=said, usual=1.0, share_left=pair.share_left(pair.true * gain))
 
 
-def _biased(pair: Pair) -> Form | None:
+def _biased(pair: ActualExpected) -> Description | None:
     if len(pair.own) < FEWEST_TOKENS:
         return None
     bias = (pair.own - pair.true).mean(0)
     said = f"rms {float(bias.square().mean().sqrt()):.4g} per channel"
-    return Form(kind="bias", value=said, usual=0.0, left=pair.left(pair.true + bias))
+    return Description(kind="bias", value=said, usual=0.0, share_left=pair.share_left(pair.true + bias))
 
 
-def _curved(pair: Pair) -> Form | None:
+def _curved(pair: ActualExpected) -> Description | None:
     """Describe each number as one function of its true value, or of all true values of its token."""
-    left, name = min((pair.left(curve(pair.true)), name) for name, curve in (CURVES | OF_A_TOKEN).items())
-    return Form(kind="curve", value=name, usual="as computed", left=left)
+    left, name = min((pair.share_left(curve(pair.true)), name) for name, curve in (CURVES | OF_A_TOKEN).items())
+    return Description(kind="curve", value=name, usual="as computed", share_left=left)
 
 
-def _normed(pair: Pair) -> Form | None:
+def _normed(pair: ActualExpected) -> Description | None:
     return None if pair.true.shape[1] < FEWEST_TOKENS else _by_size(pair, pair.own, pair.true, "")
 
 
-def _normed_heads(pair: Pair) -> Form | None:
+def _normed_heads(pair: ActualExpected) -> Description | None:
     width = pair.d_head
     if width < FEWEST_TOKENS or pair.true.shape[1] % width or pair.true.shape[1] == width:
         return None
     return _by_size(pair, pair.own.reshape(-1, width), pair.true.reshape(-1, width), "each head ")
 
 
-def _by_size(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
+def _by_size(pair: ActualExpected, own: Tensor, true: Tensor, who: str) -> Description:
     """Describe each row as a factor times the true row, with or without the row's mean subtracted."""
     return min((_by_rms(pair, own, x, who + said) for said, x in
-                (("", true), (CENTRED, true - true.mean(1, keepdim=True)))), key=lambda form: form.left)  # fmt: skip
+                (("", true), (CENTRED, true - true.mean(1, keepdim=True)))), key=lambda form: form.share_left)  # fmt: skip
 
 
-def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
+def _by_rms(pair: ActualExpected, own: Tensor, true: Tensor, who: str) -> Description:
     """Describe a factor per row: as a normalisation if all rows get the same RMS, else as a range of factors."""
     size = true.square().sum(1, keepdim=True).clamp_min(TINY)
     scale = (own * true).sum(1, keepdim=True) / size
@@ -282,10 +290,12 @@ def _by_rms(pair: Pair, own: Tensor, true: Tensor, who: str) -> Form:
         words = who.removesuffix(" and ")
     else:
         words = f"{who}scaled by {least} to {most} per token"
-    return Form(kind="norm", value=words, usual="as computed", left=pair.left((scale * true).view_as(pair.own)))
+    return Description(
+        kind="norm", value=words, usual="as computed", share_left=pair.share_left((scale * true).view_as(pair.own))
+    )
 
 
-def _normed_with_gain(pair: Pair) -> Form | None:
+def _normed_with_gain(pair: ActualExpected) -> Description | None:
     """Describe heads, or whole tokens, that are normalised to one size and then multiplied by a factor per
     component."""
     found = []
@@ -297,27 +307,32 @@ def _normed_with_gain(pair: Pair) -> Form | None:
         gain = _gain(pair.own.reshape(-1, width), unit)
         words = f"{who}{NORMALISED}, times {float(gain.min()):.4g} to {float(gain.max()):.4g} per channel"
         found.append(
-            Form(kind="norm", value=words, usual="as computed", left=pair.left((unit * gain).view_as(pair.own)))
+            Description(
+                kind="norm",
+                value=words,
+                usual="as computed",
+                share_left=pair.share_left((unit * gain).view_as(pair.own)),
+            )
         )
-    return min(found, key=lambda form: form.left, default=None)
+    return min(found, key=lambda form: form.share_left, default=None)
 
 
-def _evenly_normed(pair: Pair) -> Form | None:
+def _evenly_normed(pair: ActualExpected) -> Description | None:
     """Describe tokens or heads that are all normalised to one size."""
     found = [
         form for form in (_normed(pair), _normed_heads(pair)) if form is not None and NORMALISED in str(form.value)
     ]
-    return min(found, key=lambda form: form.left, default=None)
+    return min(found, key=lambda form: form.share_left, default=None)
 
 
-Maker = Callable[[Pair], "Form | None"]
-PLAIN: tuple[Maker, ...] = (
+Maker = Callable[[ActualExpected], "Description | None"]
+FEW_NUMBERS: tuple[Maker, ...] = (
     _zero, _late, _copied, _constant, _same_for_all, _rounded, rounded_with_a_scale, _scaled, _shifted, clamped, _capped,
     _curved, _evenly_normed,
 )  # fmt: skip
 """Descriptions with a number or two. The one with the smallest residual is right; of those with about as small a
 residual, the first."""
-FREER: tuple[Maker, ...] = (
+MANY_NUMBERS: tuple[Maker, ...] = (
     _biased,
     _one_added,
     _gained,

@@ -1,4 +1,4 @@
-"""A site's tensor beside the right one (`Pair`), and a description of the difference (`Form`)."""
+"""A site's tensor beside the right one (`ActualExpected`), and a description of the difference (`Description`)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from parity_audit.core.types import KnobValue
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class Description:
     """A description: its kind, the value that the candidate has, the usual value, and the residual that the description
     leaves.
 
-    `left` is relative to the difference (see `Pair.left`), `rest` to the norm of the candidate's whole tensor.
+    `share_left` is relative to the difference (see `ActualExpected.share_left`), `rest` to the norm of the candidate's whole tensor.
     `channels` and `tokens` say which ones differ; they are empty if all do.
     """
 
     kind: str
     value: KnobValue
     usual: KnobValue
-    left: float
+    share_left: float
     channels: str = ""
     tokens: str = ""
     rest: float = math.inf
@@ -36,7 +36,7 @@ class Form:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class ActualExpected:
     """What a site holds (`own`) and what it should hold (`true`), `[token, channel]` in float64; `others` are sites
     before it, of the same shape."""
 
@@ -50,7 +50,7 @@ class Pair:
         """The norm of the difference."""
         return float((self.own - self.true).norm())
 
-    def left(self, guess: Tensor) -> float:
+    def share_left(self, guess: Tensor) -> float:
         """Return the norm that a guess at `own` leaves, relative to the norm of the difference or of `own`, whichever
         is smaller.
 
@@ -58,13 +58,13 @@ class Pair:
         """
         return float((self.own - guess).norm()) / max(min(self.apart, float(self.own.norm())), TINY)
 
-    def at(self, tokens: Tensor, channels: Tensor) -> Pair:
+    def at(self, tokens: Tensor, channels: Tensor) -> ActualExpected:
         """Return the pair restricted to these tokens and channels, given as masks."""
 
         def cut(x: Tensor) -> Tensor:
             return x[tokens][:, channels]
 
-        return Pair(
+        return ActualExpected(
             own=cut(self.own), true=cut(self.true), d_head=self.d_head,
             others={name: cut(x) for name, x in self.others.items()},
         )  # fmt: skip

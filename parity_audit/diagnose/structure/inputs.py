@@ -11,7 +11,7 @@ from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
 from parity_audit.diagnose.forms.described import described
 from parity_audit.diagnose.forms.kinds import CURVES
 from parity_audit.diagnose.forms.order import known_orders
-from parity_audit.diagnose.forms.pair import Pair
+from parity_audit.diagnose.forms.pair import ActualExpected
 from parity_audit.diagnose.structure.sample import SHARE_LEFT, Answer, Projection, Sample, ends_of
 
 NORMS = ("norm.ln1", "norm.ln2", "norm.ln1_post", "norm.ln2_post")
@@ -50,7 +50,7 @@ def _backwards(sample: Sample, y: Tensor, d_head: int) -> tuple[float, str] | No
     """Compute the input backwards from y; return the residual of y and a description of how this input differs from
     x."""
     x = torch.linalg.lstsq(sample.weight, y.T).solution.T
-    form = described(Pair(own=x, true=sample.x, d_head=d_head))
+    form = described(ActualExpected(own=x, true=sample.x, d_head=d_head))
     if form is None:
         return None
     where = f" ({form.where})" if form.where else ""

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from parity_audit.core.limits import TINY
 from parity_audit.diagnose.evidence import Evidence, f64, relative_rms
-from parity_audit.diagnose.fit.search import Fitted, shortened
+from parity_audit.diagnose.fit.search import Fitted, with_few_digits
 from parity_audit.diagnose.structure.sample import LOW, SHARE_LEFT, Answer, Projection, Sample
 from parity_audit.diagnose.thresholds import ALIKE, FEWEST_TOKENS, NEAR, SHOWN
 from parity_audit.formulas.choices import MISSING, TIMES_OWN
@@ -45,14 +45,14 @@ def scale(sample: Sample, projection: Projection, evidence: Evidence) -> Answer:
     best = Answer(left=float("inf"))
     for whole, target in ((sample.p, sample.unbiased), (sample.full, sample.y)):
         found = _factor(whole, target, sample.y)
-        best = Answer(scale=found.value, left=found.left) if found.left < best.left else best
+        best = Answer(scale=found.value, left=found.residual) if found.residual < best.left else best
     return best
 
 
 def _factor(whole: Tensor, target: Tensor, y: Tensor) -> Fitted:
     """Return the factor on `whole` that is nearest to `target`, with few digits, and the residual relative to y."""
     exact, size = float((whole * target).sum() / whole.square().sum()), float(y.norm())
-    return shortened(lambda factor: (target - factor * whole) / size, exact, positive=False)
+    return with_few_digits(lambda factor: (target - factor * whole) / size, exact, positive=False)
 
 
 def head_scales(sample: Sample, projection: Projection, evidence: Evidence) -> Answer | None:

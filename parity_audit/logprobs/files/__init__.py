@@ -1,1 +1,1 @@
-"""Rollout files of training frameworks: read into completions, written per token. No engine is needed for them."""
+"""Read the rollout files of training frameworks as completions, and write results per token; neither needs an engine."""

@@ -1,4 +1,4 @@
-"""Files that are written only where they are asked for, and what each needs to be installed."""
+"""Write the optional result files, and check that the packages that write them are installed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from parity_audit.logprobs.files.writing import write_parquet, write_workbook
 from parity_audit.report.logprob_pictures import pictures
 from parity_audit.report.pictures.export import png, standalone
 
-NEEDS = {"xlsx": "openpyxl", "parquet": "pyarrow", "svg": None, "png": "resvg_py"}
-"""Kinds of files, and the module that writes each; all of them come with the extra `export`."""
+MODULE_OF_KIND = {"xlsx": "openpyxl", "parquet": "pyarrow", "svg": None, "png": "resvg_py"}
+"""Kinds of files and the module that writes each (None if none is needed); the extra `export` installs all of these modules."""
 
 
 def check_exports(kinds: Sequence[str]) -> tuple[str, ...]:
-    """The kinds, each once.
+    """Return the kinds without duplicates.
 
     Raises:
-        UsageError: another kind, or one whose library is not installed.
+        UsageError: a kind is unknown, or the module that writes it is not installed.
     """
     for kind in kinds:
-        if kind not in NEEDS:
-            raise UsageError(f"nothing is written as `{kind}`", code="unknown-export", expected=", ".join(NEEDS))
-        module = NEEDS[kind]
+        if kind not in MODULE_OF_KIND:
+            raise UsageError(
+                f"nothing is written as `{kind}`", code="unknown-export", expected=", ".join(MODULE_OF_KIND)
+            )
+        module = MODULE_OF_KIND[kind]
         if module is not None and find_spec(module) is None:
             raise UsageError(
                 f"writing {kind} needs {module}", code="unknown-export", hint="pip install 'parity-audit[export]'"
@@ -34,7 +36,7 @@ def check_exports(kinds: Sequence[str]) -> tuple[str, ...]:
 
 
 def export(report: LogprobReport, tokens: TokenTable, folder: Path, kinds: Sequence[str]) -> None:
-    """Write tokens.xlsx, tokens.parquet and pictures/*.svg, *.png into the report's directory."""
+    """Write the files of the given kinds (tokens.xlsx, tokens.parquet, pictures/*.svg, *.png) into the report's directory."""
     if "xlsx" in kinds:
         write_workbook(report, tokens, folder / "tokens.xlsx")
     if "parquet" in kinds:

@@ -1,8 +1,8 @@
 """How each framework lays out a rollout: which key holds the ids, the mask, and the two log-probabilities.
 
-Two shapes cover all of them. *Split* rows hold prompt and completion apart; *joined* rows hold the whole sequence, with a
-mask of the tokens that were sampled. Log-probabilities of a joined row belong to the tokens at the same places, except
-where `shifted` says that entry i is of token i + 1.
+There are two kinds of rows. *Split* rows hold the prompt and the completion under separate keys; *joined* rows hold the whole
+sequence, with a mask or a length that says which tokens were sampled. In a joined row, entry i of the log-probabilities belongs
+to token i, or to token i + 1 if the layout is `shifted`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Keys of one framework's rows; alternatives of a key stand side by side, the newest first.
+    """Keys of one framework's rows; a field lists the names that the key has in different releases, the newest first.
 
-    `prompt` is empty for joined rows. `length` names the number of sampled tokens at the end of a joined row, for
-    frameworks that have no whole mask. `prompt_mask` and `whole_mask` mark padding with 0.
+    `ids`: token ids of the completion (split rows) or of the whole sequence (joined rows).
+    `rollout`, `train`: log-probabilities of the inference engine and of the trainer.
+    `prompt`: token ids of the prompt; empty for joined rows.
+    `mask`: 1 for sampled tokens.
+    `length`: number of sampled tokens at the end of a joined row, for frameworks whose mask does not cover the whole row.
+    `prompt_mask`, `whole_mask`: 0 for padding.
     """
 
     framework: str

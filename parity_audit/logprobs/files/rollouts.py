@@ -1,7 +1,7 @@
-"""Read rollout rows (JSONL or Parquet) of any known framework into completions with the two log-probabilities.
+"""Read rollout rows (JSONL or Parquet) of any known framework as completions with the log-probabilities of both sides.
 
-The framework is recognised by the keys of the first row. A row that lacks a key, whose lists differ in length, or that
-holds something else than numbers is an error with its line; nothing is dropped in silence.
+The framework is recognised by the keys of the first row. A row that lacks a needed key, whose lists have different lengths, or
+that holds something other than numbers raises an error that names its line. Rows without a sampled token are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from parity_audit.logprobs.files.layouts import LAYOUTS, Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
-    """Sampled tokens of a file: `completions[i].logprobs` is the rollout's, `train[i]` the trainer's, empty if not there."""
+    """The sampled tokens of a file.
+
+    `completions[i].logprobs` are the log-probabilities of the inference engine, `train[i]` those of the trainer (empty if the
+    row has none).
+    """
 
     framework: str
     completions: tuple[Completion, ...]
@@ -28,7 +32,7 @@ class Rollouts:
 
     @property
     def has_train(self) -> bool:
-        """Whether the file holds the trainer's log-probabilities too."""
+        """Whether at least one row holds the trainer's log-probabilities too."""
         return any(self.train)
 
 
@@ -36,8 +40,9 @@ def read_rollouts(path: Path, *, framework: str | None = None) -> Rollouts:
     """Read a .jsonl, .json or .parquet file.
 
     Raises:
-        UsageError: another kind of file, or no known framework's keys.
-        NotJudged: a row that cannot be read, or no sampled token at all.
+        UsageError: the file does not exist or is of another kind, pyarrow is missing for a Parquet file, `framework` is
+            unknown, or the first row has the keys of no known framework.
+        NotJudged: the file has no rows or no sampled token, or a row cannot be read.
     """
     rows = list(_rows(path))
     if not rows:
@@ -54,7 +59,7 @@ def read_rollouts(path: Path, *, framework: str | None = None) -> Rollouts:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Rows with their numbers, from 1."""
+    """Yield the rows of the file with their numbers: lines or Parquet rows, from 1; empty lines are skipped."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}", code="rollout-file", hint="give a .jsonl or .parquet file")
     if path.suffix == ".parquet":
@@ -88,7 +93,7 @@ def _parquet(path: Path) -> list[Mapping[str, Any]]:
         raise UsageError("reading Parquet needs pyarrow", code="rollout-file", hint="pip install pyarrow") from None
     try:
         rows: list[Mapping[str, Any]] = parquet.read_table(path).to_pylist()
-    except Exception as error:  # pyarrow raises several kinds for damaged files
+    except Exception as error:  # pyarrow raises exceptions of several classes for damaged files
         raise NotJudged(f"{path} cannot be read: {error}", code="rollout-row", where=str(path)) from None
     return rows
 
@@ -113,7 +118,7 @@ def _fits(layout: Layout, row: Mapping[str, Any]) -> bool:
 
 
 def _keys_present(layout: Layout, row: Mapping[str, Any]) -> int:
-    """How much of a layout a row has, for rows that fit more than one."""
+    """Return how many optional fields of a layout a row has; a row that fits several layouts is read by the one with the most."""
     groups = (layout.mask, layout.train, layout.whole_mask, layout.prompt, layout.length, layout.prompt_mask)
     return sum(any(key in row for key in keys) for keys in groups)
 
@@ -148,7 +153,10 @@ def _needed(row: Mapping[str, Any], keys: Sequence[str], where: str) -> Any:
 
 
 def _mask(row: Mapping[str, Any], layout: Layout, tokens: int, where: str) -> list[bool]:
-    """Which ids were sampled. A mask of the completion alone, or one that is shifted by a token, is put into place."""
+    """Return for each id whether it was sampled.
+
+    A mask that covers only the completion, or that has no entry for the first token, is aligned with the ids.
+    """
     value = _value(row, layout.mask)
     sampled = tokens if not layout.length else int(_needed(row, layout.length, where))
     marks = [1] * sampled if value is None else [int(mark) for mark in _list(value, where)]
@@ -162,7 +170,10 @@ def _mask(row: Mapping[str, Any], layout: Layout, tokens: int, where: str) -> li
 
 
 def _per_token(value: Any, places: Sequence[int], ids: Sequence[int], layout: Layout, where: str) -> tuple[float, ...]:
-    """Log-probabilities of the sampled tokens, from a list for all ids, for all but the first, or for the last ones."""
+    """Return the log-probabilities of the sampled tokens.
+
+    `value` has one entry for each id, or for each id but the first (`shifted`), or for the last ids (layouts with `length`).
+    """
     numbers = [_number(item, where) for item in _list(value, where)]
     missing = len(ids) - len(numbers)
     aligned = missing == 0 or (missing == 1 and layout.shifted) or bool(layout.length)
@@ -174,7 +185,7 @@ def _per_token(value: Any, places: Sequence[int], ids: Sequence[int], layout: La
 
 
 def _unpadded(prompt: Sequence[int], row: Mapping[str, Any], layout: Layout) -> tuple[int, ...]:
-    """The prompt without the tokens that a mask calls padding."""
+    """Return the prompt without the tokens that the row's mask marks as padding; without such a mask, the whole prompt."""
     mask = _value(row, layout.prompt_mask) or _value(row, layout.whole_mask)
     if mask is None or len(mask) < len(prompt):
         return tuple(prompt)
@@ -195,7 +206,7 @@ def _integers(value: Any, where: str) -> tuple[int, ...]:
 
 
 def _number(value: Any, where: str) -> float:
-    """A log-probability; null stands for one that is not there, which no comparison takes."""
+    """Return a log-probability; null (no value) becomes NaN, for which a later comparison raises an error."""
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):

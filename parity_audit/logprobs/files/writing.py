@@ -1,4 +1,4 @@
-"""Per-token results as files that other programs read: JSONL and CSV always, XLSX and Parquet where they are asked for."""
+"""Write per-token results for other programs: JSONL and CSV always, XLSX and Parquet if the user asks for them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from parity_audit.core.logprob_report import LogprobReport, TokenTable
 
 COLUMNS = ("sequence", "position", "token_id", "rollout_logprob", "train_logprob", "difference")
 FIELDS = ("sequence", "position", "token_id", "rollout", "train")
-"""The columns of a `TokenTable`; the difference of the last two is a column of the files alone."""
+"""The fields of a `TokenTable`; the files have one more column, the trainer's log-probability minus the rollout's."""
 SHEET_ROWS = 1 << 20
-"""Rows that one sheet of a workbook holds, its title row included."""
+"""Rows that one sheet of an XLSX workbook can hold, its title row included."""
 
 
 def write_tokens(tokens: TokenTable, folder: Path) -> tuple[Path, Path]:
-    """Write tokens.jsonl and tokens.csv; returns both paths."""
+    """Write tokens.jsonl and tokens.csv, and return both paths."""
     jsonl, table = folder / "tokens.jsonl", folder / "tokens.csv"
     with jsonl.open("w", encoding="utf-8") as lines, table.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
@@ -31,7 +31,7 @@ def write_tokens(tokens: TokenTable, folder: Path) -> tuple[Path, Path]:
 
 
 def read_tokens(folder: Path) -> TokenTable | None:
-    """The tokens that a run left beside its report; None where they are gone, or are no such file."""
+    """Return the tokens of the tokens.jsonl beside a report; None if the file is missing, empty or malformed."""
     try:
         with (folder / "tokens.jsonl").open(encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
@@ -42,7 +42,7 @@ def read_tokens(folder: Path) -> TokenTable | None:
 
 
 def write_parquet(tokens: TokenTable, path: Path) -> None:
-    """One row per token; raises ImportError without pyarrow."""
+    """Write one row per token; raises ImportError if pyarrow is not installed."""
     import pyarrow
     from pyarrow import parquet
 
@@ -53,9 +53,10 @@ def write_parquet(tokens: TokenTable, path: Path) -> None:
 
 
 def write_workbook(report: LogprobReport, tokens: TokenTable, path: Path) -> None:
-    """Sheets of legs, metrics, worst tokens, and every token (more than one where they are many). Needs openpyxl.
+    """Write a workbook with sheets for legs, metrics, worst tokens and all tokens. Needs openpyxl.
 
-    Every text is written as text: nothing that a model or a tokenizer is called becomes a formula.
+    All tokens take several sheets if they are more than `SHEET_ROWS - 1`. Every string is written as a text cell, so that a
+    model name or a token that starts with "=" does not become a formula.
     """
     from openpyxl import Workbook
 

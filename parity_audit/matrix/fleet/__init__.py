@@ -1,1 +1,1 @@
-"""The cells of a matrix on many machines: one task each on a Ray cluster, cards and captures in one store that all can reach."""
+"""Run the cells of a matrix as tasks on a Ray cluster; cards and captures are kept in a store that all machines can reach."""

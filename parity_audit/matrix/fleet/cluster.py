@@ -1,6 +1,7 @@
-"""Ray, and nothing but Ray: connect, submit, wait, cancel. It is an extra, imported when a fleet is asked for.
+"""The only module that uses Ray: connect to a cluster, submit tasks, wait for them and cancel them.
 
-A task is tried again by Ray where its machine was lost, and where it raised one of `retried`. Every other exception is its answer.
+Ray is an optional dependency, imported only when a fleet is used. Ray repeats a task, at most `retries` times, if its machine
+was lost or if it raised one of the exceptions in `retried`. Any other exception is the final result of the task.
 """
 
 from __future__ import annotations
@@ -19,40 +20,43 @@ EXTRA = "pip install 'parity-audit[ray]'"
 HERE = "ray"
 REMOTE = "ray://"
 GRACE = 10.0
-"""Seconds for cancelled tasks to end their engines; then their processes are killed."""
+"""Seconds that cancelled tasks have to stop their engines; after that their processes are killed."""
 POLL = 1.0
-"""Seconds between two looks at the cluster."""
+"""Seconds between two queries of the cluster's state."""
 THREADS = "OMP_NUM_THREADS"
 LOCAL_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""A cluster of our own reports to nobody, and leaves CUDA_VISIBLE_DEVICES alone for tasks without a GPU."""
+"""Defaults for a cluster started here: Ray sends no usage statistics, and does not change CUDA_VISIBLE_DEVICES without GPUs."""
 
 
 class MachineLost(Exception):
-    """The task was lost with its machine or process, as often as it was tried."""
+    """The machine or process of the task was lost in every try."""
 
 
 class Cancelled(Exception):
     """The task was cancelled."""
 
 
-class Board:
-    """An actor: which machine is at which cell. Runs on the cluster."""
+class TaskLocations:
+    """A Ray actor on the cluster that records which machine runs which task."""
 
     def __init__(self) -> None:
         self.running: dict[str, str] = {}
 
     def started(self, name: str, node: str) -> None:
-        """A task began; a second try takes the place of the first."""
+        """Record that a task began on a machine; a later try of the same task replaces the record of an earlier one."""
         self.running[name] = node
 
     def snapshot(self) -> dict[str, str]:
-        """The machine of every task that began."""
+        """Return the machine of every task that has begun, by the task's name."""
         return dict(self.running)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A connection. Handles are Ray's object references."""
+    """A connection to a Ray cluster. Handles of tasks are Ray's object references.
+
+    `local` is true if the cluster was started by this process.
+    """
 
     ray: Any
     board: Any
@@ -62,7 +66,10 @@ class Cluster:
         self, run: Callable[..., Any], *args: Any, name: str, resources: Resources, retries: int,
         retried: Sequence[type[Exception]], after: Any = None,
     ) -> Any:  # fmt: skip
-        """A task `run(*args, node=...)`, begun when there is room for it and `after` is done; the handle of its result."""
+        """Submit the task `run(*args, node=...)` and return the handle of its result.
+
+        The task begins when its resources are free and the task with the handle `after` has ended.
+        """
         options: dict[str, Any] = {
             "num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": retries, "name": name,
             "retry_exceptions": list(retried), "runtime_env": {"env_vars": _variables(resources)},
@@ -72,13 +79,18 @@ class Cluster:
         return self.ray.remote(_run).options(**options).remote(self.board, name, run, args, after)
 
     def wait(self, handles: Sequence[Any]) -> list[Any]:
-        """Those that are done; none after `POLL` seconds without news."""
+        """Return the handles of the tasks that have ended; an empty list if none ends within `POLL` seconds."""
         done, _ = self.ray.wait(list(handles), num_returns=1, timeout=POLL, fetch_local=False)
         more, _ = self.ray.wait(list(handles), num_returns=len(handles), timeout=0, fetch_local=False)
         return list(dict.fromkeys([*done, *more]))
 
     def result(self, handle: Any) -> Any:
-        """What the task returned. Raises what it raised; MachineLost, Cancelled."""
+        """Return what the task returned, or raise what it raised.
+
+        Raises:
+            MachineLost: the machine or process of the task was lost.
+            Cancelled: the task was cancelled.
+        """
         errors = self.ray.exceptions
         try:
             return self.ray.get(handle)
@@ -92,14 +104,14 @@ class Cluster:
             raise MachineLost(str(error).strip().partition("\n")[0]) from error
 
     def running(self) -> dict[str, str]:
-        """The machine of every task that began, as far as the board can be asked."""
+        """Return the machine of every task that has begun; an empty mapping if the board does not answer within `POLL` seconds."""
         with contextlib.suppress(self.ray.exceptions.RayError):
             found: dict[str, str] = self.ray.get(self.board.snapshot.remote(), timeout=POLL)
             return found
         return {}
 
     def cancel(self, handles: Sequence[Any]) -> None:
-        """End tasks: they get a moment to end their engines, then their processes are killed, and engines with them."""
+        """Cancel tasks: they have `GRACE` seconds to stop their engines; then their processes and engines are killed."""
         left = list(handles)
         for force in (False, True):
             for handle in left:
@@ -109,10 +121,10 @@ class Cluster:
                 _, left = self.ray.wait(left, num_returns=len(left), timeout=GRACE, fetch_local=False)
 
     def require_room(self, wanted: Sequence[Resources]) -> None:
-        """Refuse what a cluster of our own can never run; a cluster of others may grow.
+        """Check that a cluster started by this process has the resources of each task; any other cluster may grow later.
 
         Raises:
-            UsageError: a task asks for more than there is.
+            UsageError: a task asks for more than the whole cluster has.
         """
         have: Mapping[str, float] = self.ray.cluster_resources()
         for one in wanted if self.local else ():
@@ -126,11 +138,15 @@ class Cluster:
 
 @contextlib.contextmanager
 def connected(place: str) -> Iterator[Cluster]:
-    """A cluster on this machine (`ray`; or that of RAY_ADDRESS), or the one at `ray://HOST:PORT`.
+    """Connect to a cluster, and disconnect at the end of the block.
+
+    Args:
+        place: `ray://HOST:PORT`, or `ray` for the cluster named by RAY_ADDRESS, or without that variable for a new cluster on
+            this machine.
 
     Raises:
-        UsageError: Ray is not installed, or the place is none.
-        EnvFailed: nothing answers there.
+        UsageError: Ray is not installed, or `place` has another form.
+        EnvFailed: no cluster answers at this place.
     """
     if place != HERE and not place.startswith(REMOTE):
         raise UsageError(
@@ -145,20 +161,20 @@ def connected(place: str) -> Iterator[Cluster]:
     for name, value in LOCAL_VARIABLES.items():
         os.environ.setdefault(name, value)
     own: dict[str, Any] = {"include_dashboard": False} if local else {}
-    # Without an address Ray would look for the last cluster of this machine, and wait minutes for one that was killed.
+    # Without an address Ray would look for the last cluster of this machine, and wait for minutes if that was killed.
     address = "local" if local else None if place == HERE else place
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", **own)
     except Exception as error:
         raise EnvFailed(f"no Ray cluster at `{place}`: {error}", code="no-cluster") from error
     try:
-        yield Cluster(ray, ray.remote(Board).options(num_cpus=0, max_restarts=-1).remote(), local)
+        yield Cluster(ray, ray.remote(TaskLocations).options(num_cpus=0, max_restarts=-1).remote(), local)
     finally:
         ray.shutdown()
 
 
 def _run(board: Any, name: str, run: Callable[..., Any], args: tuple[Any, ...], after: Any) -> Any:
-    """On the cluster: `after` is there to be waited for."""
+    """Run a task on the cluster; `after` is an argument only because Ray starts a task when its arguments are available."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()[:8]
@@ -167,6 +183,10 @@ def _run(board: Any, name: str, run: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def _variables(resources: Resources) -> dict[str, str]:
-    """Variables of a task's process. Results depend on the number of threads: that of this process, else one per CPU asked for."""
+    """Return the environment variables of a task's process.
+
+    OMP_NUM_THREADS is always set, because results depend on the number of threads: to its value in this process, else to the
+    number of CPUs that the task asks for (at least 1).
+    """
     threads = os.environ.get(THREADS, str(max(1, int(resources.cpus))))
     return {THREADS: threads, **resources.env}

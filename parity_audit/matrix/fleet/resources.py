@@ -1,4 +1,4 @@
-"""What the task of a cell asks of its machine: rules of the matrix file, of which every one that fits a cell adds its part.
+"""The resources that the task of a cell asks for: rules in the matrix file; every rule whose patterns match a cell applies to it.
 
 resources:
   - {cpus: 1}                                   # every cell
@@ -18,13 +18,16 @@ from parity_audit.core.errors import UsageError
 
 GB = 10**9
 DEVICE_GPUS = {"cpu": 0.0, "cuda": 1.0}
-"""GPUs of a cell that no rule speaks of."""
+"""GPUs of a cell, by its device, if no rule states a number."""
 CPUS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One line of `resources`; None says nothing. `model` and `candidate` are shell patterns, `memory` is in GB."""
+    """One rule of `resources`; `model` and `candidate` are shell patterns, `memory` is in GB.
+
+    An amount that is None is left to other rules.
+    """
 
     model: str = "*"
     candidate: str = "*"
@@ -34,13 +37,13 @@ class Rule:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def fits(self, asked: Asked) -> bool:
-        """Whether it is about this cell."""
+        """Whether both patterns match this cell."""
         return fnmatchcase(asked.model, self.model) and fnmatchcase(asked.candidate, self.candidate)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one task asks for; `memory` is in bytes, 0 for no demand. `env` are variables of its process."""
+    """Resources that one task asks for; `memory` is in bytes (0: no requirement), `env` the variables of its process."""
 
     cpus: float = CPUS
     gpus: float = 0.0
@@ -49,7 +52,11 @@ class Resources:
 
 
 def resources_of(asked: Asked, rules: Sequence[Rule]) -> Resources:
-    """The last rule that fits and says something decides, number by number; variables are joined."""
+    """Return the resources of a cell.
+
+    Each amount comes from the last matching rule that states it. The variables of all matching rules are merged; a later rule
+    replaces the value of an earlier one.
+    """
     own = [rule for rule in rules if rule.fits(asked)]
 
     def last(values: Sequence[float | None], otherwise: float) -> float:
@@ -64,10 +71,11 @@ def resources_of(asked: Asked, rules: Sequence[Rule]) -> Resources:
 
 
 def read_rules(value: object, where: str) -> tuple[Rule, ...]:
-    """The `resources` of a matrix file.
+    """Return the rules in the `resources` of a matrix file.
 
     Raises:
-        UsageError: it is no list of rules, or a rule has another key or no number where one belongs.
+        UsageError: `resources` is not a list of rules, or a rule has an unknown key, a malformed `env`, or an amount that is not
+            a number of at least 0.
     """
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         raise _refused("`resources` is no list of rules", where, "[{cpus: 1}]")

@@ -1,7 +1,7 @@
-"""Run the cells that have no current card on a cluster: the reference of each model once, then a task for every cell.
+"""Run the cells that have no current card on a cluster: one task per shared reference, then one task per cell.
 
-The store decides what is done: a cell whose card is there is not run, whoever wrote it. So a fleet that was stopped, or a driver
-that died, goes on where it stood.
+A cell whose current card is in the store is not run, whichever machine wrote the card. So a run that was stopped, or whose driver
+process died, continues with the remaining cells.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from parity_audit.core.card import Asked, Card, Question
 from parity_audit.core.errors import NotJudged, ParityError, UsageError, explained
 from parity_audit.core.progress import SILENT, Progress
+from parity_audit.matrix.card_from_report import failed_card
 from parity_audit.matrix.cards import SETTLED, card_path, current_card, read_card, write_card
 from parity_audit.matrix.fleet.cluster import REMOTE, Cluster, MachineLost, connected
 from parity_audit.matrix.fleet.resources import Rule, resources_of
 from parity_audit.matrix.fleet.shared import shared_key
 from parity_audit.matrix.fleet.store import Store, StoreFailed
-from parity_audit.matrix.fleet.task import MachineFailed, answer_cell, pulled, share_reference
-from parity_audit.matrix.made import failed_card
+from parity_audit.matrix.fleet.task import MachineFailed, answer_cell, card_from_store, share_reference
 
 RETRIES = 3
 WAITING, RUNNING = "waiting", "running"
@@ -30,7 +30,7 @@ WAITING, RUNNING = "waiting", "running"
 
 @dataclass(frozen=True, kw_only=True)
 class CellState:
-    """A cell as a table shows it: `state` is waiting, running or its verdict; `node` the machine that is or was at it."""
+    """The state of a cell, for a table: `state` is waiting, running or its verdict; `node` is the machine that runs or ran it."""
 
     asked: Asked
     state: str
@@ -42,7 +42,11 @@ Watch = Callable[[Sequence[CellState]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """Where and how: `on` is `ray` or `ray://HOST:PORT`, `store` a path or URL (the folder of the cards where it is None)."""
+    """Settings of a run on a cluster.
+
+    `on` is `ray` or `ray://HOST:PORT`. `store` is a path or URL; None stands for the folder of the cards. `retries` is how often
+    a task is repeated after its first try. `watch` is called with the states of all cells whenever they were updated.
+    """
 
     on: str
     store: str | None = None
@@ -55,10 +59,14 @@ def run_fleet(
     wanted: Sequence[Asked], folder: Path, fleet: Fleet, *, again: bool = False, install: bool = True,
     progress: Progress = SILENT,
 ) -> Iterator[Card]:  # fmt: skip
-    """Yield the card of every cell; those that are new also stand in `folder` and in the store then.
+    """Yield the card of every cell; each is also in `folder` and in the store when it is yielded.
+
+    Args:
+        again: run cells that have a current card, too.
 
     Raises:
-        UsageError: no such cluster or store, or Ray or the store's package is not installed.
+        UsageError: the name of the cluster or store is malformed, a remote cluster has no store, a cell asks for more resources
+            than a local cluster has, or Ray or the store's package is not installed.
         NotJudged: the cluster or the store cannot be reached.
     """
     if fleet.store is None and fleet.on.startswith(REMOTE):
@@ -79,8 +87,8 @@ def run_fleet(
 
 
 def _known(asked: Asked, store: Store, folder: Path) -> Card | None:
-    """The current card of a cell in the store; one that only this machine has is brought there."""
-    found = pulled(asked, store, folder)
+    """Return the current card of a cell, or None; a card that is only in `folder` is copied to the store."""
+    found = card_from_store(asked, store, folder)
     if found is None and (found := current_card(folder, asked)) is not None:
         path = card_path(folder, asked)
         store.write(path.name, path.read_bytes())
@@ -98,7 +106,7 @@ class _Run:
         self.states: dict[Asked, CellState] = {}
 
     def cards(self, missing: Sequence[Asked]) -> Iterator[Card]:
-        """Every card as its cell ends. Whoever stops listening cancels the rest."""
+        """Yield the card of each cell when its task ends; all other tasks are cancelled if the caller closes the iterator."""
         self.cluster.require_room([resources_of(asked, self.fleet.rules) for asked in missing])
         self.states = {asked: CellState(asked=asked, state=WAITING) for asked in missing}
         groups = _groups(missing)
@@ -132,10 +140,10 @@ class _Run:
         )  # fmt: skip
 
     def _collected(self, handle: Any, asked: Asked) -> Card:
-        """The card of a cell that ended, in the folder too; where it could not be had, one that says why."""
+        """Return the card of a cell whose task ended, and write it to the folder; if the task failed, a card with the error."""
         try:
             self.cluster.result(handle)
-            card = pulled(asked, self.store, self.folder)
+            card = card_from_store(asked, self.store, self.folder)
             if card is None:
                 found = card_path(self.folder, asked)
                 card = read_card(found) if found.is_file() else failed_card(asked, _vanished())
@@ -158,7 +166,11 @@ class _Run:
         self.progress.update("matrix", f"{done} of {total} {asked.model} {asked.candidate} {card.verdict.value}")
 
     def _forget(self, asked: Asked, card: Card, left: Mapping[str, set[Asked]]) -> None:
-        """Captures of a reference are deleted when all its cells are settled; else they are kept for the next try."""
+        """Delete the captures of a reference when all cells that use it have a final card.
+
+        A card is final if it has no error, or an error that another try would repeat (`SETTLED`). Otherwise the captures are kept
+        for the next run.
+        """
         key = shared_key(asked)
         if key in left and (card.error is None or card.error.get("code") in SETTLED):
             left[key].discard(asked)
@@ -174,7 +186,7 @@ class _Run:
 
 
 def _groups(missing: Sequence[Asked]) -> dict[str, list[Asked]]:
-    """Audits by the reference that they share."""
+    """Return the cells that are audits, grouped by the key of the reference that they share."""
     found: dict[str, list[Asked]] = {}
     for asked in missing:
         if asked.question is Question.AUDIT:

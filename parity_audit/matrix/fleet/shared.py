@@ -1,8 +1,8 @@
-"""What the cells of a model share: the captures of its reference and of its judge, taken once, kept in the store.
+"""The captures of a reference and of its judge, taken once for all cells that share them and kept in the store.
 
-Captures are named by the hash of everything that decides their numbers except the machine: floating-point results of one kernel
-differ between processors. So each kind of machine has a folder of its own, and a cell that meets no capture of its kind of machine
-takes its own.
+Captures are named by the hash of everything that determines their numbers except the machine. Floating-point results of the same
+kernel differ between processors, so each kind of machine has its own folder. A cell that finds no captures from its kind of machine
+captures reference and judge itself.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from parity_audit.workers.client import TIMEOUT
 
 DECIDING = ("processor", "platform", "packages")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE")
-"""What of a machine and its main environment decides the bits of a capture, beside what the capture's own name holds."""
+"""Facts (`DECIDING`) and environment variables (`THREADS`) of a machine that affect the bits of a capture beside its own name."""
 
 
 def shared_key(asked: Asked) -> str:
-    """Cells with this in common have the same reference on the same probes."""
+    """Return a key that is equal for cells with the same reference on the same probes under the same conditions."""
     parts = (
         asked.model,
         asked.reference,
@@ -45,14 +45,14 @@ def shared_key(asked: Asked) -> str:
 
 
 def place_of(asked: Asked) -> str:
-    """The folder of the store for captures that cells of this kind share on this kind of machine."""
+    """Return the folder in the store for the captures that this cell shares with others on this kind of machine."""
     here = this_machine()
     kind = dumps([[here[key] for key in DECIDING], [here["variables"].get(name) for name in THREADS]])
     return f"captures/{shared_key(asked)}/{hashlib.sha256(kind.encode()).hexdigest()[:8]}"
 
 
 def share(asked: Asked, store: Store, *, install: bool) -> str:
-    """Capture reference and judge into the store, unless they are there; their folder.
+    """Capture reference and judge into the store, unless a finished capture is there already, and return their folder.
 
     Raises:
         NotJudged: they could not be captured, or the store could not be written.
@@ -66,7 +66,7 @@ def share(asked: Asked, store: Store, *, install: bool) -> str:
 
 
 def fetch(asked: Asked, store: Store, target: Path) -> Path | None:
-    """The shared captures for this question on this kind of machine, copied to `target`; None where there are none."""
+    """Copy the shared captures for this cell and this kind of machine to `target` and return it; None if there are none."""
     place = place_of(asked)
     names = _finished(store, place) if asked.question is Question.AUDIT else []
     for name in names:
@@ -75,12 +75,12 @@ def fetch(asked: Asked, store: Store, target: Path) -> Path | None:
 
 
 def _finished(store: Store, place: str) -> list[str]:
-    """Captures whose manifest, which is written last, is there."""
+    """Return the names of the captures that are complete: their manifest, which is written last, exists."""
     return sorted(name.partition("/")[0] for name in store.names(place) if name.endswith(f"/{MANIFEST_NAME}"))
 
 
 def _captured(asked: Asked, out: Path, *, install: bool) -> list[str]:
-    """What an audit of this question captures of its reference and judge, below `out`, by their keys."""
+    """Capture reference and judge below `out` as an audit of this cell does, and return the names of the captures' folders."""
     check_options(dtype=asked.dtype, device=asked.device, seed=asked.seed, timeout=TIMEOUT)
     believed = parse_backend(asked.reference)
     workspace, plan = opened(

@@ -1,11 +1,11 @@
-"""A folder that every machine of a fleet can reach: a path, `s3://bucket/prefix`, `gs://bucket/prefix`, or what else fsspec knows.
+"""A folder that all machines of a fleet can reach: a path, `s3://bucket/prefix`, `gs://bucket/prefix` or another URL of fsspec.
 
     CARD.json                 the card of a cell, named after its question
-    runs/CARD--ATTEMPT.json   who answered it: one record of each run that ended
-    captures/KEY/...          what references and judges computed, by the hash of everything that decides their numbers
+    runs/CARD--ATTEMPT.json   a record of each task that ended: which machine ran it, when, and for how long
+    captures/KEY/...          captures of references and judges; KEY is a hash of everything that determines their numbers
 
-A file is there whole or not at all: object stores write so, and a local one is written beside and renamed. Two that write the
-same name write the same content.
+`write` makes a file appear complete or not at all: object stores do this themselves, and a local file is written under another
+name and then renamed. `put_folder` writes a marker file last. Machines that write the same name write the same content.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ LOCAL = ("file", "local")
 
 
 class StoreFailed(NotJudged):
-    """The store could not be read or written: no fault of the cell that was on its way."""
+    """The store could not be read or written, which says nothing about the cell that was being run."""
 
     default_code = "store-failed"
 
 
 @dataclass(frozen=True)
 class Store:
-    """`url` names the folder; its files are named relative to it."""
+    """A folder with the URL or path `url`; its files are named relative to it."""
 
     url: str
 
     @staticmethod
     def at(place: str | Path) -> Store:
-        """A store by its URL or local path, which is looked at once.
+        """Return the store at a URL or local path, after listing it once to check that it can be reached.
 
         Raises:
-            UsageError: no such kind of store, or what it needs is not installed.
-            StoreFailed: it cannot be reached.
+            UsageError: this kind of store is unknown, or the package for it is not installed.
+            StoreFailed: the store cannot be reached.
         """
         text = str(place)
         store = Store(text if "://" in text else str(Path(text).absolute()))
@@ -52,7 +52,7 @@ class Store:
         return store
 
     def read(self, name: str) -> bytes | None:
-        """A file, or None where there is none."""
+        """Return the content of a file, or None if it does not exist."""
         with self._reached() as (fs, root):
             try:
                 found: bytes = fs.cat_file(f"{root}/{name}")
@@ -61,7 +61,7 @@ class Store:
         return found
 
     def write(self, name: str, data: bytes) -> None:
-        """A file, whole or not at all."""
+        """Write a file so that readers see either the whole file or none."""
         with self._reached() as (fs, root):
             path = f"{root}/{name}"
             if fs.protocol[0] not in LOCAL:
@@ -70,7 +70,7 @@ class Store:
             write_whole(Path(path), data)
 
     def names(self, folder: str = "") -> set[str]:
-        """Every file below a folder, by its name relative to the folder."""
+        """Return the names of all files below a folder, relative to it; an empty set if the folder does not exist."""
         with self._reached() as (fs, root):
             base = f"{root}/{folder}".rstrip("/")
             try:
@@ -80,7 +80,7 @@ class Store:
         return {str(path).removeprefix(f"{base}/") for path in found}
 
     def put_folder(self, source: Path, folder: str, *, last: str) -> None:
-        """Every file of a folder; `last` is written when all others are there, and says so."""
+        """Copy all files below `source` to a folder; the file `last` is copied last, so its presence shows that all are there."""
         names = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
         with self._reached() as (fs, root):
             for name in [*(name for name in names if name != last), last]:
@@ -89,21 +89,21 @@ class Store:
                 fs.put_file(str(source / name), target)
 
     def get_folder(self, folder: str, target: Path) -> None:
-        """Every file of a folder."""
+        """Copy all files below a folder of the store to the local folder `target`."""
         with self._reached() as (fs, root):
             for name in sorted(self.names(folder)):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 fs.get_file(f"{root}/{folder}/{name}", str(target / name))
 
     def drop(self, name: str) -> None:
-        """Delete a file or a folder; one that is not there is gone already."""
+        """Delete a file or a folder; it is no error if it does not exist."""
         with self._reached() as (fs, root), contextlib.suppress(FileNotFoundError):
             fs.rm(f"{root}/{name}", recursive=True)
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[tuple[AbstractFileSystem, str]]:
         fs, root = self._opened()
-        fs.invalidate_cache()  # s3fs holds a file that another machine wrote since the last listing for absent
+        fs.invalidate_cache()  # s3fs's cache lacks files that another machine wrote since the last listing
         try:
             yield fs, root
         except Exception as error:
@@ -115,7 +115,11 @@ class Store:
             ) from error  # fmt: skip
 
     def _opened(self) -> tuple[AbstractFileSystem, str]:
-        """The file system of the URL, and the folder in it. Raises UsageError for one that cannot be."""
+        """Return the file system of the URL and the folder in it.
+
+        Raises:
+            UsageError: this kind of store is unknown, or the package for it is not installed.
+        """
         try:
             import fsspec
 

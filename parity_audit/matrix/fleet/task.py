@@ -1,7 +1,8 @@
-"""What one machine of a fleet does: share the captures of a reference, or answer one cell. No Ray in here.
+"""The tasks that machines of a fleet run: capture a shared reference, or answer one cell. This module does not use Ray.
 
-A task may be run again: after its machine was lost, after it was lost to its machine, or beside a copy that was believed lost.
-So it looks for its card first, and writes it last; two that answer the same question write the same file.
+A task may run more than once: its machine may be lost, its process may be killed, or a copy that was believed lost may still be
+running. So a task that answers a cell first looks for a card in the store and writes its own card last; tasks for the same cell
+write the same file.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from parity_audit.matrix.cards import card_path, current_card, write_card
 from parity_audit.matrix.fleet.shared import fetch, share
 from parity_audit.matrix.fleet.store import Store, StoreFailed
 from parity_audit.matrix.run import judged
-from parity_audit.report.cases import OF_THE_MACHINE
+from parity_audit.report.cases import MACHINE_ERROR_CODES
 
 
 class MachineFailed(Exception):
-    """The machine failed and not the candidate: worth another try, which the card of this one is for when there is none left."""
+    """The machine failed, not the candidate, so the cell is tried again.
+
+    `card` is the text of the card with this error, which is used if no tries are left.
+    """
 
     def __init__(self, card: str) -> None:
         super().__init__(card)
@@ -31,7 +35,13 @@ class MachineFailed(Exception):
 
 
 def share_reference(asked: Asked, store: Store, install: bool, *, node: str) -> None:
-    """Captures for every cell with this reference. What cannot be captured here, each cell will find out and say."""
+    """Take the captures that all cells with this reference share.
+
+    If they cannot be captured here, nothing is raised: each cell then takes its own captures and reports an error that it meets.
+
+    Raises:
+        StoreFailed: the store cannot be used.
+    """
     started = time.time()
     try:
         place = share(asked, store, install=install)
@@ -43,25 +53,25 @@ def share_reference(asked: Asked, store: Store, install: bool, *, node: str) -> 
 
 
 def answer_cell(asked: Asked, store: Store, install: bool, *, node: str) -> str:
-    """The file name of the card of one cell, which is in the store then.
+    """Answer one cell unless the store has its current card, and return the file name of the card, which is then in the store.
 
     Args:
-        node: who answers, for the record.
+        node: the machine that answers, for the record.
 
     Raises:
-        MachineFailed: disk, memory, an environment or a process failed; nothing was written.
+        MachineFailed: disk, memory, an environment or a process failed; nothing was written to the store.
         StoreFailed: the store cannot be used.
     """
     name = card_path(Path(), asked).name
     started = time.time()
     with own_folder("fleet-") as folder:
-        if pulled(asked, store, folder) is not None:
+        if card_from_store(asked, store, folder) is not None:
             return name
         (card,) = judged(
             [asked], install=install, progress=SILENT, captures=fetch(asked, store, folder / "captures")
         )  # fmt: skip
         path = write_card(card, folder)
-        if card.error is not None and card.error.get("code") in OF_THE_MACHINE:
+        if card.error is not None and card.error.get("code") in MACHINE_ERROR_CODES:
             raise MachineFailed(path.read_text(encoding="utf-8"))
         store.write(name, path.read_bytes())
         _record(store, path.stem, node, started)
@@ -69,13 +79,13 @@ def answer_cell(asked: Asked, store: Store, install: bool, *, node: str) -> str:
 
 
 def _record(store: Store, what: str, node: str, started: float) -> None:
-    """One file for each task that ended: who did it, when, and how long it took."""
+    """Write a record of a task that ended to the store: its machine, when it started and how long it took."""
     record = {"what": what, "node": node, "started": started, "seconds": time.time() - started}
     store.write(f"runs/{what}--{uuid.uuid4().hex[:8]}.json", dumps(record).encode())
 
 
-def pulled(asked: Asked, store: Store, folder: Path) -> Card | None:
-    """The current card of a cell, brought from the store into a folder; None where it has none."""
+def card_from_store(asked: Asked, store: Store, folder: Path) -> Card | None:
+    """Return the current card of a cell after copying it from the store to `folder`; None if the store has no current card."""
     path = card_path(folder, asked)
     data = store.read(path.name)
     if data is None:

@@ -1,1 +1,1 @@
-"""The model hub: what is in the user's cache of it, what it has, and how that is fetched; the hub library does the talking."""
+"""Access to the model hub through the hub library: find models in the user's hub cache, list repositories and download files."""

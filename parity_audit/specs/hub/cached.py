@@ -1,4 +1,4 @@
-"""What the user's hub cache holds of a model."""
+"""Find models in the user's hub cache, without contacting the hub."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def hub_cache() -> Path:
-    """The user's hub cache, where the hub library itself would look."""
+    """Return the user's hub cache, from the same environment variables as the hub library uses."""
     if "HF_HUB_CACHE" in os.environ:
         return Path(os.environ["HF_HUB_CACHE"])
     return Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "hub"
 
 
 def cached_repository(repo_id: str) -> Path:
-    """Where the cache keeps a model, whether or not it has it."""
+    """Return the directory in which the cache keeps a model, whether or not it exists."""
     return hub_cache() / f"models--{repo_id.replace('/', '--')}"
 
 
 def cached_snapshot(repo_id: str, revision: str = "") -> Path | None:
-    """The snapshot directory of a model that holds a config.json; a branch or tag is the commit that it was last seen at."""
+    """Return the snapshot directory of a cached model; None if it is not there or has no config.json.
+
+    A branch or tag stands for the commit that it pointed to when the hub library last looked it up; "" is the main branch.
+    """
     root = cached_repository(repo_id)
     commit = revision
     if not COMMIT.fullmatch(revision):
@@ -36,5 +39,5 @@ def cached_snapshot(repo_id: str, revision: str = "") -> Path | None:
 
 
 def commit_of(snapshot: Path) -> str:
-    """The commit of a snapshot directory; "" for any other directory."""
+    """Return the commit of a snapshot directory; "" for any other directory."""
     return snapshot.name if snapshot.parent.name == "snapshots" and COMMIT.fullmatch(snapshot.name) else ""

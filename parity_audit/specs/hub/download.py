@@ -1,7 +1,7 @@
-"""Fetch a checkpoint into the user's hub cache: only what an audit reads, resumed where it broke off, checked by its hashes.
+"""Download a checkpoint into the user's hub cache: only the files that an audit reads, checked against the hub's hashes.
 
-Files come one after another in the calling thread, so that Ctrl-C ends the download at once; the hub library fetches the
-parts of a large file side by side where it can.
+An interrupted download continues where it stopped. Files are fetched one after another in the calling thread, so that Ctrl-C ends
+the download at once; the hub library fetches the parts of a large file in parallel where it can.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from parity_audit.specs.hub.refusals import refusal
 
 STAGE = "download"
 LOOK_EVERY = 0.5
-"""Seconds between two looks at how much has arrived."""
+"""Seconds between two updates of the number of bytes that have arrived."""
 CHUNK_BYTES = 1 << 24
 GB = 1e9
 
 
 def download(repo_id: str, revision: str, progress: Progress, *, beside: str = "") -> Path:
-    """The snapshot directory with all the files, those that were there before among them.
+    """Return the snapshot directory with all files that an audit needs, after downloading those that are not in the cache.
 
     Args:
         revision: branch, tag or commit; "" for the main branch.
-        beside: what else the hint of an error says.
+        beside: text to append to the hint of an error.
 
     Raises:
-        UsageError: there is no such revision.
-        NotJudged: the hub does not have it, does not show it, cannot be reached or breaks off; the disk is full; a file is
-            not the one that the hub states.
+        UsageError: the revision does not exist.
+        NotJudged: the repository does not exist, has no safetensors weights, or may not be read by this account; the hub cannot be
+            reached or the transfer breaks off; the branch moved during the download; there is too little disk space; or a file
+            does not have the hash that the hub states.
     """
     progress.update(STAGE, f"asking the hub for {repo_id}")
     try:
@@ -47,7 +48,7 @@ def download(repo_id: str, revision: str, progress: Progress, *, beside: str = "
             paths = [_fetch(repo_id, name, revision) for name in names]
     except ParityError:
         raise
-    except Exception as error:  # the hub library's HTTP client, and with it what it raises, changes between releases
+    except Exception as error:  # releases of the hub library differ in HTTP client and exceptions
         raise refusal(error, repo_id, revision, beside=beside) from error
     folder = paths[0].parent
     if folder.name != listing.commit:
@@ -68,7 +69,11 @@ def _fetch(repo_id: str, name: str, revision: str) -> Path:
 
 
 def _require_room(listing: Listing, names: tuple[str, ...], repo_id: str) -> None:
-    """Refuse before the first byte what cannot fit; what is in the cache already is not asked for."""
+    """Check, before anything is downloaded, that the disk has room for the files minus what is in the cache already.
+
+    Raises:
+        NotJudged: there is too little disk space.
+    """
     home = hub_cache()
     there = next(path for path in (home, *home.absolute().parents) if path.exists())
     wanted = sum(listing.files[name].size for name in names) - _arrived(repo_id)
@@ -81,10 +86,12 @@ def _require_room(listing: Listing, names: tuple[str, ...], repo_id: str) -> Non
 
 
 def _require_hash(path: Path, stated: File) -> None:
-    """A file that is not the one that the hub states is taken out of the cache, so that no later run trusts it.
+    """Check a file against the hash that the hub states; a file with another hash is deleted, so that no later run uses it.
+
+    A file for which the hub states no hash is not checked.
 
     Raises:
-        NotJudged: it is another.
+        NotJudged: the file has another hash.
     """
     if not stated.sha256 and not stated.git_sha1:
         return
@@ -106,7 +113,7 @@ def _require_hash(path: Path, stated: File) -> None:
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """The hub library draws bars of its own over ours."""
+    """Disable the hub library's progress bars inside the block: they would overwrite those of this program."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     before = are_progress_bars_disabled()
@@ -120,7 +127,10 @@ def _quiet_library() -> Iterator[None]:
 
 @contextmanager
 def _counted(repo_id: str, total: int, progress: Progress) -> Iterator[None]:
-    """Say how much has arrived, by the size of what is in the cache: that holds for every way the library fetches."""
+    """Report during the block how much has arrived.
+
+    This is measured by the size of the files in the cache, which works whichever way the hub library downloads.
+    """
     over = threading.Event()
 
     def look() -> None:
@@ -137,7 +147,7 @@ def _counted(repo_id: str, total: int, progress: Progress) -> Iterator[None]:
 
 
 def _arrived(repo_id: str) -> int:
-    """Bytes of a model in the cache, those of unfinished files among them."""
+    """Return the number of bytes of a model in the cache, including unfinished files."""
     sizes = 0
     for path in (cached_repository(repo_id) / "blobs").glob("*"):
         try:

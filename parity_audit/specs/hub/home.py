@@ -1,7 +1,7 @@
-"""A hub cache that holds one commit of one model and nothing else, made of links into the user's own cache.
+"""Make a hub cache that contains only one commit of one model, as links into the user's own cache.
 
-Backends load a model by name. With the user's cache and a hub that answers, such a load fetches whatever the main branch is
-by then; with this cache and the hub offline, every backend loads the commit that was judged.
+Backends load a model by name. With the user's cache and the hub online, they would fetch the commit that the main branch points to
+at that moment. With this cache and the hub offline, every backend loads the commit that is audited.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from parity_audit.specs.hub.cached import MAIN
 
 
 def pinned_home(repo_id: str, snapshot: Path, root: Path) -> Path:
-    """The directory to give to a worker as HF_HOME; made once per snapshot directory below `root`.
+    """Return the directory that a worker gets as HF_HOME; there is one below `root` for each snapshot directory.
 
     Raises:
-        NotJudged: it cannot be written.
+        NotJudged: the directory cannot be written.
     """
     name = repo_id.replace("/", "--")
     home = root / f"{name}-{snapshot.name}"

@@ -1,4 +1,4 @@
-"""The hub library's exceptions, for every release of it."""
+"""Find the exceptions of the hub library in all supported releases."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def exceptions() -> Any:
-    """The module that has them: `huggingface_hub.errors` of 0.24 lacks most of them."""
+    """Return the module that has the hub library's exceptions; in 0.24, `huggingface_hub.errors` lacks most of them."""
     return importlib.import_module("huggingface_hub.utils")

@@ -1,4 +1,4 @@
-"""What a repository of the hub has at one commit, and which of it an audit needs."""
+"""List the files of a hub repository at one commit, and choose those that an audit needs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from parity_audit.core.errors import NotJudged
-from parity_audit.specs.hub.asking import PATIENCE
+from parity_audit.specs.hub.asking import HUB_TIMEOUT
 from parity_audit.specs.weight_files import INDEX, chosen
 
 SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-"""Config, tokenizer and chat template: a backend reads them by name, so all of them are fetched."""
+"""Endings of config, tokenizer and chat template files; backends look for them by name, so all are fetched."""
 NOT_NEEDED = ("params.json",)
-"""Mistral's own config: an engine that finds it looks for `consolidated` weights, which are not fetched."""
+"""Config in Mistral's own format: an engine that finds it looks for `consolidated` weight files, which are not fetched."""
 CONVERT = {
     ".bin": "it has PyTorch pickles (.bin) only, which are not read because loading them runs code; "
     "save it once with `AutoModelForCausalLM.from_pretrained(NAME).save_pretrained(DIR)` and give --weights DIR",
@@ -22,7 +22,7 @@ CONVERT = {
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file of a repository: its size in bytes, and the hash that the hub states (SHA-256, or git's SHA-1 of small files)."""
+    """A file of a repository: its size in bytes and the hash that the hub states (SHA-256, or for small files git's SHA-1)."""
 
     size: int
     sha256: str = ""
@@ -38,10 +38,10 @@ class Listing:
 
 
 def listed(repo_id: str, revision: str) -> Listing:
-    """Ask the hub; its library's exceptions pass through."""
+    """Return the hub's listing of a repository at a revision; exceptions of the hub library are not caught."""
     from huggingface_hub import HfApi
 
-    about = HfApi().model_info(repo_id, revision=revision or None, files_metadata=True, timeout=PATIENCE)
+    about = HfApi().model_info(repo_id, revision=revision or None, files_metadata=True, timeout=HUB_TIMEOUT)
     files = {
         file.rfilename: File(
             size=file.size or 0, sha256=file.lfs.sha256 if file.lfs else "",
@@ -53,10 +53,12 @@ def listed(repo_id: str, revision: str) -> Listing:
 
 
 def needed(listing: Listing, repo_id: str) -> tuple[str, ...]:
-    """Small files first, the index among them, then the weights; nothing of sub-directories.
+    """Return the files that an audit needs: the small files, including the weight index, then the weights.
+
+    Files in subdirectories are left out.
 
     Raises:
-        NotJudged: there are no safetensors.
+        NotJudged: the repository has no safetensors weights.
     """
     top = [name for name in listing.files if "/" not in name]
     small = sorted(name for name in top if name.endswith(SMALL_FILES) and name not in NOT_NEEDED)

@@ -1,4 +1,4 @@
-"""Each way in which the hub does not give a model, as an error that says what to do."""
+"""Turn each exception of a failed download into an error that tells the user what to do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ UNAUTHORISED, FORBIDDEN = 401, 403
 
 
 def refusal(error: Exception, repo_id: str, revision: str = "", *, beside: str = "") -> ParityError:
-    """The error to raise for what the hub library raised.
+    """Return the error to raise for an exception that the hub library raised.
 
-    The library has another HTTP client, with exceptions of its own, in each release; what is none of its own classes is
-    told by its errno and its HTTP status.
+    Releases of the library use different HTTP clients, each with its own exceptions. So an exception that is not of one of the
+    library's own classes is classified by its errno and its HTTP status.
 
     Args:
-        beside: what else the hint says, for example that the working directory has a checkpoint of that name.
+        beside: text to append to the hint, for example that the working directory has a checkpoint of this name.
     """
     raised = exceptions()
 

@@ -16,7 +16,7 @@ from parity_audit.core.invariance_report import CandidateInvariance, Invariance,
 from parity_audit.core.limits import share_of_limit
 from parity_audit.core.logprob_report import Leg, LogprobFinding, LogprobReport
 from parity_audit.core.report import Candidate, Finding, Report, Side, Verdict
-from parity_audit.report.candidate_content import IN_WORDS
+from parity_audit.report.candidate_content import KINDS_WITHOUT_VALUES
 from parity_audit.report.invariance_content import largest_change
 
 VERDICTS = {
@@ -46,14 +46,14 @@ def cards_of(report: object, given: Sequence[str] | None, question: Asked) -> li
 @cards_of.register
 def _(report: Report, given: Sequence[str] | None, question: Asked) -> list[Card]:
     cells = _cells(given, [(one.backend, one.version) for one in report.candidates], question)
-    return [_audited(report, one, asked) for one, asked in zip(report.candidates, cells, strict=True)]
+    return [_audit_card(report, one, asked) for one, asked in zip(report.candidates, cells, strict=True)]
 
 
 @cards_of.register
 def _(report: InvarianceReport, given: Sequence[str] | None, question: Asked) -> list[Card]:
     ran = [(one.backend, "" if "==" in one.backend else one.version) for one in report.candidates]
     cells = _cells(given, ran, question)
-    return [_followed(report, one, asked) for one, asked in zip(report.candidates, cells, strict=True)]
+    return [_invariance_card(report, one, asked) for one, asked in zip(report.candidates, cells, strict=True)]
 
 
 @cards_of.register
@@ -61,7 +61,7 @@ def _(report: LogprobReport, given: Sequence[str] | None, question: Asked) -> li
     """Return one card: of the engine, or of the rollout file if no engine was run."""
     engine = next((leg for leg in report.legs if leg.name.startswith(ENGINE)), None)
     (asked,) = _cells(given, [(engine.backend, engine.version) if engine else ("rollouts", "")], question)
-    return [_scored(report, engine, asked)]
+    return [_logprob_card(report, engine, asked)]
 
 
 def failed_card(asked: Asked, error: ParityError) -> Card:
@@ -93,7 +93,7 @@ def _cells(given: Sequence[str] | None, ran: Iterable[tuple[str, str]], question
     return [dataclasses.replace(question, candidate=name) for name in names]
 
 
-def _audited(report: Report, candidate: Candidate, asked: Asked) -> Card:
+def _audit_card(report: Report, candidate: Candidate, asked: Asked) -> Card:
     worst = max(candidate.sites, key=share_of_limit, default=None)
     return Card(
         asked=asked, command=command_of(asked), date=_now(),
@@ -108,7 +108,7 @@ def _audited(report: Report, candidate: Candidate, asked: Asked) -> Card:
     )  # fmt: skip
 
 
-def _followed(report: InvarianceReport, one: CandidateInvariance, asked: Asked) -> Card:
+def _invariance_card(report: InvarianceReport, one: CandidateInvariance, asked: Asked) -> Card:
     """Return the card of one backend compared with itself; its figures are the largest changes over all conditions."""
     said: dict[str, Any] = {key: report.subject[key] for key in ("tokens", "largest_batch") if key in report.subject}
     return Card(
@@ -120,7 +120,7 @@ def _followed(report: InvarianceReport, one: CandidateInvariance, asked: Asked) 
     )  # fmt: skip
 
 
-def _scored(report: LogprobReport, engine: Leg | None, asked: Asked) -> Card:
+def _logprob_card(report: LogprobReport, engine: Leg | None, asked: Asked) -> Card:
     """Return the card of an engine compared with a trainer; its noise ratio is the largest of all legs but the trainer's."""
     pair = report.pairs[0] if report.pairs else None
     ratios = [leg.noise_ratio for leg in report.legs if leg.name != TRAINER and leg.noise_ratio is not None]
@@ -146,7 +146,7 @@ def _in_short(finding: Finding) -> CardFinding:
     return CardFinding(
         knob=finding.knob, kind=finding.kind, layers=finding.layers, reference_value=finding.reference_value,
         candidate_value=finding.candidate_value, spec_value=finding.spec_value,
-        departs_from_spec=finding.departs_from_spec, message=finding.message if finding.kind in IN_WORDS else "",
+        departs_from_spec=finding.departs_from_spec, message=finding.message if finding.kind in KINDS_WITHOUT_VALUES else "",
     )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from parity_audit.formulas.knobs import said_by
-from parity_audit.formulas.place import Took, Values
+from parity_audit.formulas.knobs import name_in_spec
+from parity_audit.formulas.place import Dependencies, Values
 
 BYTES_KEPT = 2**30
 """The limit on the bytes of all kept tensors. It is enough for the queries, keys and values of 8256 tokens in a model of 70 billion
@@ -23,28 +23,28 @@ Said = tuple[str | None, Sequence[Any] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class ComputedSite:
     """The tensor of a site, and the record of the knobs and sites that its formula asked for."""
 
     tensor: Tensor
-    took: Took
+    took: Dependencies
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    made: Made
+    made: ComputedSite
     said: Mapping[str, Said]
     bytes: int
 
 
 @dataclass(kw_only=True)
-class Kept:
+class SiteCache:
     """The last computed tensor of each site; the least recently used ones are dropped if all together exceed `BYTES_KEPT`."""
 
     entries: dict[Name, _Entry] = field(default_factory=dict)
     bytes: int = 0
 
-    def found(self, name: Name, values: Values) -> Made | None:
+    def found(self, name: Name, values: Values) -> ComputedSite | None:
         """Return the kept tensor of this name if every knob that it depends on has the same value in `values`, else None."""
         entry = self.entries.get(name)
         if entry is None or not all(_same(said, said_of(knob, values)) for knob, said in entry.said.items()):
@@ -52,7 +52,7 @@ class Kept:
         self.entries[name] = self.entries.pop(name)
         return entry.made
 
-    def keep(self, name: Name, made: Made, values: Values) -> None:
+    def keep(self, name: Name, made: ComputedSite, values: Values) -> None:
         """Keep a site's tensor in place of the one that was kept before; a tensor larger than `BYTES_KEPT` is not kept."""
         size = made.tensor.numel() * made.tensor.element_size()
         self._drop(name)
@@ -71,7 +71,7 @@ class Kept:
 
 def said_of(knob: str, values: Values) -> Said:
     """Return the name under which `values` gives a knob, and the knob's values in all layers; both None if it is not given."""
-    name = said_by(knob, values)
+    name = name_in_spec(knob, values)
     return name, None if name is None else values[name]
 
 

@@ -27,7 +27,7 @@ rounding is as large."""
 OF_A_BLOCK = "residual.repeated"
 
 
-def under(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
+def values_with_setting(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
     """Return the spec's knob values with those of a setting in their place, where a component of this layer reads
     them."""
     values = residuals.decoder.values
@@ -36,13 +36,15 @@ def under(residuals: Residuals, setting: Setting, layer: int | None) -> Values:
     return values
 
 
-def asked(residuals: Residuals, component: Component, setting: Setting | None = None) -> frozenset[str]:
+def knobs_asked(residuals: Residuals, component: Component, setting: Setting | None = None) -> frozenset[str]:
     """Return the knobs that a component's formula asks for under the spec's values, changed by `setting` if that is
     given."""
-    return residuals.asked(component, under(residuals, setting or {}, component.layer))
+    return residuals.asked(component, values_with_setting(residuals, setting or {}, component.layer))
 
 
-def joined(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> Tensor | None:
+def combined_difference(
+    residuals: Residuals, parts: Sequence[Component], values: Values | None = None
+) -> Tensor | None:
     """Return the differences of several probes as one flat tensor, scaled so that its norm is the root mean square of
     their norms.
 
@@ -64,8 +66,8 @@ def joined(residuals: Residuals, parts: Sequence[Component], values: Values | No
 
 
 def residual(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
-    """Return the norm of `joined`; infinite if there is no difference to take it of."""
-    return norm_of(joined(residuals, parts, values))
+    """Return the norm of `combined_difference`; infinite if there is no difference to take it of."""
+    return norm_of(combined_difference(residuals, parts, values))
 
 
 def most_left(residuals: Residuals, parts: Sequence[Component], values: Values | None = None) -> float:
@@ -74,9 +76,11 @@ def most_left(residuals: Residuals, parts: Sequence[Component], values: Values |
     return max(residual(residuals, [part], values) for part in parts)
 
 
-def left_by(residuals: Residuals, parts: Sequence[Component], setting: Setting) -> Explanation:
+def with_residual(residuals: Residuals, parts: Sequence[Component], setting: Setting) -> Explanation:
     """Return an `Explanation` with this setting and the residual that it leaves over these components."""
-    return Explanation(values=setting, residual=residual(residuals, parts, under(residuals, setting, parts[0].layer)))
+    return Explanation(
+        values=setting, residual=residual(residuals, parts, values_with_setting(residuals, setting, parts[0].layer))
+    )
 
 
 def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation, limit: float) -> bool:
@@ -100,7 +104,8 @@ def explains(residuals: Residuals, parts: Sequence[Component], one: Explanation,
     if one.residual <= limit or len(exact) == len(one.values) or one.residual > COARSE_RESIDUAL:
         return one.residual <= limit
     off, *others = (
-        joined(residuals, parts, under(residuals, values, parts[0].layer)) for values in (one.values, exact, {})
+        combined_difference(residuals, parts, values_with_setting(residuals, values, parts[0].layer))
+        for values in (one.values, exact, {})
     )
     if off is None or not bool(off.isfinite().all()):
         return False
@@ -138,4 +143,6 @@ def difference_of(residuals: Residuals, parts: Sequence[Component], knob: str, h
     """Return the function from a value of one knob to the differences of all parts, with the knobs in `held` fixed
     at their values."""
     layer = parts[0].layer
-    return lambda value: joined(residuals, parts, under(residuals, {**held, knob: value}, layer))
+    return lambda value: combined_difference(
+        residuals, parts, values_with_setting(residuals, {**held, knob: value}, layer)
+    )

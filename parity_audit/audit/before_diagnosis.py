@@ -34,7 +34,7 @@ RAISED = (
 )
 
 
-def first_look(
+def before_diagnosis(
     session: Session, capture: Capture, comparison: Comparison, verdict: Verdict, why: str, reference: Reference,
     allowed: Allowance | None,
 ) -> Candidate:  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity_audit.backends.adapters import effective
+from parity_audit.backends.adapters import weight_with_adapters
 from parity_audit.backends.paths import get
 from parity_audit.core.types import WeightPrint, WeightTap
 from parity_audit.core.wire import WeightsRequest
@@ -20,7 +20,7 @@ def fingerprints(root: Any, request: WeightsRequest) -> Iterator[WeightPrint]:
     """Yield one fingerprint per tap. A path that the model does not have is left out; the parent process reports it."""
     for tap in request.taps:
         try:
-            value = effective(root, tap.path, get(root, tap.path))
+            value = weight_with_adapters(root, tap.path, get(root, tap.path))
         except LookupError:
             continue
         if hasattr(value, "full_tensor"):

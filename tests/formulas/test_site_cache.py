@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from parity_audit.formulas import kept
+from parity_audit.formulas import site_cache
 from parity_audit.formulas.decoder import Run
-from parity_audit.formulas.kept import Kept, Made
-from parity_audit.formulas.place import Batch, Decoder, Took
+from parity_audit.formulas.place import Batch, Decoder, Dependencies
+from parity_audit.formulas.site_cache import ComputedSite, SiteCache
 
 GIGABYTE = 2**27
 """In numbers of float64."""
@@ -20,7 +20,7 @@ TOKENS = torch.arange(6)[None]
 VALUES = {"norm.eps": [1e-5], "attention.scale": [2.0], "mlp.activation": ["relu"], "rope.theta": [None]}
 
 
-def run(store: Kept | None, values: dict) -> Run:
+def run(store: SiteCache | None, values: dict) -> Run:
     decoder = Decoder(
         dims={"n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "d_head": 4, "d_model": D}, values=values,
         weights=lambda layer, role: WEIGHTS.get(role),
@@ -38,7 +38,7 @@ def run(store: Kept | None, values: dict) -> Run:
     ids=lambda changed: next(iter(changed), "nothing"),
 )  # fmt: skip
 def test_what_is_kept_is_what_is_made_anew(changed):
-    store = Kept()
+    store = SiteCache()
     run(store, VALUES).computed("blocks.0.resid_post")
     for values in ({**VALUES, **changed}, VALUES):
         own, new = run(store, values), run(None, values)
@@ -49,7 +49,7 @@ def test_what_is_kept_is_what_is_made_anew(changed):
 
 
 def test_only_what_depends_on_a_value_is_made_again():
-    store = Kept()
+    store = SiteCache()
     run(store, VALUES).computed("blocks.0.resid_post")
     before = {site: entry.made.tensor for (_, site), entry in store.entries.items()}
     run(store, {**VALUES, "attention.scale": [3.0]}).computed("blocks.0.resid_post")
@@ -62,15 +62,15 @@ def test_only_what_depends_on_a_value_is_made_again():
 
 
 def test_a_gigabyte_is_kept_and_what_was_not_taken_for_longest_goes_first():
-    def made(gigabytes: float) -> Made:
-        return Made(tensor=torch.empty(int(gigabytes * GIGABYTE), dtype=torch.float64), took=Took())
+    def made(gigabytes: float) -> ComputedSite:
+        return ComputedSite(tensor=torch.empty(int(gigabytes * GIGABYTE), dtype=torch.float64), took=Dependencies())
 
-    store = Kept()
+    store = SiteCache()
     for name, size in {"old": 0.4, "newer": 0.4, "newest": 0.4, "none": 1.2}.items():
         store.keep((name, ""), made(size), VALUES)
 
     assert [name for name, _ in store.entries] == ["newer", "newest"]
-    assert 0 < store.bytes <= kept.BYTES_KEPT
+    assert 0 < store.bytes <= site_cache.BYTES_KEPT
     assert store.found(("newer", ""), VALUES) is not None
     store.keep(("one more", ""), made(0.4), VALUES)
     assert [name for name, _ in store.entries] == ["newer", "one more"]
