@@ -199,14 +199,16 @@ def test_killing_one_backend_spares_the_other(tmp_path):
         sys.executable, "-m", "parity_audit", "gemma-2-2b-it", "--miniature", "--out", str(tmp_path), "-c", "transformer_lens",
         "-c", "vllm", "--probe", "short", "--probe", "ragged", "--json",
     ]  # fmt: skip
-    audit = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    victim = wait_for_worker(FORKED + "vllm", audit)
-    os.kill(victim, signal.SIGKILL)
-    stdout, stderr = audit.communicate(timeout=600)
-    report = json.loads(stdout)
-    verdicts = {candidate["backend"]: candidate for candidate in report["candidates"]}
+    printed, said = tmp_path / "printed.json", tmp_path / "said.txt"
+    # Files, not pipes: an audit that nobody reads would stop at a full pipe, and never end without its worker.
+    with printed.open("w") as stdout, said.open("w") as stderr:
+        audit = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True)
+        victim = wait_for_worker(FORKED + "vllm", audit)
+        os.kill(victim, signal.SIGKILL)
+        audit.wait(timeout=600)
+    verdicts = {candidate["backend"]: candidate for candidate in json.loads(printed.read_text())["candidates"]}
 
-    assert audit.returncode == 3, stderr
+    assert audit.returncode == 3, said.read_text()
     assert verdicts["transformer_lens"]["verdict"] in ("exact", "parity")
     assert verdicts["transformer_lens"]["logits"] is not None
     assert verdicts["vllm"]["verdict"] == "error"
@@ -239,12 +241,13 @@ def test_ctrl_c_leaves_no_worker(tmp_path):
 
 
 def wait_for_worker(backend: str, parent: subprocess.Popen[str], seconds: float = 900) -> int:
-    deadline = time.monotonic() + seconds
+    """The process of a worker, as soon as it has been seen twice: a forked worker may be done in two seconds. A program that a
+    server starts has the server's command line until it is executed, and looks like a worker for so long."""
+    deadline, seen = time.monotonic() + seconds, []
     while time.monotonic() < deadline and parent.poll() is None:
-        for pid, label in workers_of(parent.pid):
-            if label == backend:
-                time.sleep(2.0)
-                return pid
+        before, seen = seen, [pid for pid, label in workers_of(parent.pid) if label == backend]
+        if lasting := [pid for pid in seen if pid in before]:
+            return lasting[0]
         time.sleep(0.1)
     raise AssertionError(f"no {backend} worker was started")
 
