@@ -216,17 +216,16 @@ def _form(site: str, sides: Replayed) -> Description | None:
     if pair is not None and local_name(site) == "mlp.post":
         activation = _activation(site, pair, sides)
         # A function of what the activation should give is one of what it reads, and is named by the knob.
-        form = activation if form is not None and form.kind == "curve" and activation else form
-        form = form if activation is None else better_description(form, activation)
+        is_curve = form is not None and form.kind == "curve"
+        if activation is not None:
+            form = activation if is_curve else better_description(form, activation)
     behind = _averaged(site, sides) or (None if values is None else described(values))
     return form if behind is None else better_description(form, _of_values(behind))
 
 
 def _activation(site: str, pair: ActualExpected, sides: Replayed) -> Description | None:
     """The description of an MLP's output as one function of each number of its gate's projection, None if it is none."""
-    probes = [
-        probe for probe in sides.true.probes if site in sides.true.sites(probe.name) & sides.own.sites(probe.name)
-    ]
+    probes = _probes_with(site, sides)
     inputs = [site.removesuffix("post") + name for name in ("pre", "pre_linear")]
     pre, linear = (
         _tokens(sides.own, probes, name) if all(name in sides.own.sites(probe.name) for probe in probes) else None
@@ -234,7 +233,7 @@ def _activation(site: str, pair: ActualExpected, sides: Replayed) -> Description
     )
     if sides.activation is None or pre is None or pre.shape != pair.own.shape:
         return None
-    return elementwise(pair.own, pair.true, pre, linear, sides.activation)
+    return elementwise(pair, pre, linear, sides.activation)
 
 
 def _averaged(site: str, sides: Replayed) -> Description | None:
@@ -285,10 +284,13 @@ def _even(pattern: Tensor) -> bool:
     return torch.allclose(pattern, seen / seen.sum(-1, keepdim=True).clamp_min(1), rtol=CLEAN, atol=0.0)
 
 
+def _probes_with(site: str, sides: Replayed) -> list[Probe]:
+    """The probes in which a site is both captured and replayed."""
+    return [probe for probe in sides.true.probes if site in sides.true.sites(probe.name) & sides.own.sites(probe.name)]
+
+
 def _pair(site: str, sides: Replayed) -> ActualExpected | None:
-    probes = [
-        probe for probe in sides.true.probes if site in sides.true.sites(probe.name) & sides.own.sites(probe.name)
-    ]
+    probes = _probes_with(site, sides)
     if not probes:
         return None
     own, true = (_tokens(capture, probes, site) for capture in (sides.own, sides.true))

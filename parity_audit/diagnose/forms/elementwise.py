@@ -8,6 +8,7 @@ right output; for a wrong order, a rounding or noise they are about as large as 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,7 +16,7 @@ from torch.nn import functional
 from parity_audit.core.limits import TINY
 from parity_audit.core.types import KnobValue
 from parity_audit.diagnose.forms.kinds import CURVES, MOST_LEFT
-from parity_audit.diagnose.forms.pair import Description
+from parity_audit.diagnose.forms.pair import ActualExpected, Description
 from parity_audit.diagnose.thresholds import CLEAN
 from parity_audit.formulas.activations import NAMED, Curve
 
@@ -55,38 +56,32 @@ OTHERS: dict[str, Curve] = {
 """Activations that configs do not name, tried by name before one is tabulated."""
 
 
-def elementwise(post: Tensor, right: Tensor, pre: Tensor, linear: Tensor | None, spec: KnobValue) -> Description | None:
+def elementwise(pair: ActualExpected, pre: Tensor, linear: Tensor | None, spec: KnobValue) -> Description | None:
     """Describe an MLP's `post` as one function of `pre`, times `linear` where the MLP is gated; None if it is not one.
 
     Args:
-        post: what the candidate has behind its activation, `[token, d_mlp]`.
-        right: what it should have there, of the same shape.
+        pair: what the candidate has behind its activation, and what it should have, `[token, d_mlp]`.
         pre: the gate's projection of the candidate, of the same shape.
         linear: the other projection of a gated MLP, of the same shape; None for a plain MLP.
         spec: the activation that the spec names.
     """
     factor = torch.ones_like(pre) if linear is None else linear
-    difference = max(float((post - right).norm()), TINY)
     for name, curve in OTHERS.items():
-        left = float((post - curve(pre) * factor).norm()) / difference
+        left = pair.share_left(curve(pre) * factor)
         if left <= CLEAN:
             return Description(kind=ACTIVATION, value=name, usual=spec, share_left=left)
     # Dividing by a small factor magnifies rounding, so only the larger half of the factors is used.
     usable = factor.abs() >= factor.abs().median()
     x, order = pre[usable].sort()
-    y, weight = (post / factor)[usable][order], factor[usable][order]
+    y, weight = (pair.own / factor)[usable][order], factor[usable][order]
     gap = (x[2:] - x[:-2]).clamp_min(TINY)
     predicted = y[:-2] + (y[2:] - y[:-2]) * (x[1:-1] - x[:-2]) / gap
     error = float((weight[1:-1] * (y[1:-1] - predicted)).norm())
-    left = error / max(float((post - right)[usable].norm()), TINY)
+    left = error / max(float((pair.own - pair.true)[usable].norm()), TINY)
     if not left < MOST_LEFT:
         return None
-    table = ", ".join(f"{_between(x, y, at):g} at {at:g}" for at in SHOWN_AT if float(x[0]) <= at <= float(x[-1]))
+    inside = [at for at in SHOWN_AT if float(x[0]) <= at <= float(x[-1])]
+    # Two decimals are enough to recognise a function; adding 0.0 makes zero of minus zero.
+    shown = np.interp(inside, x.numpy(), y.numpy()).round(2) + 0.0
+    table = ", ".join(f"{value:g} at {at:g}" for value, at in zip(shown, inside, strict=True))
     return Description(kind=ACTIVATION, value=f"another function of its input ({table})", usual=spec, share_left=left)
-
-
-def _between(x: Tensor, y: Tensor, at: float) -> float:
-    """Interpolate `y`, over ascending `x`, at one point within them; return it with two decimals."""
-    right = int(torch.searchsorted(x, at).clamp(1, len(x) - 1))
-    share = (at - x[right - 1]) / (x[right] - x[right - 1]).clamp_min(TINY)
-    return round(float(y[right - 1] + share * (y[right] - y[right - 1])), 2) + 0.0
